@@ -1,0 +1,36 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint bench soak clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+
+# torch first and pinned: a range would pull a build with several gigabytes of CUDA libraries.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## trace a small transformer; print its graph with lines and scopes
+	$(BIN)/python examples/demo.py
+
+test: lint  ## lint, then every test but the slow ones
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff, and mypy --strict over src
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## time tripwire beside its peers, each pair in one process
+	$(BIN)/python benchmarks/bench_trace.py
+	$(BIN)/python benchmarks/bench_memory.py
+
+soak: $(READY)  ## the slow tests: real models from transformers, every operator in torch's own test database
+	$(BIN)/python -m pytest -m slow
+
+clean:  ## remove the environment and every cache
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

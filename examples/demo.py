@@ -1,0 +1,41 @@
+"""The main job, start to end: trace a small transformer and look at what came out."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from transformer import Transformer
+
+import tripwire
+
+
+def main() -> None:
+    """Trace, print, run on other inputs, compare with the model."""
+    torch.manual_seed(0)
+    model = Transformer()
+    tokens = torch.randint(0, 100, (1, 8))
+    model(tokens)
+
+    start = time.perf_counter()
+    trace = tripwire.trace(model, tokens)
+    seconds = time.perf_counter() - start
+    print(trace.format(source=True))
+
+    other = torch.randint(0, 100, (1, 8))
+    same = torch.equal(trace(other), model(other))
+    tied = [wanted for wanted in trace.inputs if wanted.aliases]
+    node = trace.find("mixed")
+    print()
+    print(f"traced in        {seconds * 1e3:.1f} ms")
+    print(f"on other tokens  {'equal to the model' if same else 'DIFFERENT from the model'}")
+    print(f"tied weights     {', '.join(map(str, tied))}")
+    print(f"the node {node.name!r} in scope {node.scope!r} comes from")
+    for frame in node.where.frames:
+        print(f"    {frame}{'  (library)' if frame.library else ''}")
+    if not same:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Facts about Python and torch versions, each with its evidence.
+
+Nothing else in tripwire compares versions. tests/unit/test_env.py tests every fact by name.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from functools import cache
+from types import CodeType
+
+import torch
+
+# sys.monitoring reports the first run of each code object and can then be switched off for
+# that code (PEP 669). Before 3.12 sys.setprofile is the only hook, and it stays on.
+HAS_MONITORING = sys.version_info >= (3, 12)
+
+_PACKAGE_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB_ROOTS = tuple(
+    {os.path.abspath(sysconfig.get_path(key)) + os.sep for key in ("stdlib", "platstdlib")}
+)
+# Third-party packages live below the standard library's folder, and aren't part of it.
+_SITE_ROOTS = tuple(
+    {
+        os.path.abspath(path) + os.sep
+        for path in (*site.getsitepackages(), sysconfig.get_path("purelib"))
+    }
+)
+
+
+@cache
+def is_own_file(filename: str) -> bool:
+    """Whether a file is part of tripwire itself."""
+    return filename.startswith(_PACKAGE_ROOT)
+
+
+@cache
+def is_library_file(filename: str) -> bool:
+    """Whether a file belongs to torch or the standard library: constant code, never the user's."""
+    if filename.startswith("<frozen "):
+        return True
+    if filename.startswith(_TORCH_ROOT):
+        return True
+    if filename.startswith(_SITE_ROOTS):
+        return False
+    return filename.startswith(_STDLIB_ROOTS)
+
+
+@cache
+def is_library_module(name: str) -> bool:
+    """Whether a module, by name, is torch or part of the standard library."""
+    top = name.partition(".")[0]
+    return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Whether a code object was compiled from a file of tripwire."""
+    return is_own_file(code.co_filename)

@@ -1,0 +1,34 @@
+"""Errors: each says what, where, why and what to do next, and carries a slug.
+
+A slug is a stable short name. docs/messages.md explains every one of them.
+"""
+
+from __future__ import annotations
+
+
+class TripwireError(Exception):
+    """The base of everything that tripwire raises on its own account."""
+
+    def __init__(self, message: str, *, slug: str) -> None:
+        super().__init__(f"{message} [{slug}]")
+        self.slug = slug
+
+
+class CannotTrace(TripwireError):
+    """The callable can't become a graph that means the same as the run did."""
+
+
+class InputMismatch(TripwireError):
+    """A trace was called with inputs that it doesn't hold for."""
+
+
+class TraceDiffers(TripwireError):
+    """A check ran a trace beside its function and they disagreed."""
+
+
+class StateError(TripwireError):
+    """A tracing state was used in a way that it can't follow."""
+
+
+class TracerWarning(UserWarning):
+    """The trace holds only for what this run met: a value, or a write left out."""

@@ -1,0 +1,52 @@
+"""Tracing: one real run of a callable becomes a graph that names its user's lines."""
+
+from tripwire.tracing.branches import Branch
+from tripwire.tracing.ranges import Frame, SourceRange
+from tripwire.tracing.recorder import recording
+from tripwire.tracing.refusals import Refusal
+from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
+from tripwire.tracing.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
+from tripwire.tracing.state import (
+    Constant,
+    NodeFacts,
+    PythonCall,
+    TracingState,
+    get_tracing_state,
+    get_value_trace,
+    set_tracing_state,
+    set_value_trace,
+)
+from tripwire.tracing.tracer import Run, Tracer
+from tripwire.tracing.values import TensorMeta
+
+__all__ = [
+    "Attr",
+    "Branch",
+    "Cell",
+    "Child",
+    "Constant",
+    "Effect",
+    "Frame",
+    "Global",
+    "Input",
+    "Item",
+    "Local",
+    "NodeFacts",
+    "PythonCall",
+    "Refusal",
+    "Row",
+    "Run",
+    "Source",
+    "SourceRange",
+    "TensorMeta",
+    "Trace",
+    "TraceStatistics",
+    "Tracer",
+    "TracingState",
+    "TypeOf",
+    "get_tracing_state",
+    "get_value_trace",
+    "recording",
+    "set_tracing_state",
+    "set_value_trace",
+]

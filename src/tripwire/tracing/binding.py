@@ -1,0 +1,107 @@
+"""Binding: a callable and its arguments as named locals, in declaration order."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from tripwire.errors import CannotTrace
+from tripwire.tracing.sources import Local, Roots, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How a callable's arguments become locals; `self` is the module, object or method owner."""
+
+    target: Callable[..., Any]
+    name: str
+    owner: object | None  # L['self'], where the callable has one
+    function: FunctionType | None  # the Python function that will run, where it is known
+    signature: inspect.Signature | None
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+        """Arguments by name, defaults filled in. Raises the TypeError of a plain call."""
+        bound: dict[str, object] = {} if self.owner is None else {"self": self.owner}
+        if self.signature is None:
+            return bound | {f"arg{i}": value for i, value in enumerate(args)} | kwargs
+        arguments = self.signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return bound | arguments.arguments
+
+    def sources(self, bound: dict[str, object]) -> list[tuple[object, Source]]:
+        """The arguments proper, with their sources; the owner is none of them."""
+        return [
+            (value, Local(name))
+            for name, value in bound.items()
+            if not (name == "self" and value is self.owner and self.owner is not None)
+        ]
+
+    def roots(self, bound: dict[str, object], namespaces: dict[str, dict[str, Any]]) -> Roots:
+        """Where this call's sources begin."""
+        return Roots(bound, self.function, namespaces)
+
+
+def build_binding(target: Any) -> Binding:
+    """Look at a callable. Raises CannotTrace for what can't be run in one go."""
+    if not callable(target):
+        raise CannotTrace(
+            f"trace needs a callable, not {type(target).__name__} {target!r:.60}.",
+            slug="not-callable",
+        )
+    function, owner = _find_function(target)
+    _check_runs_at_once(function, target)
+    return Binding(target, _name(target), owner, function, _signature(target))
+
+
+def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
+    if isinstance(target, FunctionType):
+        return target, None
+    if isinstance(target, MethodType):
+        function = target.__func__
+        return (function if isinstance(function, FunctionType) else None), target.__self__
+    if isinstance(target, functools.partial):
+        return _find_function(target.func)[0], target
+    if isinstance(target, nn.Module):
+        forward = getattr(target.forward, "__func__", target.forward)
+        return (forward if isinstance(forward, FunctionType) else None), target
+    call = inspect.getattr_static(type(target), "__call__", None)
+    if isinstance(call, FunctionType):
+        return call, target
+    return None, None
+
+
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target.forward if isinstance(target, nn.Module) else target)
+    except (TypeError, ValueError):  # a builtin without one
+        return None
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    if isinstance(target, functools.partial):
+        return _name(target.func)
+    return getattr(target, "__name__", type(target).__name__)
+
+
+def _check_runs_at_once(function: FunctionType | None, target: Any) -> None:
+    code = inspect.unwrap(function) if function is not None else target
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+        raise CannotTrace(
+            f"{_name(target)} is a coroutine function: calling it runs nothing. "
+            "Trace the function that computes, and await around it.",
+            slug="coroutine-function",
+        )
+    if inspect.isgeneratorfunction(code):
+        raise CannotTrace(
+            f"{_name(target)} is a generator function: calling it runs nothing. "
+            "Trace a function that returns its values, in a list or a tuple.",
+            slug="generator-function",
+        )

@@ -1,0 +1,92 @@
+"""Names: a node is called what the user calls the value.
+
+The instruction after a call tells who takes its result: `h = f(x)` stores it into `h`,
+`a, b = f(x)` unpacks it, `return f(x)` hands it to the caller, whose next instruction is
+asked in turn. Anything else has no name of the user's.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from enum import Enum
+from types import CodeType
+
+from tripwire.env import is_library_file, is_own_file
+from tripwire.tracing.ranges import PerCode, pairs
+
+
+class _Taker(Enum):
+    CALLER = "the frame returns it"
+    NOBODY = "no variable holds it"
+
+
+# Dispatch of torch functions stores the result in a local of its own before returning it.
+_PASSES_ON = "torch/overrides.py"
+
+
+def find_names(raw: tuple[CodeType | int, ...]) -> str | tuple[str, ...] | None:
+    """The variable, or the unpacked variables, that will hold the innermost call's result."""
+    for code, offset in pairs(raw):
+        taker = _taker(code, offset)
+        if taker is _Taker.NOBODY:
+            return None
+        if taker is not _Taker.CALLER:
+            return taker
+    return None
+
+
+def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
+    if is_own_file(code.co_filename) or code.co_filename.endswith(_PASSES_ON):
+        return _Taker.CALLER
+    following = _instructions_after(code, offset)
+    opname, argument = next(following, ("", 0))
+    if opname == "RETURN_VALUE":
+        return _Taker.CALLER
+    if is_library_file(code.co_filename):
+        return _Taker.NOBODY
+    if opname == "UNPACK_SEQUENCE":
+        names: list[str] = []
+        for opname, argument in following:
+            stored = _stored_names(code, opname, argument)
+            if not stored or len(names) >= 32:
+                break
+            names += stored
+        return tuple(names) or _Taker.NOBODY
+    stored = _stored_names(code, opname, argument)
+    return stored[0] if stored else _Taker.NOBODY
+
+
+_taker = PerCode(_find_taker)
+
+
+def _instructions_after(code: CodeType, offset: int) -> Iterator[tuple[str, int]]:
+    """Instructions behind the one at `offset`, inline caches skipped, arguments extended."""
+    raw = code.co_code
+    argument = 0
+    for at in range(offset + 2, len(raw), 2):
+        opname = dis.opname[raw[at]]
+        if opname == "CACHE":
+            continue
+        argument = argument << 8 | raw[at + 1]
+        if opname == "EXTENDED_ARG":
+            continue
+        yield opname, argument
+        argument = 0
+
+
+def _stored_names(code: CodeType, opname: str, argument: int) -> list[str]:
+    variables = code.co_varnames
+    match opname:
+        case "STORE_FAST":
+            return [variables[argument]]
+        case "STORE_FAST_STORE_FAST":  # 3.13 joins two stores into one instruction
+            return [variables[argument >> 4], variables[argument & 15]]
+        case "STORE_FAST_LOAD_FAST":
+            return [variables[argument >> 4]]
+        case "STORE_DEREF":
+            cells = (*variables, *(c for c in code.co_cellvars if c not in variables))
+            return [(*cells, *code.co_freevars)[argument]]
+        case "STORE_NAME" | "STORE_GLOBAL" | "STORE_ATTR":
+            return [code.co_names[argument]]
+    return []

@@ -1,0 +1,146 @@
+"""Source ranges: the whole Python call stack at the moment that a node was recorded.
+
+Recording keeps code objects and instruction offsets only. Files, lines, columns and the
+user's source text are looked up when somebody asks, so a range costs one tuple per node.
+Frames that lie in torch or the standard library are kept and marked; tripwire's own are not.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import CodeType
+from typing import Generic, NamedTuple, TypeVar
+
+from tripwire.env import is_library_file, is_own_file
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One stack entry: a line, and the columns of the call in it where Python knows them."""
+
+    file: str
+    line: int
+    function: str
+    columns: tuple[int, int] | None  # in characters; None where the call spans lines
+    library: bool  # in torch or the standard library
+
+    def __str__(self) -> str:
+        return f"{self.file}({self.line}): {self.function}"
+
+    @property
+    def text(self) -> str:
+        """The source line, stripped; empty where the file can't be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a frozen dataclass
+    """A call stack, innermost first."""
+
+    raw: tuple[CodeType | int, ...]  # code, offset, code, offset, ...
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Every frame of the stack, innermost first, tripwire's own left out."""
+        return tuple(self._walk())
+
+    @property
+    def place(self) -> Frame | None:
+        """The innermost frame outside torch and the standard library, else the innermost."""
+        first = None
+        for frame in self._walk():
+            if not frame.library:
+                return frame
+            first = first or frame
+        return first
+
+    def _walk(self) -> Iterator[Frame]:
+        for code, offset in pairs(self.raw):
+            if not is_own_file(code.co_filename):
+                yield _frame(code, offset)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._walk()))
+
+    def __repr__(self) -> str:
+        return f"<SourceRange {self.short}>"
+
+    @property
+    def short(self) -> str:
+        """`file.py:41`, with the file's last part only."""
+        place = self.place
+        if place is None:
+            return "?"
+        return f"{place.file.rpartition('/')[2]}:{place.line}"
+
+
+NOWHERE = SourceRange(())
+
+
+def pairs(raw: tuple[CodeType | int, ...]) -> Iterator[tuple[CodeType, int]]:
+    """A raw stack as pairs of code and instruction offset."""
+    parts = iter(raw)
+    return zip(parts, parts, strict=True)  # type: ignore[arg-type]  # they alternate
+
+
+class PerCode(Generic[T]):
+    """A cache by code object and instruction offset.
+
+    Code objects hash and compare by content, which costs microseconds; here identity counts,
+    and the cache keeps the code alive so that an identity is never reused.
+    """
+
+    def __init__(self, compute: Callable[[CodeType, int], T]) -> None:
+        self._compute = compute
+        self._entries: dict[int, tuple[CodeType, dict[int, T]]] = {}
+
+    def __call__(self, code: CodeType, offset: int) -> T:
+        entry = self._entries.get(id(code))
+        if entry is None:
+            if len(self._entries) >= 8192:  # a program that makes code without end
+                self._entries.clear()
+            entry = self._entries[id(code)] = (code, {})
+        found = entry[1]
+        if offset not in found:
+            found[offset] = self._compute(code, offset)
+        return found[offset]
+
+
+def capture_range(depth: int, boundary: CodeType | None) -> SourceRange:
+    """The stack from `depth` callers up to, not including, the frame that runs `boundary`."""
+    raw: list[CodeType | int] = []
+    frame = sys._getframe(depth + 1)
+    while frame is not None:
+        code = frame.f_code
+        if code is boundary:
+            break
+        raw.append(code)
+        raw.append(frame.f_lasti)
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return SourceRange(tuple(raw))
+
+
+def _build_frame(code: CodeType, offset: int) -> Frame:
+    file = code.co_filename
+    line, end_line, start, end = next(islice(code.co_positions(), offset // 2, None))
+    line = line or code.co_firstlineno
+    columns = None
+    if end_line == line and start is not None and end is not None:
+        columns = _in_characters(linecache.getline(file, line), start, end)
+    return Frame(file, line, code.co_qualname, columns, is_library_file(file))
+
+
+def _in_characters(text: str, start: int, end: int) -> tuple[int, int]:
+    """Columns of a code object count UTF-8 bytes; a reader counts characters."""
+    if text.isascii():
+        return start, end
+    raw = text.encode()
+    return len(raw[:start].decode(errors="replace")), len(raw[:end].decode(errors="replace"))
+
+
+_frame = PerCode(_build_frame)

@@ -1,0 +1,244 @@
+"""Trace: the frozen result of one observed run.
+
+A trace holds for inputs of the shapes, types and plain values that the run saw, and for the
+branches that it took. Calling it checks the first and runs the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tripwire.errors import InputMismatch
+from tripwire.tracing.binding import Binding
+from tripwire.tracing.branches import Branch
+from tripwire.tracing.ranges import SourceRange
+from tripwire.tracing.render import render_trace
+from tripwire.tracing.sources import Roots, Source
+from tripwire.tracing.state import FACTS, Constant, NodeFacts
+from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
+from tripwire.tracing.torchstate import TorchState, restoring_contexts, sample_torch_state
+from tripwire.tracing.values import TensorMeta, meta_of
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One graph input: a tensor, and every path that reached it."""
+
+    name: str
+    source: Source
+    aliases: tuple[Source, ...]  # the same tensor by other paths: tied, or passed twice
+    meta: TensorMeta
+    written: bool  # the run changed it in place
+
+    def __str__(self) -> str:
+        also = "".join(f" = {alias}" for alias in self.aliases)
+        return f"{self.name}: {self.meta} from {self.source}{also}"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A write of the run outside tensors that was still there at its end."""
+
+    source: Source
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node of a trace, with what is known of it."""
+
+    node: fx.Node
+    facts: NodeFacts
+
+    @property
+    def name(self) -> str:
+        """The node's unique name."""
+        return self.node.name
+
+    @property
+    def where(self) -> SourceRange:
+        """The call stack, innermost first."""
+        return self.facts.where
+
+    @property
+    def scope(self) -> str:
+        """The enclosing module call."""
+        return str(self.facts.scope)
+
+
+@dataclass(slots=True)
+class _LazyModule:
+    """The graph's module: generated and compiled when it is first asked for."""
+
+    graph: fx.Graph
+    constants: tuple[Constant, ...]
+    name: str
+    built: fx.GraphModule | None = None
+
+    def get(self) -> fx.GraphModule:
+        if self.built is None:
+            root = nn.Module()
+            for constant in self.constants:
+                setattr(root, constant.name, constant.value)
+            self.built = fx.GraphModule(root, self.graph, class_name=self.name)
+        return self.built
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """The graph of one run, its inputs, its result, and what it holds for."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    outputs: Plan
+    result: object  # what the run returned
+    branches: tuple[Branch, ...]
+    effects: tuple[Effect, ...]
+    constants: tuple[Constant, ...]
+    torch_state: TorchState  # found by the run
+    binding: Binding = field(repr=False)
+    namespaces: dict[str, dict[str, Any]] = field(repr=False)
+    skeletons: dict[str, tuple[object, ...]] = field(repr=False)
+    _module: _LazyModule = field(repr=False)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The recorded graph."""
+        return self._module.graph
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph as a module: takes the inputs in order, returns a tuple of tensors."""
+        return self._module.get()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every node but the output's, in order."""
+        return tuple(Row(n, n.meta[FACTS]) for n in self.graph.nodes if n.op != "output")
+
+    def find(self, name: str) -> Row:
+        """The row of a node, by name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on another call's arguments; the result has the run's structure."""
+        roots = self.bind(*args, **kwargs)
+        flat = self.fetch(roots)
+        self._check_torch_state()
+        with restoring_contexts():
+            tensors = self.graph_module(*flat)
+        return self.outputs.build(Building(tensors, roots, {}))
+
+    def bind(self, *args: Any, **kwargs: Any) -> Roots:
+        """A call's arguments as roots, checked against the structure that was traced."""
+        bound = self.binding.bind(args, kwargs)
+        for value, source in self.binding.sources(bound):
+            skeleton = build_skeleton(value, source)
+            found = find_difference(self.skeletons[str(source)], skeleton, str(source))
+            if found:
+                path, expected, got = found
+                raise InputMismatch(
+                    f"{self.name}: {path} was {expected} when traced and is {got} now. "
+                    "A trace holds for the structure and the plain values that it saw: "
+                    "trace again.",
+                    slug="input-structure",
+                )
+        return self.binding.roots(bound, self.namespaces)
+
+    def fetch(self, roots: Roots) -> list[torch.Tensor]:
+        """The graph's inputs, in order, for one call; checked against what was traced."""
+        return [self._fetch_input(wanted, roots) for wanted in self.inputs]
+
+    def _fetch_input(self, wanted: Input, roots: Roots) -> torch.Tensor:
+        try:
+            tensor = wanted.source.fetch(roots)
+            same = all(alias.fetch(roots) is tensor for alias in wanted.aliases)
+        except (LookupError, AttributeError, ValueError) as error:
+            raise InputMismatch(
+                f"{self.name}: {wanted.source} can't be reached any more: {error}.",
+                slug="input-gone",
+            ) from error
+        if not isinstance(tensor, torch.Tensor) or not same:
+            raise InputMismatch(
+                f"{self.name}: {wanted} held one tensor when traced, and doesn't now.",
+                slug="input-alias",
+            )
+        meta = meta_of(tensor)
+        if (meta.shape, meta.dtype, meta.device) != (
+            wanted.meta.shape,
+            wanted.meta.dtype,
+            wanted.meta.device,
+        ):
+            raise InputMismatch(
+                f"{self.name}: {wanted.source} was {wanted.meta} on {wanted.meta.device} when "
+                f"traced and is {meta} on {meta.device} now. Sizes that Python read are part of "
+                "a trace: trace again.",
+                slug="input-shape",
+            )
+        return tensor
+
+    def _check_torch_state(self) -> None:
+        if not any(n.target in _CONTEXT_NODES for n in self.graph.nodes):
+            return
+        changed = self.torch_state.find_changes(sample_torch_state())
+        if changed:
+            raise InputMismatch(
+                f"{self.name}: torch's state differs from the traced run's in "
+                f"{', '.join(changed)}, and the graph sets some of it.",
+                slug="torch-state-differs",
+            )
+
+    def statistics(self) -> TraceStatistics:
+        """Counts, for reports."""
+        ops = [n for n in self.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+        scopes = {row.scope for row in self.rows}
+        return TraceStatistics(
+            len(self.inputs), len(ops), len(scopes), len(self.branches), len(self.effects)
+        )
+
+    def check(self) -> None:
+        """Raise where the trace contradicts itself: the graph lints, and rows are complete."""
+        self.graph_module.graph.lint()
+        placeholders = [n.name for n in self.graph.nodes if n.op == "placeholder"]
+        assert placeholders == [wanted.name for wanted in self.inputs], placeholders
+        assert all(isinstance(row.facts, NodeFacts) for row in self.rows)
+
+    def format(self, *, source: bool = False) -> str:
+        """The table that `print` shows; with the user's source lines on request."""
+        return render_trace(self, source=source)
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """How large a trace is."""
+
+    inputs: int
+    ops: int
+    scopes: int
+    branches: int
+    effects: int
+
+
+_CONTEXT_NODES = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.autograd.grad_mode._enter_inference_mode,
+    }
+)

@@ -1,0 +1,203 @@
+"""Rules: what recording does with each torch function that a run calls.
+
+Every function gets a rule when it is first met. A function with no entry in the tables here
+is recorded as a call, and if it hands Python something that is no tensor, that is a branch:
+a table that misses a function costs a branch too many, never a value baked in (L2).
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Recorded as one node."""
+
+    op: Literal["call_function", "call_method"]
+    target: Any  # a callable, or a method's name
+    name: str  # the function's own name, without class or overload
+    attribute: str | None = None  # second argument of getattr and setattr nodes
+    writes: bool = False  # changes its first argument in place
+    sized_by_data: bool = False  # the result's shape can depend on values
+    takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
+    splits: bool = False  # the number of results depends on a shape
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Reads metadata only; never recorded."""
+
+    name: str
+    of_size: bool  # a branch where the tensor's size depends on values
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Can't be followed."""
+
+    slug: str
+    reason: str
+
+
+Rule = Call | Query | Refuse
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SIZE_QUERIES = _words(
+    "shape size __len__ numel nelement nbytes stride is_contiguous is_same_size "
+    "storage_offset dim_order"
+)
+_QUERIES = _SIZE_QUERIES | _words(
+    "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
+    "element_size output_nr retains_grad _version _backward_hooks _post_accumulate_grad_hooks "
+    "is_cuda is_cpu is_xpu is_ipu is_hpu is_mps is_maia is_meta is_mkldnn is_mtia is_nested "
+    "is_ort is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_floating_point is_complex "
+    "is_signed is_conj is_neg is_inference is_pinned is_shared is_coalesced is_distributed "
+    "is_tensor has_names get_device sparse_dim dense_dim _is_view _is_zerotensor qscheme "
+    "result_type can_cast promote_types broadcast_shapes grad_dtype is_set_to __dir__ "
+    "_has_compatible_shallow_copy_type"
+)
+_SIZED_BY_DATA = _words(
+    "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
+    "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
+    "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
+    "bincount where repeat_interleave __getitem__ tensor_split to_sparse one_hot "
+    "_pack_padded_sequence _pad_packed_sequence"
+)
+# Sizes among the arguments: where one is a tensor, the result's size depends on its value.
+_TAKES_SIZES = _words(
+    "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
+    "new_zeros new_ones new_full new_empty view reshape expand repeat tile narrow unflatten "
+    "split split_with_sizes chunk as_strided pad unfold interpolate resize_ broadcast_to "
+    "tril_indices triu_indices __getitem__"
+)
+_SPLITS = _words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
+_STORAGE = "it hands out a tensor's memory, and what happens to that can't be followed."
+_CALLBACK = "it keeps a Python function that would run later, outside the graph."
+_REFUSED = {
+    **dict.fromkeys(
+        _words(
+            "data_ptr untyped_storage storage _typed_storage __dlpack__ __dlpack_device__ "
+            "share_memory_ __reduce_ex__ __setstate__ __cuda_array_interface__ _storage"
+        ),
+        Refuse("tensor-memory", _STORAGE),
+    ),
+    **dict.fromkeys(
+        _words("register_hook register_post_accumulate_grad_hook apply_ map_ map2_"),
+        Refuse("callable-argument", _CALLBACK),
+    ),
+}
+_OPERATORS: dict[str, Callable[..., object]] = {
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+}
+_rules: dict[object, Rule] = {}
+
+
+def rule_for(func: Callable[..., object]) -> Rule:
+    """The rule of a function, made on first use."""
+    rule = _rules.get(func)
+    if rule is None:
+        rule = _rules[func] = _build_rule(func)
+    return rule
+
+
+def _build_rule(func: Any) -> Rule:
+    if isinstance(func, HigherOrderOperator):
+        return Refuse(
+            "higher-order-operator",
+            f"`{func.__name__}` takes Python functions, of which one run shows only what ran. "
+            "Write the branch or loop in plain Python, or call it outside the traced function.",
+        )
+    if isinstance(func, type):
+        return Query(func.__name__, of_size=False)
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return _operator_rule(func)
+    name = func.__name__
+    if name in ("__get__", "__set__", "__delete__"):
+        return _property_rule(name, func.__self__)
+    if name in _REFUSED:
+        return _refuse(name)
+    if name in _QUERIES:
+        return Query(name, name in _SIZE_QUERIES)
+    if name == "__deepcopy__":  # its memo belongs to the run; a graph starts a new one
+        return Call("call_function", copy.deepcopy, "deepcopy")
+    facts: dict[str, bool] = {
+        "writes": _writes(name),
+        "sized_by_data": name in _SIZED_BY_DATA,
+        "takes_sizes": name in _TAKES_SIZES,
+        "splits": name in _SPLITS,
+    }
+    if name in _OPERATORS and getattr(torch.Tensor, name) is func:
+        return Call("call_function", _OPERATORS[name], name, None, **facts)
+    if getattr(torch.Tensor, name, None) is func:
+        return Call("call_method", name, name, None, **facts)
+    return Call("call_function", func, name, None, **facts)
+
+
+def _refuse(name: str) -> Refuse:
+    rule = _REFUSED[name]
+    return Refuse(rule.slug, f"`{name}`: {rule.reason}")
+
+
+def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> Call:
+    overloads = (
+        [func]
+        if isinstance(func, OpOverload)
+        else [getattr(func, overload) for overload in func.overloads()]  # type: ignore[no-untyped-call]
+    )
+    return Call(
+        "call_function",
+        func,
+        func.__name__.partition(".")[0],
+        sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
+    )
+
+
+def _property_rule(kind: str, descriptor: Any) -> Rule:
+    name: str = getattr(descriptor, "fget", descriptor).__name__  # a property, or a C getter
+    if name in _REFUSED:
+        return _refuse(name)
+    if kind == "__get__":
+        if name in _QUERIES:
+            return Query(name, name in _SIZE_QUERIES)
+        return Call("call_function", builtins.getattr, name, name)
+    if kind == "__set__":
+        return Call("call_function", builtins.setattr, f"set_{name}", name, writes=True)
+    return Call("call_function", builtins.delattr, f"delete_{name}", name, writes=True)
+
+
+def _writes(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_")
+
+
+_NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__init__"})
+
+
+def find_out_of_place(call: Call) -> Call | None:
+    """The call that computes what an in-place one computes, and leaves its argument alone."""
+    name = call.name
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    if plain == "zero":
+        return Call("call_function", torch.zeros_like, "zeros_like")
+    if plain == name or name.startswith("set_"):
+        return None
+    if hasattr(torch.Tensor, plain):
+        return Call("call_method", plain, plain)
+    target = getattr(torch, plain, None) or getattr(torch.nn.functional, plain, None)
+    return None if target is None else Call("call_function", target, plain)

@@ -1,0 +1,218 @@
+"""TracingState: what a recording knows while it goes on.
+
+One state is current per thread. Making another one current, or none, pauses recording into
+the first. The tracer drives a state through a whole run; it can be used by hand as well:
+
+    state = TracingState()
+    set_value_trace(x, state.graph().placeholder("x"), state)
+    with recording(state):
+        y = x + 1
+    print(state)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from tripwire.errors import StateError
+from tripwire.tracing.branches import Branch
+from tripwire.tracing.observe import Observer
+from tripwire.tracing.ranges import NOWHERE, SourceRange
+from tripwire.tracing.reach import Reach
+from tripwire.tracing.refusals import Refusal, Refused
+from tripwire.tracing.scopes import Scope, ScopeStack
+from tripwire.tracing.sources import ScopePaths, Source
+from tripwire.tracing.values import Known, TensorMeta, ValueTable, meta_of, version_of
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A custom autograd function's node: its argument kinds, and the scalars among them."""
+
+    function: type[torch.autograd.Function]
+    kinds: str  # one letter per argument: `d` a tensor, `c` anything else
+    scalars: tuple[object, ...]
+
+
+class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
+    """What tripwire knows of a node; kept in its meta under `FACTS`."""
+
+    where: SourceRange
+    scope: Scope
+    value: TensorMeta | tuple[TensorMeta | None, ...] | None
+    region: int | None = None  # nodes of one checkpointed call share a number
+    python: PythonCall | None = None
+
+
+FACTS = "tripwire"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An object that entered the graph as it is, because no graph argument can spell it."""
+
+    name: str
+    value: object
+    where: SourceRange
+
+
+class TracingState:
+    """The graph that grows, which node stands for which tensor, and the open scopes."""
+
+    def __init__(self, *, force_outplace: bool = False, strict: bool = False) -> None:
+        self.force_outplace = force_outplace
+        self.strict = strict
+        self.name_fn: Callable[[torch.Tensor], str | None] | None = None
+        self.boundary: CodeType | None = None  # source ranges end below this code's frame
+        self.values = ValueTable()
+        self.scopes = ScopeStack()
+        self.reach = Reach(self._reach_tensor)
+        self.inputs: list[tuple[fx.Node, Known]] = []
+        self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
+        self.branches: list[Branch] = []
+        self.constants: list[Constant] = []
+        self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
+        self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
+        self.regions: list[int] = []  # open checkpointed calls
+        self.next_region = 0
+        self.met_data_sizes = False  # some tensor's size depends on values
+        self.scope_paths = ScopePaths()
+        self.written_storages: set[int] = set()
+        self.observer: Observer | None = None
+        self.refusal: Refusal | None = None
+        self._graph = fx.Graph()
+
+    # --- as in torch.jit ---
+
+    def graph(self) -> fx.Graph:
+        """The graph that is being recorded."""
+        return self._graph
+
+    def set_graph(self, graph: fx.Graph) -> None:
+        """Record into another graph from now on."""
+        self._graph = graph
+
+    def push_scope(self, name: str) -> None:
+        """Open a scope; nodes carry the innermost one."""
+        self.scopes.push(name)
+
+    def pop_scope(self) -> None:
+        """Close the innermost scope."""
+        if not len(self.scopes):
+            raise StateError("pop_scope: no scope is open.", slug="no-open-scope")
+        self.scopes.pop()
+
+    def current_scope(self) -> str:
+        """The innermost scope's path, empty outside any."""
+        return str(self.scopes.current)
+
+    def __str__(self) -> str:
+        return str(self._graph)
+
+    def __repr__(self) -> str:
+        return (
+            f"<TracingState: {len(self._graph.nodes)} nodes, {len(self.values)} live values, "
+            f"scope {self.current_scope()!r}>"
+        )
+
+    # --- values ---
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that stands for a tensor; lifts a reached tensor into an input."""
+        known = self.values.find(tensor)
+        if known is None:
+            raise _unknown_origin(tensor)
+        return known.node or self.lift(tensor, known)
+
+    def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
+        """Make a reached tensor an input of the graph."""
+        graph = self._graph
+        last = self.inputs[-1][0] if self.inputs else None
+        with graph.inserting_after(last) if last else graph.inserting_before(None):
+            known.node = graph.placeholder(_input_name(known.sources[0]))
+        known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
+        self.inputs.append((known.node, known))
+        self.versions[known.node] = version_of(tensor)
+        return known.node
+
+    def _reach_tensor(self, tensor: torch.Tensor, source: Source) -> None:
+        known = self.values.add(tensor)
+        if known.node is None or known.sources:  # not one that the run itself made
+            if source not in known.sources:
+                known.sources.append(source)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Keep the first refusal; nothing is recorded after it."""
+        if self.refusal is None:
+            self.refusal = refusal
+
+
+def _input_name(source: Source) -> str:
+    text = str(source)
+    for prefix in ("L['self'].", "L", "G", "C"):
+        text = text.removeprefix(prefix)
+    return "_".join("".join(c if c.isalnum() else " " for c in text).split()) or "input"
+
+
+def _unknown_origin(tensor: torch.Tensor) -> Refused:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return Refused(
+            "function-transform",
+            "inside a torch.func transform (vmap, grad, jvp, ...) tensors are wrapped, and a "
+            "graph can't hold the wrapping. Call the transform outside the traced function.",
+        )
+    return Refused(
+        "unknown-origin",
+        f"a tensor {meta_of(tensor)} is used here first, and its origin is unknown: it is no "
+        "argument, was not read from anything observed, and no recorded torch call made it. "
+        "It would be a constant in the graph. Pass it as an argument, keep it in an attribute "
+        "or a global, or make it with a torch function (torch.tensor, not torch.Tensor or "
+        "torch.from_numpy).",
+    )
+
+
+class _Current(threading.local):
+    state: TracingState | None = None
+
+
+CURRENT = _Current()
+
+
+def get_tracing_state() -> TracingState | None:
+    """The state that this thread records into now."""
+    return CURRENT.state
+
+
+def set_tracing_state(state: TracingState | None) -> None:
+    """Record into `state` from now on; None pauses."""
+    CURRENT.state = state
+
+
+def get_value_trace(tensor: torch.Tensor, state: TracingState | None = None) -> fx.Node:
+    """The node that stands for a tensor, in `state` or the current one."""
+    try:
+        return _need(state).node_of(tensor)
+    except Refused as refused:
+        raise StateError(refused.reason, slug="no-value-trace") from None
+
+
+def set_value_trace(tensor: torch.Tensor, node: fx.Node, state: TracingState | None = None) -> None:
+    """Let `node` stand for a tensor, in `state` or the current one."""
+    _need(state).values.add(tensor).node = node
+
+
+def _need(state: TracingState | None) -> TracingState:
+    state = state or CURRENT.state
+    if state is None:
+        raise StateError(
+            "No tracing state is current in this thread. Pass one, or call this inside a trace.",
+            slug="no-tracing-state",
+        )
+    return state

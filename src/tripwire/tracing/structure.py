@@ -1,0 +1,327 @@
+"""Structure: nested values taken apart into tensors and a shape, and put together again.
+
+An argument's shape is a skeleton: types, lengths, keys and plain values, with tensors left
+blank. A result's shape is a plan that builds it anew from the graph's outputs. Objects that
+came in with the call go out as themselves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import MemberDescriptorType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, pytree_children
+
+PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+
+
+def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
+    """A class's slots by name, those of its bases included."""
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        if "__slots__" in vars(base)
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType)
+    }
+
+
+def read_slots(value: object) -> dict[str, object]:
+    """The filled slots of an object."""
+    filled: dict[str, object] = {}
+    for name, slot in slots_of(type(value)).items():
+        try:
+            filled[name] = slot.__get__(value)
+        except AttributeError:  # an empty slot
+            continue
+    return filled
+
+
+def has_pytree(value: object) -> bool:
+    """Whether torch's pytree registry knows the exact class of a value."""
+    return type(value) in pytree.SUPPORTED_NODES
+
+
+def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
+    """Children with their paths: by attribute or key where that reaches the same object."""
+    with_keys = pytree.SUPPORTED_NODES[type(value)].flatten_with_keys_fn
+    if with_keys is None:
+        for index, child in enumerate(pytree_children(value)):
+            yield child, Child(path, index)
+        return
+    for index, (key, child) in enumerate(with_keys(value)[0]):
+        match key:
+            case pytree.GetAttrKey(name):
+                yield child, Attr(path, name)
+            case pytree.MappingKey(name) | pytree.SequenceKey(name):
+                yield child, Item(path, name)
+            case _:
+                yield child, Child(path, index)
+
+
+# --- arguments ---------------------------------------------------------------------------
+
+
+def iter_tensors(value: object, path: Source) -> Iterator[tuple[torch.Tensor, Source]]:
+    """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
+    if isinstance(value, torch.Tensor):
+        yield value, path
+    else:
+        for child, child_path in _parts(value, path):
+            yield from iter_tensors(child, child_path)
+
+
+def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
+    cls = type(value)
+    if cls in PLAIN or isinstance(value, torch.nn.Module):
+        return
+    if is_namedtuple(cls):
+        for name in cls._fields:  # type: ignore[attr-defined]  # a namedtuple has fields
+            yield getattr(value, name), Attr(path, name)
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield child, Item(path, key)
+    elif isinstance(value, (list, tuple, deque)):
+        for index, child in enumerate(value):
+            yield child, Item(path, index)
+    elif has_pytree(value):
+        yield from iter_pytree(value, path)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if hasattr(value, field.name):
+                yield getattr(value, field.name), Attr(path, field.name)
+
+
+_TENSOR = "tensor"
+
+
+def build_skeleton(value: object, path: Source) -> tuple[object, ...]:
+    """What must be equal for two arguments to have the same shape: see the module's head."""
+    if isinstance(value, torch.Tensor):
+        return (_TENSOR,)
+    cls = type(value)
+    if cls in PLAIN:
+        # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
+        return (cls, repr(value))
+    keys: list[object] = [cls]
+    for child, child_path in _parts(value, path):
+        keys.append((str(child_path), build_skeleton(child, child_path)))
+    return tuple(keys)
+
+
+def find_difference(
+    left: tuple[object, ...], right: tuple[object, ...], path: str
+) -> tuple[str, str, str] | None:
+    """Where two skeletons part: path, and how each side reads there."""
+    if left == right:
+        return None
+    if len(left) == len(right) and left[0] == right[0]:
+        for mine, theirs in zip(left[1:], right[1:], strict=True):
+            if isinstance(mine, tuple) and isinstance(theirs, tuple) and mine[0] == theirs[0]:
+                found = find_difference(mine[1], theirs[1], mine[0])
+                if found:
+                    return found
+    return path, _describe(left), _describe(right)
+
+
+def _describe(skeleton: tuple[object, ...]) -> str:
+    head = skeleton[0]
+    if head == _TENSOR:
+        return "a tensor"
+    assert isinstance(head, type)
+    if head in PLAIN:
+        return str(skeleton[1])
+    return f"{head.__name__} with {len(skeleton) - 1} parts"
+
+
+# --- results -----------------------------------------------------------------------------
+
+
+class Plan:
+    """A step that builds one part of a result."""
+
+    __slots__ = ()
+
+    def build(self, building: Building) -> object:
+        """The part, made from this call's tensors."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """One call's ingredients: the graph's outputs, the roots, and what was built so far."""
+
+    tensors: tuple[torch.Tensor, ...]
+    roots: Roots
+    shared: dict[int, object]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan(Plan):
+    """The graph's nth output."""
+
+    index: int
+
+    def build(self, building: Building) -> object:
+        return building.tensors[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class SamePlan(Plan):
+    """An object that came in with the call goes out as itself."""
+
+    source: Source
+
+    def build(self, building: Building) -> object:
+        return self.source.fetch(building.roots)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantPlan(Plan):
+    """A value without tensors that can't change."""
+
+    value: object
+
+    def build(self, building: Building) -> object:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlan(Plan):
+    """An object made by the run; `key` lets other places of the result be the same object."""
+
+    key: int
+    parts: tuple[Plan, ...]
+    make: Callable[[list[Any]], object]
+
+    def build(self, building: Building) -> object:
+        if self.key not in building.shared:
+            made = self.make([part.build(building) for part in self.parts])
+            building.shared[self.key] = made
+        return building.shared[self.key]
+
+
+@dataclass(frozen=True, slots=True)
+class AgainPlan(Plan):
+    """A second place that holds an object which was built before."""
+
+    key: int
+
+    def build(self, building: Building) -> object:
+        return building.shared[self.key]
+
+
+class Unbuildable(Exception):
+    """A result, or a part of it, that no plan can build."""
+
+
+class Planner:
+    """Plans a result, and collects its tensors in order."""
+
+    def __init__(self, find_source: Callable[[object], Source | None]) -> None:
+        self._find_source = find_source
+        self._keys: dict[int, int] = {}
+        self._open: set[int] = set()
+        self.tensors: list[torch.Tensor] = []
+        self._positions: dict[int, int] = {}
+
+    def plan(self, value: object) -> Plan:
+        """The plan for one value and everything in it."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._positions:
+                self._positions[id(value)] = len(self.tensors)
+                self.tensors.append(value)
+            return TensorPlan(self._positions[id(value)])
+        if type(value) in PLAIN:
+            return ConstantPlan(value)
+        source = self._find_source(value)
+        if source is not None:
+            return SamePlan(source)
+        if id(value) in self._open:
+            raise Unbuildable("the result contains itself")
+        if id(value) in self._keys:
+            return AgainPlan(self._keys[id(value)])
+        taken = _take_apart(value)
+        if taken is None:
+            return ConstantPlan(value)
+        children, make = taken
+        key = self._keys[id(value)] = len(self._keys)
+        self._open.add(id(value))
+        parts = tuple(self.plan(child) for child in children)
+        self._open.discard(id(value))
+        return MadePlan(key, parts, make)
+
+
+def _take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], object]] | None:
+    """An object's children, and how to make another from new ones; None for a leaf."""
+    cls: Any = type(value)
+    if isinstance(value, (Iterator, torch.nn.Module)):
+        raise Unbuildable(f"the result holds {_a(cls)}")
+    if isinstance(value, type) or callable(value):
+        return None
+    keys = list(value) if isinstance(value, dict) else []
+    if is_namedtuple(cls):
+        return list(value), lambda parts: cls(*parts)
+    if cls in (list, tuple, set, frozenset):
+        return list(value), cls
+    if cls is deque:
+        return list(value), lambda parts: deque(parts, value.maxlen)
+    if cls in (dict, OrderedDict):
+        return list(value.values()), lambda parts: cls(zip(keys, parts, strict=True))
+    if cls is defaultdict:
+        factory = value.default_factory
+        return list(value.values()), lambda parts: cls(factory, zip(keys, parts, strict=True))
+    if has_pytree(value):
+        node = pytree.SUPPORTED_NODES[cls]
+        children, context = node.flatten_fn(value)
+        return list(children), lambda parts: node.unflatten_fn(parts, context)
+    return _take_object_apart(value)
+
+
+def _take_object_apart(value: object) -> tuple[list[Any], Callable[[list[Any]], object]] | None:
+    cls = type(value)
+    state = {**getattr(value, "__dict__", {}), **read_slots(value)}
+    if not state or not _holds_tensor(state, set()):
+        return None
+    if isinstance(value, (dict, list, tuple, set)) or cls.__new__ is not object.__new__:
+        raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
+    names = list(state)
+
+    def make(parts: list[Any]) -> object:
+        made = object.__new__(cls)
+        for name, part in zip(names, parts, strict=True):
+            object.__setattr__(made, name, part)
+        return made
+
+    return list(state.values()), make
+
+
+def _holds_tensor(value: object, seen: set[int]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if type(value) in PLAIN or id(value) in seen or isinstance(value, type):
+        return False
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(child, seen) for child in value.values())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return any(_holds_tensor(child, seen) for child in value)
+    return any(_holds_tensor(child, seen) for child in getattr(value, "__dict__", {}).values())
+
+
+def _a(cls: type) -> str:
+    return f"a {cls.__qualname__}"

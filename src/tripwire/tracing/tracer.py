@@ -1,0 +1,282 @@
+"""Tracer: one real run of a callable becomes a Trace, or a refusal.
+
+The run is the call: its result is the real one, and the user's code runs once (L4). An
+exception of the user's comes out as it is. A refusal stops recording, not the run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.env import is_own_code
+from tripwire.errors import CannotTrace, TracerWarning
+from tripwire.tracing import hooks
+from tripwire.tracing.binding import Binding, build_binding
+from tripwire.tracing.observe import observing
+from tripwire.tracing.reach import walk_function
+from tripwire.tracing.recorder import recording
+from tripwire.tracing.refusals import Refusal, Refused
+from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
+from tripwire.tracing.sources import Cell, Local, cells_of
+from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
+from tripwire.tracing.structure import (
+    Plan,
+    Planner,
+    Unbuildable,
+    build_skeleton,
+    iter_tensors,
+)
+from tripwire.tracing.torchstate import sample_torch_state
+from tripwire.tracing.values import TensorMeta, version_of
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One observed execution: the real result, and the trace or why there is none."""
+
+    result: object
+    trace: Trace | None
+    refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tracer:
+    """Options of tracing, and the way to do it.
+
+    force_outplace: in-place calls are recorded in their out-of-place form.
+    strict: results may hold no list or dict, and None is no result, whatever was written.
+    name_fn: names a tensor's node; None leaves names to the user's variables.
+    """
+
+    force_outplace: bool = False
+    strict: bool = False
+    name_fn: Callable[[torch.Tensor], str | None] | None = None
+
+    def trace(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
+        """Run once and return the trace. Raises CannotTrace where there can be none."""
+        run = self.run(fn, args, kwargs)
+        if run.trace is None:
+            assert run.refusal is not None
+            raise run.refusal.error()
+        if run.trace.effects:
+            written = ", ".join(map(str, run.trace.effects))
+            warnings.warn(
+                f"{run.trace.name} wrote {written}. A graph holds tensors only: calling the "
+                "trace won't repeat these writes.",
+                TracerWarning,
+                stacklevel=3,
+            )
+        return run.trace
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """Run once, observed."""
+        if CURRENT.state is not None:
+            raise CannotTrace(
+                "trace was called inside a function that is being traced. Trace the inner "
+                "function on its own, or call it plainly: the outer trace sees all it does.",
+                slug="nested-trace",
+            )
+        binding = build_binding(fn)
+        bound = binding.bind(args, kwargs)
+        state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
+        state.name_fn = self.name_fn
+        state.boundary = _run_user.__code__
+        session = _Session(state, binding, bound)
+        try:
+            result = session.execute(fn, args, kwargs)
+        except BaseException as error:
+            error.__traceback__ = _without_own_frames(error.__traceback__)
+            raise
+        return session.freeze(result)
+
+
+def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Source ranges end at this frame."""
+    return fn(*args, **kwargs)
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    following = _without_own_frames(trace.tb_next)
+    if is_own_code(trace.tb_frame.f_code):
+        return following
+    return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+class _Session:
+    """One run: prepares a state, executes, freezes."""
+
+    def __init__(self, state: TracingState, binding: Binding, bound: dict[str, object]) -> None:
+        self.state = state
+        self.binding = binding
+        self.namespaces: dict[str, dict[str, Any]] = {}
+        self.skeletons = {
+            str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
+        }
+        self.before = sample_torch_state()
+        for value, source in binding.sources(bound):
+            for tensor, path in iter_tensors(value, source):
+                known = state.values.add(tensor)
+                known.sources.append(path)
+                if known.node is None:
+                    state.lift(tensor, known)
+        for name, value in bound.items():
+            state.reach.walk(value, Local(name))
+        function = binding.function
+        if function is not None:
+            for name, cell in cells_of(function).items():
+                try:
+                    state.reach.walk(cell.cell_contents, Cell(None, name))
+                except ValueError:  # an empty cell
+                    continue
+            self.reach_globals(function.__code__, function.__globals__)
+
+    def reach_globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Reach the globals that a function names, when it first starts."""
+        function = self.binding.function
+        own = function is not None and namespace is function.__globals__
+        module = "" if own else str(namespace.get("__name__", "?"))
+        if self.namespaces.setdefault(module, namespace) is namespace:
+            walk_function(self.state.reach, code, namespace, module)
+
+    def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with hooks.installed(), observing(self.reach_globals) as observer:
+            self.state.observer = observer
+            with recording(self.state):
+                return _run_user(fn, args, kwargs)
+
+    def freeze(self, result: object) -> Run:
+        """The finished run as a Trace, or its refusal."""
+        state = self.state
+        try:
+            self._check_torch_state()
+            if state.refusal is None:
+                return Run(result, self._build(result), None)
+        except Refused as refused:
+            state.refuse(Refusal(refused.slug, refused.reason))
+        return Run(result, None, state.refusal)
+
+    def _check_torch_state(self) -> None:
+        changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
+        if changed:
+            raise Refused(
+                "torch-state-changed",
+                f"the function leaves torch's {', '.join(sorted(changed))} changed, and the "
+                "graph wouldn't. Set it outside, or restore it before returning.",
+            )
+
+    def _build(self, result: object) -> Trace:
+        state = self.state
+        name = self.binding.name
+        if inspect.isgenerator(result) or inspect.isawaitable(result):
+            raise Refused(
+                "lazy-result",
+                f"{name} returned a {type(result).__name__}, whose code hasn't run yet. "
+                "Return a list or a tuple.",
+            )
+        plan, tensors = self._plan(result)
+        inputs = self._inputs()
+        effects = tuple(map(Effect, dict.fromkeys(state.reach.find_writes())))
+        self._check_result(result, tensors, inputs, effects)
+        graph = state.graph()
+        graph.output(tuple(state.node_of(tensor) for tensor in tensors))
+        _drop_unused_parts(state)
+        return Trace(
+            name=name,
+            inputs=self._inputs(),  # again: a tensor returned untouched became an input
+            outputs=plan,
+            result=result,
+            branches=tuple(state.branches),
+            effects=effects,
+            constants=tuple(state.constants),
+            torch_state=self.before,
+            binding=self.binding,
+            namespaces=self.namespaces,
+            skeletons=self.skeletons,
+            _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
+        )
+
+    def _plan(self, result: object) -> tuple[Plan, list[torch.Tensor]]:
+        planner = Planner(self.state.reach.find_source)
+        try:
+            return planner.plan(result), planner.tensors
+        except Unbuildable as error:
+            raise Refused(
+                "unbuildable-result",
+                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
+                "dataclasses or plain objects.",
+            ) from None
+
+    def _check_result(
+        self,
+        result: object,
+        tensors: list[torch.Tensor],
+        inputs: tuple[Input, ...],
+        effects: tuple[Effect, ...],
+    ) -> None:
+        name, strict = self.binding.name, self.state.strict
+        written = any(wanted.written for wanted in inputs)
+        if result is None and (strict or not written):
+            raise Refused(
+                "returns-nothing",
+                f"{name} returned None"
+                + (": strict tracing wants a result." if written else ", and changed no tensor.")
+                + " Side effects alone are no graph. Return the tensors that it computes.",
+            )
+        if not tensors and not written:
+            raise Refused(
+                "no-tensors",
+                f"{name} returned no tensor ({result!r:.60}), so there is no graph to run. "
+                "Python values that it computed are gone with the run.",
+            )
+        if strict and isinstance(result, (list, dict)):
+            raise Refused(
+                "mutable-result",
+                f"{name} returned a {type(result).__name__}. Strict tracing allows tensors and "
+                "tuples only, since a caller could change a list or dict. Use strict=False.",
+            )
+
+    def _inputs(self) -> tuple[Input, ...]:
+        rows = []
+        for node, known in self.state.inputs:
+            tensor = known()
+            facts: NodeFacts = node.meta[FACTS]
+            assert isinstance(facts.value, TensorMeta)
+            rows.append(
+                Input(
+                    node.name,
+                    known.sources[0],
+                    tuple(known.sources[1:]),
+                    facts.value,
+                    tensor is not None and self._is_written(node, tensor),
+                )
+            )
+        return tuple(rows)
+
+    def _is_written(self, node: fx.Node, tensor: torch.Tensor) -> bool:
+        if version_of(tensor) != self.state.versions[node]:
+            return True
+        if tensor.layout is not torch.strided or not self.state.written_storages:
+            return False
+        return tensor.untyped_storage()._cdata in self.state.written_storages
+
+
+def _drop_unused_parts(state: TracingState) -> None:
+    """Parts of multi-output calls that neither the graph nor a branch uses."""
+    used = {node for branch in state.branches for node in branch.inputs}
+    for node in reversed(state.parts):
+        if not node.users and node not in used:
+            state.graph().erase_node(node)
+
+
+def _class_name(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name) or "traced"

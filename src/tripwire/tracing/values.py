@@ -1,0 +1,98 @@
+"""Values: which graph node stands for a tensor, by the tensor's identity.
+
+Tensors are held weakly, so a traced run frees its intermediates when the plain run would.
+An entry goes with its tensor; an identity never survives the object that had it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from tripwire.tracing.sources import Source
+
+
+class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
+    """What is known of a tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # None for layouts without strides
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """The metadata of a tensor as it is now."""
+    nested = tensor.is_nested
+    return TensorMeta(
+        () if nested else tuple(tensor.shape),
+        tensor.stride() if tensor.layout is torch.strided and not nested else None,
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+    )
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The count of in-place changes; None for inference tensors, which keep none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+class Known(weakref.ref[torch.Tensor]):
+    """What is known of one live tensor: its node, or the sources that reach it, or both."""
+
+    __slots__ = ("key", "node", "sized_by_data", "sources")
+
+    key: int
+    node: fx.Node | None
+    sources: list[Source]
+    sized_by_data: bool  # its shape depends on the values of other tensors
+
+
+class ValueTable:
+    """Tensor → `Known`, by identity."""
+
+    __slots__ = ("__weakref__", "_drop", "_known")
+
+    def __init__(self) -> None:
+        known: dict[int, Known] = {}
+        self._known = known
+
+        def drop(ref: weakref.ref[torch.Tensor]) -> None:
+            assert isinstance(ref, Known)
+            if known.get(ref.key) is ref:
+                del known[ref.key]
+
+        self._drop = drop
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, tensor: torch.Tensor) -> Known | None:
+        """What is known of this very tensor."""
+        known = self._known.get(id(tensor))
+        return known if known is not None and known() is tensor else None
+
+    def add(self, tensor: torch.Tensor) -> Known:
+        """The tensor's entry, made where there is none."""
+        known = self.find(tensor)
+        if known is None:
+            known = Known(tensor, self._drop)
+            known.key = id(tensor)
+            known.node = None
+            known.sources = []
+            known.sized_by_data = False
+            self._known[known.key] = known
+        return known
+
+    def live(self) -> list[tuple[torch.Tensor, Known]]:
+        """Every known tensor that is still alive."""
+        pairs = [(known(), known) for known in list(self._known.values())]
+        return [(tensor, known) for tensor, known in pairs if tensor is not None]
