@@ -38,6 +38,16 @@ def is_own_file(filename: str) -> bool:
     return filename.startswith(_PACKAGE_ROOT)
 
 
+# torch functions written in Python hand themselves to a torch-function mode through this file;
+# a plain call doesn't pass through it.
+_DISPATCH_FILE = os.path.abspath(torch.overrides.__file__)
+
+
+def is_dispatch_file(filename: str) -> bool:
+    """Whether a file is on the stack only because torch calls are observed."""
+    return filename == _DISPATCH_FILE or is_own_file(filename)
+
+
 @cache
 def is_library_file(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library: constant code, never the user's."""
@@ -55,6 +65,11 @@ def is_library_module(name: str) -> bool:
     """Whether a module, by name, is torch or part of the standard library."""
     top = name.partition(".")[0]
     return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def is_stdlib_module(name: str) -> bool:
+    """Whether a module, by name, is part of the standard library."""
+    return is_library_module(name) and name.partition(".")[0] != "torch"
 
 
 def is_own_code(code: CodeType) -> bool:

@@ -26,7 +26,7 @@ from torch.autograd import grad_mode
 from tripwire.tracing.ranges import SourceRange, capture_range
 from tripwire.tracing.recorder import build_arguments, record
 from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call
+from tripwire.tracing.rules import Call, Target
 from tripwire.tracing.state import CURRENT, PythonCall, TracingState
 
 _ABSENT = object()
@@ -147,22 +147,6 @@ def _module_path(state: TracingState, module: nn.Module) -> str:
 
 
 # --- custom autograd functions -----------------------------------------------------------------
-
-
-class Target:
-    """A node's target under a name that fx can spell: it takes names in torch for paths."""
-
-    __module__ = "tripwire"
-
-    def __init__(self, call: Callable[..., Any], name: str) -> None:
-        self.call = call
-        self.__name__ = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return self.__name__
 
 
 @lru_cache(maxsize=1024)

@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from enum import Enum
 from types import CodeType
 
-from tripwire.env import is_library_file, is_own_file
+from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.tracing.ranges import PerCode, pairs
 
 
 class _Taker(Enum):
     CALLER = "the frame returns it"
     NOBODY = "no variable holds it"
-
-
-# Dispatch of torch functions stores the result in a local of its own before returning it.
-_PASSES_ON = "torch/overrides.py"
 
 
 def find_names(raw: tuple[CodeType | int, ...]) -> str | tuple[str, ...] | None:
@@ -37,7 +33,7 @@ def find_names(raw: tuple[CodeType | int, ...]) -> str | tuple[str, ...] | None:
 
 
 def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
-    if is_own_file(code.co_filename) or code.co_filename.endswith(_PASSES_ON):
+    if is_dispatch_file(code.co_filename):  # keeps the result in a local of its own for a moment
         return _Taker.CALLER
     following = _instructions_after(code, offset)
     opname, argument = next(following, ("", 0))

@@ -2,7 +2,8 @@
 
 Recording keeps code objects and instruction offsets only. Files, lines, columns and the
 user's source text are looked up when somebody asks, so a range costs one tuple per node.
-Frames that lie in torch or the standard library are kept and marked; tripwire's own are not.
+Frames that lie in torch or the standard library are kept and marked; those that are there
+only because the run is observed are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import islice
 from types import CodeType
 from typing import Generic, NamedTuple, TypeVar
 
-from tripwire.env import is_library_file, is_own_file
+from tripwire.env import is_dispatch_file, is_library_file
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a froz
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Every frame of the stack, innermost first, tripwire's own left out."""
+        """Every frame of the stack, innermost first."""
         return tuple(self._walk())
 
     @property
@@ -61,7 +62,7 @@ class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a froz
 
     def _walk(self) -> Iterator[Frame]:
         for code, offset in pairs(self.raw):
-            if not is_own_file(code.co_filename):
+            if not is_dispatch_file(code.co_filename):
                 yield _frame(code, offset)
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tripwire.env import is_library_module
+from tripwire.env import is_library_module, is_stdlib_module
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Source, TypeOf, cells_of
 from tripwire.tracing.structure import (
     has_pytree,
@@ -38,6 +38,7 @@ _LEAVES = frozenset(
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
     | {types.BuiltinFunctionType, types.CodeType, types.MethodDescriptorType}
 )
+_CODE_TYPES = (types.FunctionType, property, classmethod, staticmethod, types.MemberDescriptorType)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
@@ -63,13 +64,14 @@ class Reach:
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
         self._contents: list[Contents] = []
+        self._classes: dict[int, type] = {}
 
     def find_source(self, value: object) -> Source | None:
         """The first path that reached this very object."""
         return self._sources.get(id(value))
 
     def walk(self, value: object, source: Source, names: frozenset[str] = frozenset()) -> None:
-        """Reach everything below `value`. `names` limits what is read of classes and modules."""
+        """Reach everything below `value`. `names` limits what is read of Python modules."""
         queue: deque[tuple[object, Source]] = deque([(value, source)])
         while queue:
             item, path = queue.popleft()
@@ -91,13 +93,13 @@ class Reach:
     ) -> Iterator[tuple[object, Source]]:
         if isinstance(item, nn.Module):
             yield from self._module_children(item, path)
+            yield from self._class_of(item, path)
         elif isinstance(item, types.ModuleType):
             if not is_library_module(item.__name__):
                 for name in names & vars(item).keys():
                     yield vars(item)[name], Attr(path, name)
         elif isinstance(item, type):
-            if not is_library_module(item.__module__):
-                yield from _class_children(item, path, names)
+            yield from _class_children(item, path)
         elif isinstance(item, Mapping):
             yield from self._items(item, path)
         elif isinstance(item, (list, tuple, deque)):
@@ -113,13 +115,16 @@ class Reach:
             yield item.keywords, Attr(path, "keywords")
         elif has_pytree(item):
             yield from iter_pytree(item, path)
-        elif not is_library_module(type(item).__module__):
+        elif not is_stdlib_module(type(item).__module__) or type(item) is types.SimpleNamespace:
             yield from self._attributes(item, path)
-            for name in names:
-                for cls in type(item).__mro__:
-                    if name in vars(cls) and isinstance(vars(cls)[name], torch.Tensor):
-                        yield vars(cls)[name], Attr(TypeOf(path), name)
-                        break
+            yield from self._class_of(item, path)
+
+    def _class_of(self, item: object, path: Source) -> Iterator[tuple[object, Source]]:
+        """What an object's class holds, once per class."""
+        cls = type(item)
+        if id(cls) not in self._classes:
+            self._classes[id(cls)] = cls
+            yield from _class_children(cls, TypeOf(path))
 
     def _module_children(self, module: nn.Module, path: Source) -> Iterator[tuple[object, Source]]:
         indexed = isinstance(module, _INDEXED_MODULES)
@@ -213,16 +218,17 @@ def _slot_contents(owner: object) -> dict[object, int]:
     return {name: id(value) for name, value in read_slots(owner).items()}
 
 
-def _class_children(
-    cls: type, path: Source, names: frozenset[str]
-) -> Iterator[tuple[object, Source]]:
-    for name in names:
-        for base in cls.__mro__:
-            if name in vars(base):
-                value = vars(base)[name]
-                if type(value) not in _LEAVES and not isinstance(value, types.FunctionType):
+def _class_children(cls: type, path: Source) -> Iterator[tuple[object, Source]]:
+    """Attributes of a class and its bases that are neither functions nor torch's own."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if is_library_module(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            if name not in found and not name.startswith("__"):
+                found.add(name)
+                if type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
                     yield value, Attr(path, name)
-                break
 
 
 def _function_children(

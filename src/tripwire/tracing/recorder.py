@@ -221,6 +221,8 @@ def record(
             python = None
         else:
             _note_writes(state, kwargs.get("out", args[0] if args else None))
+    elif rule.statistics is not None:
+        _note_writes(state, rule.statistics.find_written(args, kwargs))
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))

@@ -10,12 +10,39 @@ from __future__ import annotations
 import builtins
 import copy
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from tripwire.env import is_library_module
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Where a norm takes its running statistics, and the flag that has it update them."""
+
+    positions: tuple[int, int]
+    flag: str
+    default: bool
+
+    def find_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The tensors that this call changes."""
+        flag = args[5] if len(args) > 5 else kwargs.get(self.flag, self.default)
+        names = zip(self.positions, ("running_mean", "running_var"), strict=True)
+        return [args[i] if len(args) > i else kwargs.get(n) for i, n in names] if flag else []
+
+
+_IN_FUNCTIONAL = {
+    torch.nn.functional.batch_norm: Statistics((1, 2), "training", default=False),
+    torch.nn.functional.instance_norm: Statistics((1, 2), "use_input_stats", default=True),
+}
+_IN_TORCH = dict.fromkeys(
+    ("batch_norm", "native_batch_norm"), Statistics((3, 4), "training", default=False)
+) | {"instance_norm": Statistics((3, 4), "use_input_stats", default=False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +54,7 @@ class Call:
     name: str  # the function's own name, without class or overload
     attribute: str | None = None  # second argument of getattr and setattr nodes
     writes: bool = False  # changes its first argument in place
+    statistics: Statistics | None = None  # updates running statistics, which no version counts
     sized_by_data: bool = False  # the result's shape can depend on values
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
     splits: bool = False  # the number of results depends on a shape
@@ -135,7 +163,7 @@ def _build_rule(func: Any) -> Rule:
         return Query(name, name in _SIZE_QUERIES)
     if name == "__deepcopy__":  # its memo belongs to the run; a graph starts a new one
         return Call("call_function", copy.deepcopy, "deepcopy")
-    facts: dict[str, bool] = {
+    facts: dict[str, Any] = {
         "writes": _writes(name),
         "sized_by_data": name in _SIZED_BY_DATA,
         "takes_sizes": name in _TAKES_SIZES,
@@ -143,9 +171,37 @@ def _build_rule(func: Any) -> Rule:
     }
     if name in _OPERATORS and getattr(torch.Tensor, name) is func:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
-    if getattr(torch.Tensor, name, None) is func:
+    if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
         return Call("call_method", name, name, None, **facts)
-    return Call("call_function", func, name, None, **facts)
+    statistics = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name)
+    return Call("call_function", as_target(func), name, None, statistics=statistics, **facts)
+
+
+class Target:
+    """A callable under a name that fx can spell.
+
+    fx takes the names of callables from torch for paths that lead to them, and not all are.
+    """
+
+    __module__ = "tripwire"
+
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self.call = call
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def as_target(func: Any) -> Any:
+    """The function itself where its name leads to it, else a Target."""
+    found: Any = sys.modules.get(func.__module__ or "torch", torch)
+    if getattr(found, func.__name__, None) is func or not is_library_module(found.__name__):
+        return func
+    return Target(func, func.__name__)
 
 
 def _refuse(name: str) -> Refuse:
@@ -162,7 +218,8 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
     return Call(
         "call_function",
         func,
-        func.__name__.partition(".")[0],
+        (name := func.__name__.partition(".")[0]),
+        statistics=_IN_TORCH.get(name),
         sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
     )
 

@@ -12,6 +12,7 @@ the first. The tracer drives a state through a whole run; it can be used by hand
 
 from __future__ import annotations
 
+import keyword
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -156,9 +157,11 @@ class TracingState:
 
 def _input_name(source: Source) -> str:
     text = str(source)
-    for prefix in ("L['self'].", "L", "G", "C"):
+    for prefix in ("L['self']", "L", "G", "C"):
         text = text.removeprefix(prefix)
-    return "_".join("".join(c if c.isalnum() else " " for c in text).split()) or "input"
+    name = "_".join("".join(c if c.isalnum() else " " for c in text).split())
+    usable = name.isidentifier() and not keyword.iskeyword(name)
+    return name if usable else f"self_{name}"
 
 
 def _unknown_origin(tensor: torch.Tensor) -> Refused:

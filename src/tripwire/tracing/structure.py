@@ -148,6 +148,13 @@ def _describe(skeleton: tuple[object, ...]) -> str:
     return f"{head.__name__} with {len(skeleton) - 1} parts"
 
 
+def holds_mutable(value: object) -> bool:
+    """Whether a list or a dict is in a nest of tuples."""
+    if isinstance(value, tuple):
+        return any(map(holds_mutable, value))
+    return isinstance(value, (list, dict))
+
+
 # --- results -----------------------------------------------------------------------------
 
 

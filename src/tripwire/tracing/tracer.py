@@ -20,6 +20,7 @@ from tripwire.env import is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
+from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.observe import observing
 from tripwire.tracing.reach import walk_function
 from tripwire.tracing.recorder import recording
@@ -32,6 +33,7 @@ from tripwire.tracing.structure import (
     Planner,
     Unbuildable,
     build_skeleton,
+    holds_mutable,
     iter_tensors,
 )
 from tripwire.tracing.torchstate import sample_torch_state
@@ -54,14 +56,17 @@ class Tracer:
     force_outplace: in-place calls are recorded in their out-of-place form.
     strict: results may hold no list or dict, and None is no result, whatever was written.
     name_fn: names a tensor's node; None leaves names to the user's variables.
+    check: run the function and the graph again on equal inputs, and compare.
     """
 
     force_outplace: bool = False
     strict: bool = False
     name_fn: Callable[[torch.Tensor], str | None] | None = None
+    check: bool = False
 
     def trace(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
         """Run once and return the trace. Raises CannotTrace where there can be none."""
+        copied = copy_arguments(args, kwargs) if self.check else None
         run = self.run(fn, args, kwargs)
         if run.trace is None:
             assert run.refusal is not None
@@ -74,6 +79,8 @@ class Tracer:
                 TracerWarning,
                 stacklevel=3,
             )
+        if copied is not None:
+            check_trace(run.trace, lambda args, kwargs: self.run(fn, args, kwargs), *copied)
         return run.trace
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
@@ -238,11 +245,11 @@ class _Session:
                 f"{name} returned no tensor ({result!r:.60}), so there is no graph to run. "
                 "Python values that it computed are gone with the run.",
             )
-        if strict and isinstance(result, (list, dict)):
+        if strict and holds_mutable(result):
             raise Refused(
                 "mutable-result",
-                f"{name} returned a {type(result).__name__}. Strict tracing allows tensors and "
-                "tuples only, since a caller could change a list or dict. Use strict=False.",
+                f"{name} returned a list or a dict. Strict tracing allows tensors and tuples "
+                "only, since a caller could change the others. Use strict=False.",
             )
 
     def _inputs(self) -> tuple[Input, ...]:

@@ -1,0 +1,103 @@
+"""What the tests share: one helper per idea."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import tripwire
+from tripwire import Trace, Tracer, TracerWarning
+from tripwire.tracing.structure import Planner
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Every tensor in a nested value, in order."""
+    planner = Planner(lambda _: None)
+    planner.plan(value)
+    return planner.tensors
+
+
+def quiet_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+    """Trace without the warnings about branches and effects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TracerWarning)
+        return tripwire.trace(fn, *args, **kwargs)
+
+
+def check_same(expected: object, got: object) -> None:
+    """Equal structure, equal tensors to the last bit, equal need for gradients."""
+    assert type(expected) is type(got), (type(expected), type(got))
+    left, right = tensors_of(expected), tensors_of(got)
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert type(a) is type(b)
+        assert a.requires_grad == b.requires_grad
+        torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
+
+
+def check_traces(
+    fn: Callable[..., Any],
+    make: Callable[[int], tuple[Any, ...]],
+    *,
+    tracer: Tracer | None = None,
+    grads: bool = True,
+) -> Trace:
+    """The law of this package: the graph on other inputs does what the function does on them.
+
+    `make(seed)` makes arguments. Compared: the tracing call's own result, results on two other
+    sets of inputs, what happens to the arguments, and gradients of arguments and parameters.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TracerWarning)
+        _seed()
+        expected = fn(*make(0))
+        _seed()
+        trace = (tracer or Tracer()).trace(fn, *make(0))
+    trace.check()
+    check_same(expected, trace.result)
+    for seed in (1, 2):
+        plain_args, graph_args = make(seed), make(seed)
+        _seed()
+        plain = fn(*plain_args)
+        _seed()
+        got = trace(*graph_args)
+        check_same(plain, got)
+        check_same(plain_args, graph_args)
+        if grads:
+            _check_gradients(fn, plain, plain_args, got, graph_args)
+    return trace
+
+
+def _seed() -> None:
+    torch.manual_seed(7)
+
+
+def _check_gradients(
+    fn: Callable[..., Any], plain: object, plain_args: object, got: object, graph_args: object
+) -> None:
+    weights = list(fn.parameters()) if isinstance(fn, nn.Module) else []
+    sides = []
+    for result, args in ((plain, plain_args), (got, graph_args)):
+        leaves = [t for t in tensors_of(args) + weights if t.requires_grad and t.is_leaf]
+        outputs = [t for t in tensors_of(result) if t.requires_grad]
+        if not leaves or not outputs:
+            return
+        total = sum((t * torch.arange(1, t.numel() + 1).reshape(t.shape)).sum() for t in outputs)
+        sides.append(torch.autograd.grad(total, leaves, allow_unused=True))
+    for a, b in zip(*sides, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(b, a, rtol=0, atol=0)
+
+
+def refusal_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """The slug with which a trace is refused."""
+    try:
+        quiet_trace(fn, *args, **kwargs)
+    except tripwire.CannotTrace as error:
+        return error.slug
+    raise AssertionError("it was traced")
