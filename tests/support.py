@@ -21,11 +21,13 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     return planner.tensors
 
 
-def quiet_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+def quiet_trace(
+    fn: Callable[..., Any], *args: Any, tracer: Tracer | None = None, **kwargs: Any
+) -> Trace:
     """Trace without the warnings about branches and effects."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TracerWarning)
-        return tripwire.trace(fn, *args, **kwargs)
+        return (tracer or Tracer()).trace(fn, *args, **kwargs)
 
 
 def check_same(expected: object, got: object) -> None:

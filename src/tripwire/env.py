@@ -60,6 +60,13 @@ def is_library_file(filename: str) -> bool:
     return filename.startswith(_STDLIB_ROOTS)
 
 
+def torch_path(filename: str) -> str | None:
+    """A file's path inside torch, with forward slashes; None for other files."""
+    if not filename.startswith(_TORCH_ROOT):
+        return None
+    return filename.removeprefix(_TORCH_ROOT).replace(os.sep, "/")
+
+
 @cache
 def is_library_module(name: str) -> bool:
     """Whether a module, by name, is torch or part of the standard library."""

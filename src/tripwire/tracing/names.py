@@ -49,6 +49,10 @@ def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
                 break
             names += stored
         return tuple(names) or _Taker.NOBODY
+    while opname.startswith("LOAD_"):  # `self.cache = f(x)` loads `self` before it stores
+        opname, argument = next(following, ("", 0))
+        if opname != "STORE_ATTR" and not opname.startswith("LOAD_"):
+            return _Taker.NOBODY
     stored = _stored_names(code, opname, argument)
     return stored[0] if stored else _Taker.NOBODY
 

@@ -10,45 +10,65 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file
+from tripwire.tracing.rules import Refuse, find_refused_code
 
-OnStart = Callable[[CodeType, dict[str, Any]], None]
+
+class Listener(Protocol):
+    """Who wants to know which functions run."""
+
+    def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """A function of the user's starts for the first time in this run."""
+
+    def on_refused(self, refuse: Refuse) -> None:
+        """A function of torch's starts that can't be followed."""
 
 
 class Observer:
     """Reports the user's code objects of one thread, each once."""
 
-    def __init__(self, on_start: OnStart) -> None:
-        self._on_start = on_start
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._seen: dict[int, CodeType] = {}  # by identity: hashing code costs microseconds
+        self._paused = False
 
-    def see(self, frame: FrameType) -> None:
-        """Report a frame's code if it is new, and not torch's or the standard library's."""
+    def see(self, frame: FrameType) -> bool:
+        """Report a frame's code if it is new; whether its later starts can go unseen."""
         code = frame.f_code
-        if id(code) not in self._seen:
-            self._seen[id(code)] = code
-            file = code.co_filename
-            if not is_library_file(file) and not is_own_file(file):
-                self._on_start(code, frame.f_globals)
-
-    # Recording an op makes a hundred Python calls. On 3.11 each would cost a profile event:
-    # 18 ms of a 36-layer trace, bench_trace.py.
+        if id(code) in self._seen:
+            return True
+        refuse = find_refused_code(code)
+        users = refuse is None and not is_library_file(code.co_filename)
+        users = users and not is_own_file(code.co_filename)
+        if self._paused and (users or refuse is not None):
+            return False  # it runs inside an op, which is the op's business; it may run again
+        self._seen[id(code)] = code
+        if refuse is not None:
+            self._listener.on_refused(refuse)
+        elif users:
+            self._listener.on_start(code, frame.f_globals)
+        return True
 
     def pause(self) -> None:
-        """Stop looking until `resume`."""
+        """Report nothing until `resume`."""
+        self._paused = True
 
     def resume(self) -> None:
-        """Look again."""
+        """Report again."""
+        self._paused = False
 
 
 class _ProfileObserver(Observer):
-    def __init__(self, on_start: OnStart, before: Any) -> None:
-        super().__init__(on_start)
+    # Recording an op makes a hundred Python calls, and each would cost a profile event: 18 ms
+    # of a 36-layer trace, bench_trace.py. So the profile function goes while it is paused.
+
+    def __init__(self, listener: Listener, before: Any) -> None:
+        super().__init__(listener)
         self._before = before
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
@@ -58,29 +78,31 @@ class _ProfileObserver(Observer):
             self._before(frame, event, arg)
 
     def pause(self) -> None:
+        self._paused = True
         if self._before is None:
             sys.setprofile(None)
 
     def resume(self) -> None:
+        self._paused = False
         if self._before is None:
             sys.setprofile(self)
 
 
 @contextmanager
-def observing(on_start: OnStart) -> Iterator[Observer]:
+def observing(listener: Listener) -> Iterator[Observer]:
     """Report every function of this thread that starts inside the `with`."""
     if HAS_MONITORING:
-        yield from _observe_by_monitoring(on_start)
+        yield from _observe_by_monitoring(listener)
     else:
-        yield from _observe_by_profile(on_start)
+        yield from _observe_by_profile(listener)
 
 
-def _observe_by_profile(on_start: OnStart) -> Iterator[Observer]:
+def _observe_by_profile(listener: Listener) -> Iterator[Observer]:
     before = sys.getprofile()
     if before is not None and not callable(before):
-        yield Observer(on_start)
+        yield Observer(listener)
         return
-    observer = _ProfileObserver(on_start, before)
+    observer = _ProfileObserver(listener, before)
     sys.setprofile(observer)
     try:
         yield observer
@@ -95,8 +117,8 @@ _observers: dict[int, Observer] = {}  # by thread
 _tool: int | None = None
 
 
-def _observe_by_monitoring(on_start: OnStart) -> Iterator[Observer]:
-    observer = Observer(on_start)
+def _observe_by_monitoring(listener: Listener) -> Iterator[Observer]:
+    observer = Observer(listener)
     thread = threading.get_ident()
     with _lock:
         _observers[thread] = observer
@@ -135,7 +157,6 @@ def _stop_tool() -> None:
 
 def _on_py_start(code: CodeType, offset: int) -> object:
     observer = _observers.get(threading.get_ident())
-    if observer is not None:
-        observer.see(sys._getframe(1))
+    done = observer is None or observer.see(sys._getframe(1))
     # Quiet from now on, unless another thread has yet to see this code.
-    return sys.monitoring.DISABLE if len(_observers) == 1 else None  # type: ignore[attr-defined]
+    return sys.monitoring.DISABLE if done and len(_observers) == 1 else None  # type: ignore[attr-defined]

@@ -13,12 +13,14 @@ import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from types import CodeType
 from typing import Any, Literal
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from tripwire.env import is_library_module
+from tripwire.env import is_library_module, torch_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,56 @@ _REFUSED = {
         Refuse("callable-argument", _CALLBACK),
     ),
 }
+_TRANSFORM = Refuse(
+    "function-transform",
+    "a torch.func transform (vmap, grad, jvp, ...) wraps tensors, and a graph can't hold the "
+    "wrapping. Call the transform outside the traced function.",
+)
+_HIGHER_ORDER = Refuse(
+    "higher-order-operator",
+    "torch.cond, while_loop and their like take Python functions, of which one run shows only "
+    "what ran. Write the branch or loop in plain Python, or call it outside the traced function.",
+)
+_RESEEDED = Refuse(
+    "generator-reseeded",
+    "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
+    "outside, or pass a torch.Generator.",
+)
+_COMPILED = Refuse(
+    "torch-compile-inside",
+    "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
+    "function.",
+)
+_SEEDING = _words(
+    "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all fork_rng"
+)
+
+
+@cache
+def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
+    """Files of torch whose functions can't be followed; all of them, or those named."""
+    path = torch_path(filename)
+    if path is None:
+        return None
+    if path.startswith("_higher_order_ops/"):
+        return _HIGHER_ORDER, None
+    if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
+        return _TRANSFORM, None
+    if path.endswith("random.py"):
+        return _RESEEDED, _SEEDING
+    if path == "_dynamo/eval_frame.py":
+        return _COMPILED, frozenset({"compile_wrapper"})
+    return None
+
+
+def find_refused_code(code: CodeType) -> Refuse | None:
+    """The refusal for a Python function of torch's that no torch-function mode sees."""
+    found = _refused_file(code.co_filename)
+    if found is None or (found[1] is not None and code.co_name not in found[1]):
+        return None
+    return found[0]
+
+
 _OPERATORS: dict[str, Callable[..., object]] = {
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
@@ -145,11 +197,7 @@ def rule_for(func: Callable[..., object]) -> Rule:
 
 def _build_rule(func: Any) -> Rule:
     if isinstance(func, HigherOrderOperator):
-        return Refuse(
-            "higher-order-operator",
-            f"`{func.__name__}` takes Python functions, of which one run shows only what ran. "
-            "Write the branch or loop in plain Python, or call it outside the traced function.",
-        )
+        return _HIGHER_ORDER
     if isinstance(func, type):
         return Query(func.__name__, of_size=False)
     if isinstance(func, (OpOverload, OpOverloadPacket)):
@@ -248,13 +296,16 @@ _NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__
 
 def find_out_of_place(call: Call) -> Call | None:
     """The call that computes what an in-place one computes, and leaves its argument alone."""
+    if call.name in _OUT_OF_PLACE:
+        target = _OUT_OF_PLACE[call.name]
+        return Call("call_function", target, target.__name__)
     name = call.name
     plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
-    if plain == "zero":
-        return Call("call_function", torch.zeros_like, "zeros_like")
-    if plain == name or name.startswith("set_"):
+    if plain == name or call.attribute is not None:
         return None
-    if hasattr(torch.Tensor, plain):
-        return Call("call_method", plain, plain)
-    target = getattr(torch, plain, None) or getattr(torch.nn.functional, plain, None)
-    return None if target is None else Call("call_function", target, plain)
+    return (
+        Call("call_method", plain, plain) if callable(getattr(torch.Tensor, plain, None)) else None
+    )
+
+
+_OUT_OF_PLACE: dict[str, Callable[..., Any]] = {"zero_": torch.zeros_like, "fill_": torch.fill}

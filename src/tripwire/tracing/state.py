@@ -165,12 +165,6 @@ def _input_name(source: Source) -> str:
 
 
 def _unknown_origin(tensor: torch.Tensor) -> Refused:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return Refused(
-            "function-transform",
-            "inside a torch.func transform (vmap, grad, jvp, ...) tensors are wrapped, and a "
-            "graph can't hold the wrapping. Call the transform outside the traced function.",
-        )
     return Refused(
         "unknown-origin",
         f"a tensor {meta_of(tensor)} is used here first, and its origin is unknown: it is no "

@@ -22,10 +22,12 @@ from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.observe import observing
+from tripwire.tracing.ranges import capture_range
 from tripwire.tracing.reach import walk_function
 from tripwire.tracing.recorder import recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
+from tripwire.tracing.rules import Refuse
 from tripwire.tracing.sources import Cell, Local, cells_of
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
 from tripwire.tracing.structure import (
@@ -145,9 +147,9 @@ class _Session:
                     state.reach.walk(cell.cell_contents, Cell(None, name))
                 except ValueError:  # an empty cell
                     continue
-            self.reach_globals(function.__code__, function.__globals__)
+            self.on_start(function.__code__, function.__globals__)
 
-    def reach_globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+    def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Reach the globals that a function names, when it first starts."""
         function = self.binding.function
         own = function is not None and namespace is function.__globals__
@@ -155,8 +157,13 @@ class _Session:
         if self.namespaces.setdefault(module, namespace) is namespace:
             walk_function(self.state.reach, code, namespace, module)
 
+    def on_refused(self, refuse: Refuse) -> None:
+        """A function of torch's that can't be followed starts."""
+        where = capture_range(2, self.state.boundary)
+        self.state.refuse(Refusal(refuse.slug, refuse.reason, where))
+
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with hooks.installed(), observing(self.reach_globals) as observer:
+        with hooks.installed(), observing(self) as observer:
             self.state.observer = observer
             with recording(self.state):
                 return _run_user(fn, args, kwargs)
@@ -270,7 +277,7 @@ class _Session:
         return tuple(rows)
 
     def _is_written(self, node: fx.Node, tensor: torch.Tensor) -> bool:
-        if version_of(tensor) != self.state.versions[node]:
+        if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
             return True
         if tensor.layout is not torch.strided or not self.state.written_storages:
             return False

@@ -1,0 +1,298 @@
+"""No trace left behind: whatever happens, every patch and hook is gone afterwards."""
+
+import gc
+import sys
+import threading
+import traceback
+import weakref
+
+import pytest
+import torch
+from support import quiet_trace, refusal_of
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+import tripwire
+from tripwire.tracing import hooks, observe
+from tripwire.tracing.state import get_tracing_state
+
+X = torch.ones(2, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    before = [vars(p.owner).get(p.name) for p in hooks.PATCHES]
+    profile = sys.getprofile()
+    yield
+    assert [vars(p.owner).get(p.name) for p in hooks.PATCHES] == before
+    assert sys.getprofile() is profile
+    assert _get_current_function_mode_stack() == []
+    assert get_tracing_state() is None
+    assert observe._observers == {}
+    if sys.version_info >= (3, 12):
+        assert not any(sys.monitoring.get_tool(i) == "tripwire" for i in range(6))
+
+
+class Boom(Exception):
+    pass
+
+
+def explode(x):
+    y = x + 1
+    raise Boom(y)
+
+
+def test_an_exception_comes_out_unchanged_with_its_own_traceback() -> None:
+    class Net(nn.Module):
+        def forward(self, x):
+            return explode(x)
+
+    with pytest.raises(Boom) as caught:
+        tripwire.trace(Net(), X)
+    files = [frame.filename for frame in traceback.extract_tb(caught.tb)]
+    inner = files[max(i for i, file in enumerate(files) if "/tripwire/" in file) + 1 :]
+    assert [f for f in inner if f == __file__] == [__file__] * 2  # forward, explode
+    assert isinstance(caught.value.args[0], torch.Tensor)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_an_exception_of_torch_comes_out_unchanged() -> None:
+    def f(x):
+        return x @ torch.ones(3)
+
+    plain = pytest.raises(RuntimeError, f, X)
+    traced = pytest.raises(RuntimeError, tripwire.trace, f, X)
+    assert str(traced.value) == str(plain.value)
+    assert type(traced.value) is type(plain.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_interrupts_pass_through(error) -> None:
+    def f(x):
+        with torch.autocast("cpu"):
+            raise error
+
+    with pytest.raises(error):
+        tripwire.trace(f, X)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_trace_inside_a_trace_is_a_clear_error() -> None:
+    with pytest.raises(tripwire.CannotTrace) as caught:
+        tripwire.trace(lambda x: tripwire.trace(torch.sin, x).result, X)
+    assert caught.value.slug == "nested-trace"
+
+
+def test_a_trace_after_another_works_inside_the_same_function() -> None:
+    def f():
+        return [len(tripwire.trace(torch.sin, X).rows) for _ in range(2)]
+
+    assert f() == [2, 2]
+
+
+def test_two_threads_trace_at_once() -> None:
+    both = threading.Barrier(2, timeout=60)
+    found: dict[int, object] = {}
+
+    class Net(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(depth))
+
+        def forward(self, x):
+            both.wait()  # inside both runs at once
+            for layer in self.layers:
+                x = layer(x).relu()
+            both.wait()
+            return x
+
+    def work(depth):
+        try:
+            found[depth] = tripwire.trace(Net(depth), X)
+        except BaseException as error:
+            found[depth] = error
+
+    threads = [threading.Thread(target=work, args=(depth,)) for depth in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for depth in (3, 5):
+        trace = found[depth]
+        assert isinstance(trace, tripwire.Trace), trace
+        assert trace.statistics().ops == 2 * depth
+        assert trace.rows[-2].scope == f"layers.{depth - 1}"
+
+
+def test_other_threads_are_not_recorded() -> None:
+    def f(x):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(nn.ReLU()(torch.ones(2, 2))))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    assert quiet_trace(f, X).statistics().ops == 1
+
+
+def test_work_of_another_thread_that_enters_the_run_is_of_unknown_origin() -> None:
+    def f(x):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(x * 2))
+        thread.start()
+        thread.join()
+        return x + results[0]
+
+    assert refusal_of(f, X) == "unknown-origin"
+
+
+def test_a_python_profile_function_is_kept_and_called() -> None:
+    seen = []
+
+    def profile(frame, event, arg):
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    def visible(x):
+        return x + 1
+
+    sys.setprofile(profile)
+    try:
+        tripwire.trace(visible, X)
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert "visible" in seen
+
+
+def test_a_profiler_in_c_is_kept() -> None:
+    import cProfile
+
+    profiler = cProfile.Profile()
+
+    def visible(x):
+        return x + 1
+
+    profiler.enable()
+    try:
+        trace = tripwire.trace(visible, X)
+    finally:
+        profiler.disable()
+    assert trace.statistics().ops == 1
+    names = {entry.code.co_name for entry in profiler.getstats() if hasattr(entry.code, "co_name")}
+    assert "visible" in names
+
+
+def test_another_mode_around_the_trace_sees_every_call() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Outer(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Outer():
+        trace = tripwire.trace(lambda x: x.sin().cos(), X)
+    assert {"sin", "cos"} <= set(seen)
+    assert trace.statistics().ops == 2
+
+
+def test_default_device_and_device_contexts() -> None:
+    def f(x):
+        with torch.device("cpu"):
+            return x + torch.zeros(2)
+
+    assert quiet_trace(f, X).statistics().ops == 2
+
+
+REFUSED = {
+    "function-transform": [
+        lambda x: torch.vmap(torch.sin)(x),
+        lambda x: torch.func.grad(lambda t: (t * t).sum())(x),
+        lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+        lambda x: torch.func.jacrev(torch.sin)(x),
+    ],
+    "higher-order-operator": [
+        lambda x: torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,)),
+        lambda x: torch.while_loop(lambda t: t.sum() < 9, lambda t: (t + 1,), (x,))[0],
+    ],
+    "tensor-memory": [lambda x: x * x.data_ptr(), lambda x: (x.untyped_storage(), x + 1)[1]],
+    "callable-argument": [lambda x: x.clone().apply_(lambda v: v + 1)],
+    "generator-reseeded": [
+        lambda x: (torch.manual_seed(0), x + torch.rand(2))[1],
+        lambda x: (torch.random.set_rng_state(torch.random.get_rng_state()), x + 1)[1],
+    ],
+}
+
+
+@pytest.mark.parametrize("slug", REFUSED)
+def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
+    for fn in REFUSED[slug]:
+        with pytest.raises(tripwire.CannotTrace) as caught:
+            quiet_trace(fn, torch.ones(2, 2))
+        assert caught.value.slug == slug
+        assert f"{__file__}:" in str(caught.value)
+
+
+def test_a_refused_run_still_ends_and_has_its_result() -> None:
+    done = []
+
+    def f(x):
+        y = torch.vmap(torch.sin)(x)
+        done.append(True)
+        return y
+
+    run = tripwire.Tracer().run(f, (X,), {})
+    assert done == [True]
+    assert run.trace is None
+    torch.testing.assert_close(run.result, X.sin())
+    assert run.refusal.slug == "function-transform"
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_intermediates_die_as_early_as_in_eager() -> None:
+    alive: list[list[bool]] = []
+
+    def f(x):
+        a = x + 1
+        ref = weakref.ref(a)
+        b = a * 2
+        del a
+        alive[-1].append(ref() is not None)
+        c = [b + i for i in range(3)]
+        refs = [weakref.ref(t) for t in c]
+        total = sum(c)
+        c.clear()
+        alive[-1].append(any(r() is not None for r in refs))
+        return total
+
+    for run in (f, lambda x: quiet_trace(f, x)):
+        alive.append([])
+        with torch.no_grad():
+            run(X)
+    assert alive[0] == alive[1] == [False, False]
+
+
+def test_traces_that_are_dropped_leave_nothing() -> None:
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.layer(x).relu()
+
+    net = Net()
+    watched = weakref.ref(net)
+    trace = tripwire.trace(net, X)
+    trace(X)
+    graph = weakref.ref(trace.graph)
+    del trace, net
+    gc.collect()
+    assert watched() is None
+    assert graph() is None
