@@ -137,7 +137,9 @@ class TracingState:
         graph = self._graph
         last = self.inputs[-1][0] if self.inputs else None
         with graph.inserting_after(last) if last else graph.inserting_before(None):
-            known.node = graph.placeholder(_input_name(known.sources[0]))
+            name = _input_name(known.sources[0])
+            known.node = graph.create_node("placeholder", name, name=name)
+            known.node.target = known.node.name  # two sources can spell alike
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
         self.inputs.append((known.node, known))
         self.versions[known.node] = version_of(tensor)

@@ -60,6 +60,16 @@ def test_named_inputs_keep_their_names_in_declaration_order() -> None:
     assert placeholders == ["second", "first"]
 
 
+def test_sources_that_spell_alike_stay_two_inputs() -> None:
+    def f(a, a_b, self, lambda_=None, **more):
+        return a["b"] - a_b * self + more["class"]
+
+    args = {"b": ones() * 5}, ones() * 2, ones()
+    trace = tripwire.trace(f, *args, **{"class": ones()})
+    check_same(f(*args, **{"class": ones()}), trace(*args, **{"class": ones()}))
+    assert len({wanted.name for wanted in trace.inputs}) == 4
+
+
 def test_star_arguments() -> None:
     def f(*args, **kwargs):
         return args[0] * args[1] + kwargs["w"]

@@ -1,0 +1,55 @@
+"""Facts about Python and torch, each tested by name."""
+
+import contextlib
+import os
+import sys
+
+import pytest
+import torch
+
+from tripwire import env
+
+
+def test_monitoring_is_there_from_3_12_on() -> None:
+    assert hasattr(sys, "monitoring") == env.HAS_MONITORING
+
+
+def test_torch_and_the_standard_library_are_library_files() -> None:
+    assert env.is_library_file(torch.nn.functional.__file__)
+    assert env.is_library_file(contextlib.__file__)
+    assert env.is_library_file("<frozen importlib._bootstrap>")
+
+
+def test_third_party_packages_and_user_files_are_not() -> None:
+    assert not env.is_library_file(pytest.__file__)
+    assert not env.is_library_file(__file__)
+    assert not env.is_library_file("<string>")
+
+
+def test_library_modules_by_name() -> None:
+    assert env.is_library_module("torch.nn")
+    assert env.is_library_module("os.path")
+    assert not env.is_library_module("torchvision")
+    assert not env.is_library_module("transformers.models")
+    assert not env.is_library_module("__main__")
+    assert env.is_stdlib_module("logging")
+    assert not env.is_stdlib_module("torch.distributions")
+
+
+def test_own_files_and_dispatch_files() -> None:
+    assert env.is_own_file(env.__file__)
+    assert not env.is_own_file(__file__)
+    assert env.is_dispatch_file(torch.overrides.__file__)
+
+
+def test_paths_inside_torch() -> None:
+    assert env.torch_path(torch.nn.functional.__file__) == "nn/functional.py"
+    assert env.torch_path(os.__file__) is None
+
+
+def test_a_name_of_torch_that_leads_elsewhere_would_break_fx() -> None:
+    """Why `rules.as_target` exists: fx spells functions of torch by their module and name."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.Tensor.__rpow__, (graph.placeholder("x"), 2)))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert "torch." in module.code

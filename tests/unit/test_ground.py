@@ -1,0 +1,203 @@
+"""The ground: imports point one way, messages are explained, documents run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "tripwire"
+
+# A module may import what stands in a line above its own, and nothing else of tripwire.
+LAYERS = [
+    {"env", "errors"},
+    {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
+    {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
+    {"tracing.reach", "tracing.values", "tracing.observe", "tracing.binding"},
+    {"tracing.state", "tracing.render"},
+    {"tracing.recorder", "tracing.result"},
+    {"tracing.hooks", "tracing.check"},
+    {"tracing.tracer"},
+    {"tracing"},
+    {"api"},
+    {""},
+]
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts).removesuffix("__init__").removesuffix(".")] = path
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of tripwire that a file imports when it runs; for type checking doesn't count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name for name in full if name.removeprefix("tripwire.") in modules()]
+            names.update(known or [node.module])
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+def test_every_module_has_its_layer() -> None:
+    assert set(modules()) == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("name", sorted(set().union(*LAYERS)))
+def test_imports_point_one_way(name: str) -> None:
+    level = next(i for i, layer in enumerate(LAYERS) if name in layer)
+    allowed = set().union(*LAYERS[:level])
+    for imported in imports_of(modules()[name]):
+        if imported.partition(".")[0] == "tripwire":
+            assert imported.removeprefix("tripwire").removeprefix(".") in allowed, imported
+
+
+def test_nothing_leans_on_dynamo_or_jit() -> None:
+    for path in modules().values():
+        for imported in imports_of(path):
+            assert not imported.startswith(("torch._dynamo", "torch.jit", "torch._inductor"))
+
+
+def test_importing_tripwire_imports_no_compiler() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import tripwire;"
+        "new = {m.partition('.')[0] + '.' + m.partition('.')[2].partition('.')[0]"
+        " for m in set(sys.modules) - before};"
+        "print(sorted(m for m in new if m in ('torch._dynamo', 'torch._inductor')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+_SLUG_CALLS = {"Refusal", "Refused", "Refuse"}
+
+
+def slugs_in_code() -> set[str]:
+    found: set[str] = set()
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                given = [k.value for k in node.keywords if k.arg == "slug"]
+                if isinstance(node.func, ast.Name) and node.func.id in _SLUG_CALLS:
+                    given += node.args[:1]
+                found.update(
+                    g.value
+                    for g in given
+                    if isinstance(g, ast.Constant) and isinstance(g.value, str)
+                )
+    return found
+
+
+def test_every_slug_is_explained_and_every_explanation_has_its_slug() -> None:
+    explained = re.findall(r"^### (\S+)$", (ROOT / "docs/messages.md").read_text(), re.MULTILINE)
+    assert len(explained) == len(set(explained))
+    assert len(explained) > 20
+    assert set(explained) == slugs_in_code()
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+def blocks(path: Path) -> list[tuple[str, str]]:
+    """Fenced blocks of a document, as (language, text)."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_every_python_block_of_the_readme_runs_and_prints_what_it_says(tmp_path) -> None:
+    found = blocks(ROOT / "README.md")
+    space: dict[str, object] = {"__name__": "readme"}
+    ran = 0
+    for index, (language, text) in enumerate(found):
+        if language != "python":
+            continue
+        file = tmp_path / f"readme{index}.py"
+        file.write_text(text)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(text, "readme.py", "exec"), space)
+        ran += 1
+        if index + 1 < len(found) and found[index + 1][0] == "text":
+            assert printed.getvalue().rstrip() == found[index + 1][1].rstrip()
+    assert ran
+
+
+def test_every_command_of_the_readme_is_a_target_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [
+        line.split("#")[0].split()
+        for language, text in blocks(ROOT / "README.md")
+        if language == "sh"
+        for line in text.splitlines()
+        if line.strip()
+    ]
+    assert commands
+    for command in commands:
+        assert command[0] in ("make", "git", "cd", "pip"), command
+        if command[0] == "make":
+            assert set(command[1:]) <= targets
+
+
+def test_make_help_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony
+    for target in phony[1].split():
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
+
+
+def test_ci_calls_make_test_only() -> None:
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert [line for line in lines if line.startswith("make")] == ["make test"]
+
+
+def test_the_tour_runs(capsys) -> None:
+    runpy.run_path(str(ROOT / "docs/tour.py"), run_name="__main__")
+    assert "The end." in capsys.readouterr().out
+
+
+def test_the_demo_runs(capsys, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    runpy.run_path(str(ROOT / "examples/demo.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "equal to the model" in out
+    assert "blocks.1.attn.qkv" in out
+    assert "transformer.py:" in out
+
+
+def test_architecture_stays_short() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 150
+
+
+def test_the_architectures_code_map_names_every_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for path in modules().values():
+        if path.name != "__init__.py":
+            assert f"{path.name}`" in text, path
+
+
+def test_the_package_asks_for_what_the_readme_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "tripwire"
+    assert project["requires-python"] == ">=3.11"
+    assert project["dependencies"] == ["torch>=2.11"]
