@@ -62,6 +62,9 @@ class Observer:
         """Report again."""
         self._paused = False
 
+    def stop(self) -> None:
+        """Report nothing more in this run; calling it again changes nothing."""
+
 
 class _ProfileObserver(Observer):
     # Recording an op makes a hundred Python calls, and each would cost a profile event: 18 ms
@@ -70,6 +73,7 @@ class _ProfileObserver(Observer):
     def __init__(self, listener: Listener, before: Any) -> None:
         super().__init__(listener)
         self._before = before
+        self._stopped = False
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         if event == "call":
@@ -84,8 +88,13 @@ class _ProfileObserver(Observer):
 
     def resume(self) -> None:
         self._paused = False
-        if self._before is None:
+        if self._before is None and not self._stopped:
             sys.setprofile(self)
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            sys.setprofile(self._before)
 
 
 @contextmanager
@@ -107,7 +116,7 @@ def _observe_by_profile(listener: Listener) -> Iterator[Observer]:
     try:
         yield observer
     finally:
-        sys.setprofile(before)
+        observer.stop()
 
 
 # --- sys.monitoring: one tool for all threads ------------------------------------------------
@@ -117,18 +126,29 @@ _observers: dict[int, Observer] = {}  # by thread
 _tool: int | None = None
 
 
+class _MonitoringObserver(Observer):
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener)
+        self._thread = threading.get_ident()
+
+    def start(self) -> None:
+        with _lock:
+            _observers[self._thread] = self
+            _start_tool()
+
+    def stop(self) -> None:
+        with _lock:
+            if _observers.pop(self._thread, None) is not None:
+                _stop_tool()
+
+
 def _observe_by_monitoring(listener: Listener) -> Iterator[Observer]:
-    observer = Observer(listener)
-    thread = threading.get_ident()
-    with _lock:
-        _observers[thread] = observer
-        _start_tool()
+    observer = _MonitoringObserver(listener)
+    observer.start()
     try:
         yield observer
     finally:
-        with _lock:
-            del _observers[thread]
-            _stop_tool()
+        observer.stop()
 
 
 def _start_tool() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.names import find_names
@@ -45,6 +45,20 @@ class Recorder(TorchFunctionMode):
     def __init__(self, state: TracingState) -> None:
         super().__init__()
         self.state = state
+        self._left = False
+
+    def leave(self) -> None:
+        """Go from the mode stack before the `with` ends, where nothing was put on top.
+
+        Dynamo would look through any mode that is active when it compiles.
+        """
+        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._left = True
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._left:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -120,13 +134,13 @@ class Recorder(TorchFunctionMode):
 
 
 @contextmanager
-def recording(state: TracingState) -> Iterator[TracingState]:
+def recording(state: TracingState) -> Iterator[Recorder]:
     """Record every torch call of this thread into `state`."""
     before = CURRENT.state
     CURRENT.state = state
     try:
-        with Recorder(state):
-            yield state
+        with Recorder(state) as recorder:
+            yield recorder
     finally:
         CURRENT.state = before
 

@@ -155,6 +155,8 @@ class TracingState:
         """Keep the first refusal; nothing is recorded after it."""
         if self.refusal is None:
             self.refusal = refusal
+            if self.observer is not None:
+                self.observer.stop()
 
 
 def _input_name(source: Source) -> str:

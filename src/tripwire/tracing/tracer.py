@@ -24,7 +24,7 @@ from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.observe import observing
 from tripwire.tracing.ranges import capture_range
 from tripwire.tracing.reach import walk_function
-from tripwire.tracing.recorder import recording
+from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
@@ -127,6 +127,7 @@ class _Session:
     def __init__(self, state: TracingState, binding: Binding, bound: dict[str, object]) -> None:
         self.state = state
         self.binding = binding
+        self.recorder: Recorder | None = None
         self.namespaces: dict[str, dict[str, Any]] = {}
         self.skeletons = {
             str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
@@ -161,11 +162,13 @@ class _Session:
         """A function of torch's that can't be followed starts."""
         where = capture_range(2, self.state.boundary)
         self.state.refuse(Refusal(refuse.slug, refuse.reason, where))
+        if self.recorder is not None:
+            self.recorder.leave()
 
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with hooks.installed(), observing(self) as observer:
             self.state.observer = observer
-            with recording(self.state):
+            with recording(self.state) as self.recorder:
                 return _run_user(fn, args, kwargs)
 
     def freeze(self, result: object) -> Run:

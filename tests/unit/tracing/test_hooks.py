@@ -252,6 +252,13 @@ def test_a_refused_run_still_ends_and_has_its_result() -> None:
     assert run.refusal.slug == "function-transform"
 
 
+def test_a_compiled_function_inside_runs_and_is_refused() -> None:
+    compiled = torch.compile(lambda x: x.sin(), backend="eager")
+    run = tripwire.Tracer().run(lambda x: compiled(x) + 1, (X,), {})
+    assert run.refusal.slug == "torch-compile-inside"
+    torch.testing.assert_close(run.result, X.sin() + 1)
+
+
 # --- memory ------------------------------------------------------------------------------------
 
 
