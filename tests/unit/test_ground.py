@@ -22,6 +22,7 @@ LAYERS = [
     {"env", "errors"},
     {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
+    {"tracing.contents"},
     {"tracing.reach", "tracing.values", "tracing.observe", "tracing.binding"},
     {"tracing.state", "tracing.render"},
     {"tracing.recorder", "tracing.result"},

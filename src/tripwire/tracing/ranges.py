@@ -98,18 +98,15 @@ class PerCode(Generic[T]):
 
     def __init__(self, compute: Callable[[CodeType, int], T]) -> None:
         self._compute = compute
-        self._entries: dict[int, tuple[CodeType, dict[int, T]]] = {}
+        self._entries: dict[tuple[int, int], tuple[T, CodeType]] = {}
 
     def __call__(self, code: CodeType, offset: int) -> T:
-        entry = self._entries.get(id(code))
-        if entry is None:
-            if len(self._entries) >= 8192:  # a program that makes code without end
+        found = self._entries.get((id(code), offset))
+        if found is None:
+            if len(self._entries) >= 65_536:  # a program that makes code without end
                 self._entries.clear()
-            entry = self._entries[id(code)] = (code, {})
-        found = entry[1]
-        if offset not in found:
-            found[offset] = self._compute(code, offset)
-        return found[offset]
+            found = self._entries[id(code), offset] = (self._compute(code, offset), code)
+        return found[0]
 
 
 def capture_range(depth: int, boundary: CodeType | None) -> SourceRange:

@@ -3,10 +3,7 @@
 The walk goes through arguments when the run begins, and through the globals of each
 function when it first runs. A tensor that is neither reached nor made by a recorded call
 has no known origin. The walk looks into `__dict__`, slots, containers, cells and defaults;
-it never runs a property, a `__getattr__` or any other code of the user's.
-
-The contents of what was reached are remembered by identity, so that `find_writes` can tell
-which containers and objects the run left changed.
+it runs no property, no `__getattr__` and no method of the user's, pytree functions excepted.
 """
 
 from __future__ import annotations
@@ -14,13 +11,23 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from tripwire.env import is_library_module, is_stdlib_module
+from tripwire.tracing.contents import (
+    Contents,
+    held_by_cells,
+    held_by_class,
+    held_by_dict,
+    held_by_list,
+    held_by_names,
+    held_by_set,
+    held_by_slots,
+)
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Source, TypeOf, cells_of
 from tripwire.tracing.structure import (
     has_pytree,
@@ -44,16 +51,7 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_MODULES = (nn.ModuleDict, nn.ParameterDict)
 
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a mutable object held when it was reached: keys, and the values' identities."""
-
-    source: Source
-    step: type[Attr] | type[Item]  # how a key continues the path
-    owner: object
-    read: Callable[[object], dict[object, int]]
-    held: dict[object, int]
+Reached = Iterator[tuple[object, Source]]
 
 
 class Reach:
@@ -63,8 +61,9 @@ class Reach:
         self._on_tensor = on_tensor
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
-        self._contents: list[Contents] = []
-        self._classes: dict[int, type] = {}
+        self._classes: set[int] = set()
+        self._module_names: set[tuple[int, str]] = set()
+        self.contents = Contents()
 
     def find_source(self, value: object) -> Source | None:
         """The first path that reached this very object."""
@@ -75,65 +74,100 @@ class Reach:
         queue: deque[tuple[object, Source]] = deque([(value, source)])
         while queue:
             item, path = queue.popleft()
-            kind = type(item)
-            if kind in _LEAVES:
+            if type(item) in _LEAVES:
                 continue
             if isinstance(item, torch.Tensor):
                 self._on_tensor(item, path)
-                continue
-            key = id(item)
-            if key in self._sources:
-                continue
-            self._sources[key] = path
-            self._alive.append(item)
-            queue.extend(self._children(item, path, names))
+            elif isinstance(item, types.ModuleType):  # each name once, and other names later
+                queue.extend(self._names_of(item, path, names))
+            elif id(item) not in self._sources:
+                self._sources[id(item)] = path
+                self._alive.append(item)
+                queue.extend(self._children(item, path))
 
-    def _children(
-        self, item: object, path: Source, names: frozenset[str]
-    ) -> Iterator[tuple[object, Source]]:
-        if isinstance(item, nn.Module):
-            yield from self._module_children(item, path)
-            yield from self._class_of(item, path)
-        elif isinstance(item, types.ModuleType):
-            if not is_library_module(item.__name__):
-                for name in names & vars(item).keys():
-                    yield vars(item)[name], Attr(path, name)
-        elif isinstance(item, type):
-            yield from _class_children(item, path)
-        elif isinstance(item, Mapping):
-            yield from self._items(item, path)
-        elif isinstance(item, (list, tuple, deque)):
-            yield from self._elements(item, path)
-        elif isinstance(item, types.FunctionType):
-            yield from _function_children(item, path)
-        elif isinstance(item, types.MethodType):
-            yield item.__self__, Attr(path, "__self__")
-            yield item.__func__, Attr(path, "__func__")
-        elif isinstance(item, functools.partial):
-            yield item.func, Attr(path, "func")
-            yield item.args, Attr(path, "args")
-            yield item.keywords, Attr(path, "keywords")
-        elif has_pytree(item):
-            yield from iter_pytree(item, path)
-        elif not is_stdlib_module(type(item).__module__) or type(item) is types.SimpleNamespace:
-            yield from self._attributes(item, path)
-            yield from self._class_of(item, path)
+    def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
+        """Reach the globals that a function's code names, before it runs."""
+        names = frozenset(code.co_names)
+        self.contents.remember(namespace, held_by_names(names), functools.partial(Global, module))
+        for name in sorted(names & namespace.keys()):
+            self.walk(namespace[name], Global(module, name), names)
 
-    def _class_of(self, item: object, path: Source) -> Iterator[tuple[object, Source]]:
+    def walk_cells(self, function: types.FunctionType, path: Source | None) -> None:
+        """Reach the closure variables of a function; None for the traced one."""
+        for value, source in self._cells(function, path):
+            self.walk(value, source)
+
+    def _children(self, item: Any, path: Source) -> Reached:
+        match item:
+            case nn.Module():
+                yield from self._module_children(item, path)
+                yield from self._class_of(item, path)
+            case type():
+                yield from self._class_children(item, path)
+            case dict():
+                yield from self._items(item, path)
+                yield from self._attributes(item, path)
+            case list() | tuple() | deque():
+                yield from self._elements(item, path)
+            case set():
+                if len(item) <= LARGEST_CONTAINER:
+                    self.contents.remember(item, held_by_set, functools.partial(Item, path))
+            case types.FunctionType():
+                yield from self._function_children(item, path)
+            case types.MethodType():
+                yield item.__self__, Attr(path, "__self__")
+                yield item.__func__, Attr(path, "__func__")
+            case functools.partial():
+                yield item.func, Attr(path, "func")
+                yield item.args, Attr(path, "args")
+                yield item.keywords, Attr(path, "keywords")
+            case _ if has_pytree(item):
+                yield from iter_pytree(item, path)
+            case _ if not is_stdlib_module(type(item).__module__) or _is_plain_bag(item):
+                yield from self._attributes(item, path)
+                yield from self._class_of(item, path)
+
+    def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
+        if is_library_module(module.__name__):
+            return
+        space = vars(module)
+        new = [n for n in sorted(names & space.keys()) if (id(module), n) not in self._module_names]
+        self._module_names.update((id(module), name) for name in new)
+        if new:
+            read = held_by_names(frozenset(new))
+            self.contents.remember(space, read, functools.partial(Attr, path))
+        for name in new:
+            yield space[name], Attr(path, name)
+
+    def _class_of(self, item: object, path: Source) -> Reached:
         """What an object's class holds, once per class."""
-        cls = type(item)
-        if id(cls) not in self._classes:
-            self._classes[id(cls)] = cls
-            yield from _class_children(cls, TypeOf(path))
+        if id(type(item)) not in self._classes:
+            self._classes.add(id(type(item)))
+            self._alive.append(type(item))
+            yield from self._class_children(type(item), TypeOf(path))
 
-    def _module_children(self, module: nn.Module, path: Source) -> Iterator[tuple[object, Source]]:
+    def _class_children(self, cls: type, path: Source) -> Reached:
+        """Attributes of a class and its bases that are neither functions nor torch's own."""
+        found: set[str] = set()
+        for base in cls.__mro__:
+            if is_library_module(base.__module__):
+                continue
+            self.contents.remember(base, held_by_class, functools.partial(Attr, path))
+            for name, value in vars(base).items():
+                if name not in found and not name.startswith("__"):
+                    found.add(name)
+                    if type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
+                        yield value, Attr(path, name)
+
+    def _module_children(self, module: nn.Module, path: Source) -> Reached:
+        step = functools.partial(Attr, path)
         indexed = isinstance(module, _INDEXED_MODULES)
         keyed = isinstance(module, _KEYED_MODULES)
         for table_name in _MODULE_TABLES:
             table = module.__dict__.get(table_name)
-            if not table:
+            if table is None:
                 continue
-            self._remember(path, Attr, table, _dict_contents)
+            self.contents.remember(table, held_by_dict, step)
             for name, value in table.items():
                 if indexed and name.isdigit():
                     yield value, Item(path, int(name))
@@ -141,120 +175,68 @@ class Reach:
                     yield value, Item(path, name)
                 else:
                     yield value, Attr(path, name)
-        self._remember(path, Attr, module.__dict__, _dict_contents)
+        self.contents.remember(module.__dict__, held_by_dict, step)
         for name, value in module.__dict__.items():
             if type(value) in _LEAVES or name in _MODULE_TABLES:
                 continue
             if name not in _MODULE_INTERNALS or value:
                 yield value, Attr(path, name)
 
-    def _items(
-        self, item: Mapping[object, object], path: Source
-    ) -> Iterator[tuple[object, Source]]:
+    def _items(self, item: dict[Any, Any], path: Source) -> Reached:
         if len(item) > LARGEST_CONTAINER:
             return
-        self._remember(path, Item, item, _dict_contents)
-        for key, value in item.items():
+        self.contents.remember(item, held_by_dict, functools.partial(Item, path))
+        for key, value in dict.items(item):
             if type(value) not in _LEAVES:
                 yield value, Item(path, key)
 
-    def _elements(
-        self, item: list[object] | tuple[object, ...] | deque[object], path: Source
-    ) -> Iterator[tuple[object, Source]]:
+    def _elements(self, item: Any, path: Source) -> Reached:
         if len(item) > LARGEST_CONTAINER:
             return
         if is_namedtuple(type(item)):
-            for name in type(item)._fields:  # type: ignore[union-attr]  # a namedtuple has fields
+            for name in type(item)._fields:
                 yield getattr(item, name), Attr(path, name)
             return
         if not isinstance(item, tuple):
-            self._remember(path, Item, item, _list_contents)
+            self.contents.remember(item, held_by_list, functools.partial(Item, path))
         for index, value in enumerate(item):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
 
-    def _attributes(self, item: object, path: Source) -> Iterator[tuple[object, Source]]:
+    def _attributes(self, item: Any, path: Source) -> Reached:
         attributes = getattr(item, "__dict__", None)
         if type(attributes) is dict:
-            self._remember(path, Attr, attributes, _dict_contents)
+            self.contents.remember(attributes, held_by_dict, functools.partial(Attr, path))
             for name, value in attributes.items():
                 if type(value) not in _LEAVES:
                     yield value, Attr(path, name)
         if slots_of(type(item)):
-            self._remember(path, Attr, item, _slot_contents)
+            self.contents.remember(item, held_by_slots, functools.partial(Attr, path))
             for name, value in read_slots(item).items():
                 yield value, Attr(path, name)
 
-    def _remember(
-        self,
-        source: Source,
-        step: type[Attr] | type[Item],
-        owner: object,
-        read: Callable[[object], dict[object, int]],
-    ) -> None:
-        self._contents.append(Contents(source, step, owner, read, read(owner)))
+    def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
+        if is_library_module(function.__module__ or ""):
+            return
+        yield from self._cells(function, path)
+        if function.__defaults__:
+            yield function.__defaults__, Attr(path, "__defaults__")
+        if function.__kwdefaults__:
+            yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
+        if function.__dict__:
+            yield function.__dict__, Attr(path, "__dict__")
 
-    def find_writes(self) -> Iterator[Source]:
-        """Paths that hold something else than when they were reached, or nothing any more."""
-        for contents in self._contents:
-            before, after = contents.held, contents.read(contents.owner)
-            if before != after:
-                for key in dict.fromkeys((*before, *after)):
-                    if before.get(key) != after.get(key):
-                        yield contents.step(contents.source, key)  # type: ignore[arg-type]
-
-
-def _dict_contents(owner: object) -> dict[object, int]:
-    assert isinstance(owner, Mapping)
-    return dict(zip(owner, map(id, owner.values()), strict=True))
+    def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
+        cells = cells_of(function)
+        if cells:
+            self.contents.remember(cells, held_by_cells, functools.partial(Cell, path))
+        for name, cell in cells.items():
+            try:
+                yield cell.cell_contents, Cell(path, name)
+            except ValueError:  # an empty cell
+                continue
 
 
-def _list_contents(owner: object) -> dict[object, int]:
-    assert isinstance(owner, (list, deque))
-    return dict(enumerate(map(id, owner)))
-
-
-def _slot_contents(owner: object) -> dict[object, int]:
-    return {name: id(value) for name, value in read_slots(owner).items()}
-
-
-def _class_children(cls: type, path: Source) -> Iterator[tuple[object, Source]]:
-    """Attributes of a class and its bases that are neither functions nor torch's own."""
-    found: set[str] = set()
-    for base in cls.__mro__:
-        if is_library_module(base.__module__):
-            continue
-        for name, value in vars(base).items():
-            if name not in found and not name.startswith("__"):
-                found.add(name)
-                if type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
-                    yield value, Attr(path, name)
-
-
-def _function_children(
-    function: types.FunctionType, path: Source
-) -> Iterator[tuple[object, Source]]:
-    if is_library_module(function.__module__ or ""):
-        return
-    for name, cell in cells_of(function).items():
-        try:
-            yield cell.cell_contents, Cell(path, name)
-        except ValueError:  # an empty cell
-            continue
-    if function.__defaults__:
-        yield function.__defaults__, Attr(path, "__defaults__")
-    if function.__kwdefaults__:
-        yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
-    if function.__dict__:
-        yield function.__dict__, Attr(path, "__dict__")
-
-
-def walk_function(
-    reach: Reach, code: types.CodeType, namespace: Mapping[str, object], module: str
-) -> None:
-    """Reach the globals that a function's code names, before it runs."""
-    names = frozenset(code.co_names)
-    for name in names & namespace.keys():
-        value = namespace[name]
-        if type(value) not in _LEAVES:
-            reach.walk(value, Global(module, name), names)
+def _is_plain_bag(item: object) -> bool:
+    """The standard library's objects are left alone, save the one made for users' attributes."""
+    return type(item) is types.SimpleNamespace

@@ -20,7 +20,7 @@ from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, capture_range
 from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call, Query, Refuse, find_out_of_place, rule_for
+from tripwire.tracing.rules import Call, Query, Refuse, Rule, find_out_of_place, rule_for
 from tripwire.tracing.state import (
     CURRENT,
     FACTS,
@@ -71,22 +71,24 @@ class Recorder(TorchFunctionMode):
         state = self.state
         if CURRENT.state is not state or state.refusal is not None:
             return func(*args, **kwargs)
-        observer = state.observer
-        if observer is None:
-            return self._call(func, args, kwargs)
-        observer.pause()
-        try:
-            return self._call(func, args, kwargs)
-        finally:
-            observer.resume()
-
-    def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = rule_for(func)
         if type(rule) is Query:
             value = func(*args, **kwargs)
-            if rule.of_size and args:
+            if state.met_data_sizes and rule.of_size and args:
                 self._check_size_query(rule, args[0], value)
             return value
+        observer = state.observer
+        if observer is None:
+            return self._call(rule, func, args, kwargs)
+        observer.pause()
+        try:
+            return self._call(rule, func, args, kwargs)
+        finally:
+            observer.resume()
+
+    def _call(
+        self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         state = self.state
         if type(rule) is Refuse:
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
@@ -112,7 +114,7 @@ class Recorder(TorchFunctionMode):
         return value
 
     def _range(self) -> SourceRange:
-        return capture_range(2, self.state.boundary)
+        return capture_range(3, self.state.boundary)  # past this, _call and __torch_function__
 
     def _note_failure(self, rule: Call, error: Exception) -> None:
         """A run that goes on after this caught the error: what it did then hangs on values."""
@@ -160,30 +162,36 @@ def build_arguments(
     """A call's arguments as a graph spells them. Raises Refused."""
     if rule.name == "deepcopy":
         args = args[:1]
-
-    def convert(value: Any) -> Any:
-        kind = type(value)
-        if kind in _SPELLABLE:
-            return value
-        if isinstance(value, torch.Tensor):
-            return state.node_of(value)
-        if kind is list:
-            return [convert(item) for item in value]
-        if kind is tuple or kind is torch.Size:
-            return tuple([convert(item) for item in value])
-        if kind is slice:
-            return slice(convert(value.start), convert(value.stop), convert(value.step))
-        if kind is dict:
-            return {key: convert(item) for key, item in value.items()}
-        if isinstance(value, (tuple, list)):  # a namedtuple, or another subclass
-            items = [convert(item) for item in value]
-            return kind(*items) if hasattr(kind, "_fields") else tuple(items)
-        return _constant(state, rule, value, where)
-
-    converted = tuple([convert(value) for value in args])
+    converted = [
+        value if type(value) in _SPELLABLE else _convert(state, rule, value, where)
+        for value in args
+    ]
     if rule.attribute is not None:
-        converted = (converted[0], rule.attribute, *converted[1:])
-    return converted, {key: convert(value) for key, value in kwargs.items()}
+        converted.insert(1, rule.attribute)
+    if not kwargs:
+        return tuple(converted), kwargs
+    return tuple(converted), {k: _convert(state, rule, v, where) for k, v in kwargs.items()}
+
+
+def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], SourceRange]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return state.node_of(value)
+    kind = type(value)
+    if kind in _SPELLABLE:
+        return value
+    if kind is list:
+        return [_convert(state, rule, item, where) for item in value]
+    if kind is tuple or kind is torch.Size:
+        return tuple([_convert(state, rule, item, where) for item in value])
+    if kind is slice:
+        bounds = (value.start, value.stop, value.step)
+        return slice(*[_convert(state, rule, bound, where) for bound in bounds])
+    if kind is dict:
+        return {key: _convert(state, rule, item, where) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):  # a namedtuple, or another subclass
+        items = [_convert(state, rule, item, where) for item in value]
+        return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+    return _constant(state, rule, value, where)
 
 
 def _constant(

@@ -23,12 +23,11 @@ from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.observe import observing
 from tripwire.tracing.ranges import capture_range
-from tripwire.tracing.reach import walk_function
 from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
-from tripwire.tracing.sources import Cell, Local, cells_of
+from tripwire.tracing.sources import Local
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
 from tripwire.tracing.structure import (
     Plan,
@@ -143,11 +142,7 @@ class _Session:
             state.reach.walk(value, Local(name))
         function = binding.function
         if function is not None:
-            for name, cell in cells_of(function).items():
-                try:
-                    state.reach.walk(cell.cell_contents, Cell(None, name))
-                except ValueError:  # an empty cell
-                    continue
+            state.reach.walk_cells(function, None)
             self.on_start(function.__code__, function.__globals__)
 
     def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
@@ -156,7 +151,7 @@ class _Session:
         own = function is not None and namespace is function.__globals__
         module = "" if own else str(namespace.get("__name__", "?"))
         if self.namespaces.setdefault(module, namespace) is namespace:
-            walk_function(self.state.reach, code, namespace, module)
+            self.state.reach.walk_function(code, namespace, module)
 
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's that can't be followed starts."""
@@ -202,7 +197,7 @@ class _Session:
             )
         plan, tensors = self._plan(result)
         inputs = self._inputs()
-        effects = tuple(map(Effect, dict.fromkeys(state.reach.find_writes())))
+        effects = tuple(map(Effect, dict.fromkeys(state.reach.contents.find_writes())))
         self._check_result(result, tensors, inputs, effects)
         graph = state.graph()
         graph.output(tuple(state.node_of(tensor) for tensor in tensors))

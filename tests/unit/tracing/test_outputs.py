@@ -212,6 +212,37 @@ def test_writes_outside_tensors_are_told() -> None:
     assert sorted(written) == ["L['self'].log[0]", "L['self'].seen['last']", "L['self'].steps"]
 
 
+COUNTER = 1000
+
+
+class Shared:
+    calls = 1000
+
+
+def test_writes_to_globals_closures_classes_sets_and_defaults_are_told() -> None:
+    steps = 1000
+    seen = {1}
+
+    def f(x, acc=[]):  # noqa: B006
+        nonlocal steps
+        global COUNTER
+        steps += 1
+        COUNTER += 1
+        Shared.calls += 1
+        seen.add(2)
+        acc.append(1)
+        return x + 1
+
+    written = {str(effect) for effect in quiet_trace(f, ones()).effects}
+    assert written == {
+        "C['steps']",
+        "G['COUNTER']",
+        "G['Shared'].calls",
+        "C['seen'][2]",
+        "L['acc'][0]",
+    }
+
+
 def test_a_run_that_writes_nothing_tells_nothing() -> None:
     trace = quiet_trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert trace.effects == ()
