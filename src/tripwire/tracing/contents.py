@@ -14,7 +14,7 @@ from typing import Any
 from tripwire.tracing.sources import Source
 from tripwire.tracing.structure import read_slots
 
-Held = dict[object, int]  # key → identity of the value
+Held = tuple[tuple[object, ...], tuple[int, ...]]  # keys, and the identities of their values
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,10 @@ class Contents:
     def find_writes(self) -> Iterator[Source]:
         """Paths that hold something else now than before, or nothing, or something new."""
         for remembered in self._remembered:
-            before, after = remembered.held, remembered.read(remembered.owner)
-            if before != after:
+            held = remembered.read(remembered.owner)
+            if held != remembered.held:
+                before = dict(zip(*remembered.held, strict=True))
+                after = dict(zip(*held, strict=True))
                 for key in dict.fromkeys((*before, *after)):
                     if before.get(key) != after.get(key):
                         yield remembered.step(key)
@@ -49,40 +51,41 @@ class Contents:
 
 def held_by_dict(owner: dict[Any, Any]) -> Held:
     """Items of a dict; a subclass's own methods are passed by."""
-    return dict(zip(dict.keys(owner), map(id, dict.values(owner)), strict=True))
+    return tuple(dict.keys(owner)), tuple(map(id, dict.values(owner)))
 
 
 def held_by_list(owner: list[Any] | deque[Any]) -> Held:
     """Elements by position."""
-    return dict(enumerate(map(id, owner)))
+    return tuple(range(len(owner))), tuple(map(id, owner))
 
 
 def held_by_set(owner: set[Any]) -> Held:
     """Elements, which are their own keys."""
-    return {element: id(element) for element in set.__iter__(owner)}
+    elements = tuple(set.__iter__(owner))
+    return elements, tuple(map(id, elements))
 
 
 def held_by_slots(owner: object) -> Held:
     """Filled slots."""
-    return {name: id(value) for name, value in read_slots(owner).items()}
+    return held_by_dict(read_slots(owner))
 
 
 def held_by_class(owner: type) -> Held:
     """Attributes of a class itself."""
-    return {name: id(value) for name, value in vars(owner).items()}
+    return held_by_dict(dict(vars(owner)))
 
 
 def held_by_cells(owner: dict[str, CellType]) -> Held:
     """Closure variables that are bound."""
-    held: Held = {}
+    bound = {}
     for name, cell in owner.items():
         try:
-            held[name] = id(cell.cell_contents)
+            bound[name] = cell.cell_contents
         except ValueError:  # an empty cell
             continue
-    return held
+    return held_by_dict(bound)
 
 
 def held_by_names(names: frozenset[str]) -> Callable[[dict[str, Any]], Held]:
     """Some names of a namespace."""
-    return lambda owner: {name: id(owner[name]) for name in names if name in owner}
+    return lambda owner: held_by_dict({name: owner[name] for name in names if name in owner})

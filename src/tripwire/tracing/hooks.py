@@ -2,7 +2,7 @@
 
 A torch-function mode doesn't see everything. While at least one thread traces, these are
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
-tensor subclassing, autocast and inference mode, and checkpointing. Each patch asks for the
+tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for the
 calling thread's state first and steps aside where there is none. The last tracer to leave
 puts back exactly what was there, also after an exception.
 """
@@ -23,7 +23,7 @@ from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
 from torch.autograd import grad_mode
 
-from tripwire.tracing.ranges import SourceRange, capture_range
+from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.recorder import build_arguments, record
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Target
@@ -96,7 +96,7 @@ def _recording() -> TracingState | None:
 
 
 def _range(state: TracingState) -> SourceRange:
-    return capture_range(2, state.boundary)
+    return state.capture_range(2)
 
 
 def _observe(
@@ -109,18 +109,29 @@ def _observe(
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
-    try:
-        nodes = build_arguments(state, rule, args, kwargs, lambda: where)
-    except Refused as refused:
-        state.refuse(Refusal(refused.slug, refused.reason, where))
-        return run(*args, **kwargs)
+    with _aside(state):
+        nodes = None
+        try:
+            nodes = build_arguments(state, rule, args, kwargs, lambda: where)
+        except Refused as refused:
+            state.refuse(Refusal(refused.slug, refused.reason, where))
+        value = run(*args, **kwargs)
+        if nodes is not None:
+            try:
+                record(state, rule, nodes, args, kwargs, value, where, python)
+            except Refused as refused:
+                state.refuse(Refusal(refused.slug, refused.reason, where))
+        return value
+
+
+@contextmanager
+def _aside(state: TracingState) -> Iterator[None]:
+    """Record nothing: neither what a call does inside, nor what recording it asks of tensors."""
     CURRENT.state = None
     try:
-        value = run(*args, **kwargs)
+        yield
     finally:
         CURRENT.state = state
-    record(state, rule, nodes, args, kwargs, value, where, python)
-    return value
 
 
 # --- scopes ----------------------------------------------------------------------------------
@@ -133,10 +144,16 @@ def _call_in_scope(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if state is None:
         return _module_call(self, *args, **kwargs)
     state.scopes.push(_module_path(state, self))
+    outer = state.outer
+    state.outer = state.capture_range(1)
     try:
         return _module_call(self, *args, **kwargs)
     finally:
+        state.outer = outer
         state.scopes.pop()
+
+
+CALL_IN_SCOPE = _call_in_scope.__code__
 
 
 def _module_path(state: TracingState, module: nn.Module) -> str:
@@ -190,10 +207,11 @@ def _script_call_observed(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _observe(state, rule, lambda *a, **k: _script_call(self, *a, **k), args, kwargs)
 
 
-# --- subclasses --------------------------------------------------------------------------------
+# --- tensors made or remade unseen --------------------------------------------------------------
 
 _make_subclass = torch.Tensor._make_subclass
 _as_subclass = torch.Tensor.as_subclass
+_set = torch.Tensor.set_
 
 
 def _make_subclass_observed(*args: Any, **kwargs: Any) -> Any:
@@ -210,6 +228,14 @@ def _as_subclass_observed(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _as_subclass(self, *args, **kwargs)
     rule = Call("call_method", "as_subclass", "as_subclass")
     return _observe(state, rule, _as_subclass, (self, *args), kwargs)
+
+
+def _set_observed(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    state = _recording()
+    if state is None:
+        return _set(self, *args, **kwargs)
+    rule = Call("call_method", "set_", "set_", writes=True)
+    return _observe(state, rule, _set, (self, *args), kwargs)
 
 
 def make_subclass(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -233,7 +259,9 @@ def _watch_context(
         if state is not None:
             rule = Call("call_function", enter, enter.__name__)
             values = tuple(getattr(self, name) for name in settings)
-            node = record(state, rule, (values, {}), (), {}, None, _range(state))
+            where = _range(state)
+            with _aside(state):
+                node = record(state, rule, (values, {}), (), {}, None, where)
             assert node is not None  # a call without a result is always recorded
             state.contexts.setdefault(id(self), []).append(node)
         return entered
@@ -245,7 +273,9 @@ def _watch_context(
             opened = state.contexts.get(id(self))
             if opened:
                 rule = Call("call_function", leave, leave.__name__)
-                record(state, rule, ((opened.pop(),), {}), (), {}, None, _range(state))
+                where = _range(state)
+                with _aside(state):
+                    record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
             else:
                 state.refuse(
                     Refusal(
@@ -269,12 +299,20 @@ def _checkpoint_observed(*args: Any, **kwargs: Any) -> Iterator[Any]:
     if state is None:
         yield from _checkpoint(*args, **kwargs)
         return
+    generator = _checkpoint(*args, **kwargs)
+    with _aside(state):  # what checkpointing does around the function is no part of it
+        next(generator)
     state.regions.append(state.next_region)
     state.next_region += 1
     try:
-        yield from _checkpoint(*args, **kwargs)
+        yield
+    except BaseException as error:
+        generator.throw(error)
+        raise
     finally:
         state.regions.pop()
+    with _aside(state):
+        next(generator, None)
 
 
 PATCHES = (
@@ -283,6 +321,7 @@ PATCHES = (
     Patch(torch._C.ScriptFunction, "__call__", _script_call_observed),
     Patch(torch.Tensor, "_make_subclass", staticmethod(_make_subclass_observed)),
     Patch(torch.Tensor, "as_subclass", _as_subclass_observed),
+    Patch(torch.Tensor, "set_", _set_observed),
     *_watch_context(
         autocast_mode.autocast,
         autocast_mode._enter_autocast,

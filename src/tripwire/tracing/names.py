@@ -13,7 +13,7 @@ from enum import Enum
 from types import CodeType
 
 from tripwire.env import is_dispatch_file, is_library_file
-from tripwire.tracing.ranges import PerCode, pairs
+from tripwire.tracing.ranges import PerCode, SourceRange
 
 
 class _Taker(Enum):
@@ -21,9 +21,9 @@ class _Taker(Enum):
     NOBODY = "no variable holds it"
 
 
-def find_names(raw: tuple[CodeType | int, ...]) -> str | tuple[str, ...] | None:
+def find_names(where: SourceRange) -> str | tuple[str, ...] | None:
     """The variable, or the unpacked variables, that will hold the innermost call's result."""
-    for code, offset in pairs(raw):
+    for code, offset in where.pairs():
         taker = _taker(code, offset)
         if taker is _Taker.NOBODY:
             return None

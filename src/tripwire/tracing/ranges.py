@@ -44,6 +44,15 @@ class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a froz
     """A call stack, innermost first."""
 
     raw: tuple[CodeType | int, ...]  # code, offset, code, offset, ...
+    outer: SourceRange | None = None  # the stack around the enclosing module call, shared
+
+    def pairs(self) -> Iterator[tuple[CodeType, int]]:
+        """Code objects and instruction offsets, innermost first."""
+        part: SourceRange | None = self
+        while part is not None:
+            parts = iter(part.raw)
+            yield from zip(parts, parts, strict=True)
+            part = part.outer
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -61,7 +70,7 @@ class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a froz
         return first
 
     def _walk(self) -> Iterator[Frame]:
-        for code, offset in pairs(self.raw):
+        for code, offset in self.pairs():
             if not is_dispatch_file(code.co_filename):
                 yield _frame(code, offset)
 
@@ -81,12 +90,6 @@ class SourceRange(NamedTuple):  # a tuple: 1.1 → 0.3 µs a node against a froz
 
 
 NOWHERE = SourceRange(())
-
-
-def pairs(raw: tuple[CodeType | int, ...]) -> Iterator[tuple[CodeType, int]]:
-    """A raw stack as pairs of code and instruction offset."""
-    parts = iter(raw)
-    return zip(parts, parts, strict=True)  # type: ignore[arg-type]  # they alternate
 
 
 class PerCode(Generic[T]):
@@ -109,18 +112,25 @@ class PerCode(Generic[T]):
         return found[0]
 
 
-def capture_range(depth: int, boundary: CodeType | None) -> SourceRange:
-    """The stack from `depth` callers up to, not including, the frame that runs `boundary`."""
+def capture_range(
+    depth: int, ends: tuple[CodeType | None, CodeType | None], outer: SourceRange | None
+) -> SourceRange:
+    """The stack from `depth` callers up to the first frame of `ends`, and `outer` beyond it.
+
+    Outer stacks are taken once per module call and shared: a walk to the top for every node
+    was a third of a trace's time on Python 3.12 (36 layers, 22 frames on average).
+    """
     raw: list[CodeType | int] = []
+    first, second = ends
     frame = sys._getframe(depth + 1)
     while frame is not None:
         code = frame.f_code
-        if code is boundary:
+        if code is first or code is second:
             break
         raw.append(code)
         raw.append(frame.f_lasti)
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return SourceRange(tuple(raw))
+    return SourceRange(tuple(raw), outer)
 
 
 def _build_frame(code: CodeType, offset: int) -> Frame:

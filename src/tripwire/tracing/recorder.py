@@ -18,9 +18,17 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.names import find_names
-from tripwire.tracing.ranges import SourceRange, capture_range
+from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call, Query, Refuse, Rule, find_out_of_place, rule_for
+from tripwire.tracing.rules import (
+    RESULT_IS_CAST,
+    Call,
+    Query,
+    Refuse,
+    Rule,
+    find_out_of_place,
+    rule_for,
+)
 from tripwire.tracing.state import (
     CURRENT,
     FACTS,
@@ -29,7 +37,7 @@ from tripwire.tracing.state import (
     PythonCall,
     TracingState,
 )
-from tripwire.tracing.values import TensorMeta, meta_of
+from tripwire.tracing.values import TensorMeta, meta_of, version_of
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -114,10 +122,12 @@ class Recorder(TorchFunctionMode):
         return value
 
     def _range(self) -> SourceRange:
-        return capture_range(3, self.state.boundary)  # past this, _call and __torch_function__
+        return self.state.capture_range(3)  # past this, _call and __torch_function__
 
     def _note_failure(self, rule: Call, error: Exception) -> None:
         """A run that goes on after this caught the error: what it did then hangs on values."""
+        if rule.name == "__index__":  # torch itself asks, and dtype and size alone decide
+            return
         self.state.refuse(
             Refusal(
                 "caught-exception",
@@ -213,8 +223,15 @@ def _constant(
                 "be followed. Use torch.tensor, which copies.",
             )
         value = value.copy()
+    source = state.reach.find_source(value)
+    if isinstance(value, torch.Generator) and source is None:
+        raise Refused(
+            "generator-made-inside",
+            f"`{rule.name}` draws from a torch.Generator that the run made itself. The graph "
+            "would go on with the same one. Make it outside, and seed it before each call.",
+        )
     name = f"_constant{len(state.constants)}"
-    state.constants.append(Constant(name, value, where()))
+    state.constants.append(Constant(name, value, where(), source))
     node = state.graph().create_node("get_attr", name)
     node.meta[FACTS] = NodeFacts(state.constants[-1].where, state.scopes.current, None)
     return node
@@ -234,20 +251,24 @@ def record(
     if not _is_recordable(value):
         inputs = _tensor_nodes(nodes)
         if inputs:
-            add_branch(state, rule.name, nodes[0], nodes[1], value, where)
+            taken = tuple(_iter_tensors((args, kwargs)))
+            add_branch(state, rule.name, nodes[0], nodes[1], value, where, taken)
         return None
     by_data = _is_sized_by_data(state, rule, args, kwargs)
-    if rule.writes or "out" in kwargs:
+    if rule.writes_also is not None:
+        _note_writes(state, rule.writes_also.find(args, kwargs))
+    cast = None
+    if rule.writes or kwargs.get("out") is not None:
         if state.force_outplace:
+            cast = _dtype_of_result(rule, args)
             rule = _out_of_place(state, rule, args, kwargs)
-            python = None
         else:
             _note_writes(state, kwargs.get("out", args[0] if args else None))
-    elif rule.statistics is not None:
-        _note_writes(state, rule.statistics.find_written(args, kwargs))
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
+    if cast is not None:
+        node = _create_node(state.graph(), _CAST, ((node, cast), {}), node.name)
     node.meta[FACTS] = NodeFacts(
         where,
         state.scopes.current,
@@ -306,7 +327,7 @@ def _choose_names(
         return state.name_fn(value) if isinstance(value, torch.Tensor) else None
     if value is None:
         return None
-    return find_names(where.raw)
+    return find_names(where)
 
 
 def _stand_for(
@@ -343,10 +364,13 @@ def add_branch(
     kwargs: dict[str, Any],
     value: Any,
     where: SourceRange,
+    taken: tuple[torch.Tensor, ...] = (),
 ) -> None:
     """Note that Python used a tensor's value, and warn at the user's line."""
     if type(value).__module__ == "numpy":
         value = value.copy()  # it shares the tensor's memory
+        for tensor in taken:
+            state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
     inputs = _tensor_nodes((args, kwargs))
     branch = Branch(op, inputs, args, kwargs, value, where, state.scopes.current)
     state.branches.append(branch)
@@ -426,6 +450,17 @@ def _note_writes(state: TracingState, written: Any) -> None:
     for tensor in _iter_tensors(written):
         if tensor.layout is torch.strided:
             state.written_storages.add(tensor.untyped_storage()._cdata)
+
+
+_CAST = Call("call_method", "to", "to")
+
+
+def _dtype_of_result(rule: Call, args: tuple[Any, ...]) -> torch.dtype | None:
+    """The dtype to cast to, where the out-of-place form would compute another."""
+    written: torch.Tensor = args[0]
+    others = [arg for arg in args[1:] if isinstance(arg, torch.Tensor)]
+    promoted = any(torch.result_type(written, other) != written.dtype for other in others)
+    return written.dtype if promoted or rule.name in RESULT_IS_CAST else None
 
 
 def _out_of_place(

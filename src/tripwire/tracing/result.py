@@ -134,6 +134,7 @@ class Trace:
         """Run the graph on another call's arguments; the result has the run's structure."""
         roots = self.bind(*args, **kwargs)
         flat = self.fetch(roots)
+        self._check_constants(roots)
         self._check_torch_state()
         with restoring_contexts():
             tensors = self.graph_module(*flat)
@@ -186,6 +187,15 @@ class Trace:
                 slug="input-shape",
             )
         return tensor
+
+    def _check_constants(self, roots: Roots) -> None:
+        for constant in self.constants:
+            if constant.source is not None and constant.source.fetch(roots) is not constant.value:
+                raise InputMismatch(
+                    f"{self.name}: {constant.source} was {constant.value!r:.60} when traced, and "
+                    "is another object now. The graph holds the first: trace again.",
+                    slug="input-object",
+                )
 
     def _check_torch_state(self) -> None:
         if not any(n.target in _CONTEXT_NODES for n in self.graph.nodes):

@@ -24,27 +24,40 @@ from tripwire.env import is_library_module, torch_path
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
-    """Where a norm takes its running statistics, and the flag that has it update them."""
+class Written:
+    """Arguments that a call changes though neither its name nor a version counter tells."""
 
-    positions: tuple[int, int]
-    flag: str
-    default: bool
+    arguments: tuple[tuple[int, str], ...]  # positions and names
+    flag: tuple[int, str, bool] | None = None  # only where this argument is true; and its default
 
-    def find_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The tensors that this call changes."""
-        flag = args[5] if len(args) > 5 else kwargs.get(self.flag, self.default)
-        names = zip(self.positions, ("running_mean", "running_var"), strict=True)
-        return [args[i] if len(args) > i else kwargs.get(n) for i, n in names] if flag else []
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of those arguments in one call."""
+        if self.flag is not None:
+            index, name, default = self.flag
+            if not (args[index] if len(args) > index else kwargs.get(name, default)):
+                return []
+        return [args[i] if len(args) > i else kwargs.get(name) for i, name in self.arguments]
+
+
+def _statistics(first: int, flag: str | None, default: bool = False) -> Written:
+    """Running statistics of a norm stand side by side; most norms update them on a flag."""
+    arguments = ((first, "running_mean"), (first + 1, "running_var"))
+    return Written(arguments, None if flag is None else (5, flag, default))
 
 
 _IN_FUNCTIONAL = {
-    torch.nn.functional.batch_norm: Statistics((1, 2), "training", default=False),
-    torch.nn.functional.instance_norm: Statistics((1, 2), "use_input_stats", default=True),
+    torch.nn.functional.batch_norm: _statistics(1, "training"),
+    torch.nn.functional.instance_norm: _statistics(1, "use_input_stats", default=True),
 }
-_IN_TORCH = dict.fromkeys(
-    ("batch_norm", "native_batch_norm"), Statistics((3, 4), "training", default=False)
-) | {"instance_norm": Statistics((3, 4), "use_input_stats", default=False)}
+_IN_TORCH = {
+    "batch_norm": _statistics(3, "training"),
+    "native_batch_norm": _statistics(3, "training"),
+    "_native_batch_norm_legit": _statistics(3, "training"),
+    "cudnn_batch_norm": _statistics(3, "training"),
+    "miopen_batch_norm": _statistics(3, "training"),
+    "_batch_norm_with_update": _statistics(3, None),
+    "instance_norm": _statistics(3, "use_input_stats"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Call:
     name: str  # the function's own name, without class or overload
     attribute: str | None = None  # second argument of getattr and setattr nodes
     writes: bool = False  # changes its first argument in place
-    statistics: Statistics | None = None  # updates running statistics, which no version counts
+    writes_also: Written | None = None
     sized_by_data: bool = False  # the result's shape can depend on values
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
     splits: bool = False  # the number of results depends on a shape
@@ -144,6 +157,7 @@ _RESEEDED = Refuse(
     "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
     "outside, or pass a torch.Generator.",
 )
+_SWAPPED = Refuse("tensor-memory", "swap_tensors exchanges two tensors behind a graph's back.")
 _COMPILED = Refuse(
     "torch-compile-inside",
     "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
@@ -166,6 +180,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _TRANSFORM, None
     if path.endswith("random.py"):
         return _RESEEDED, _SEEDING
+    if path == "utils/__init__.py":
+        return _SWAPPED, frozenset({"swap_tensors"})
     if path == "_dynamo/eval_frame.py":
         return _COMPILED, frozenset({"compile_wrapper"})
     return None
@@ -221,8 +237,8 @@ def _build_rule(func: Any) -> Rule:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
     if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
         return Call("call_method", name, name, None, **facts)
-    statistics = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name)
-    return Call("call_function", as_target(func), name, None, statistics=statistics, **facts)
+    also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name)
+    return Call("call_function", as_target(func), name, None, writes_also=also, **facts)
 
 
 class Target:
@@ -263,13 +279,26 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
         if isinstance(func, OpOverload)
         else [getattr(func, overload) for overload in func.overloads()]  # type: ignore[no-untyped-call]
     )
+    name = func.__name__.partition(".")[0]
     return Call(
         "call_function",
         func,
-        (name := func.__name__.partition(".")[0]),
-        statistics=_IN_TORCH.get(name),
+        name,
+        writes=_writes(name),
+        writes_also=_IN_TORCH.get(name) or _mutable_arguments(overloads),
         sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
     )
+
+
+def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> Written | None:
+    """Arguments that a schema marks as written; `out` arguments are seen on their own."""
+    found = {
+        (index, argument.name): None
+        for overload in overloads
+        for index, argument in enumerate(overload._schema.arguments)
+        if argument.is_write and not argument.kwarg_only
+    }
+    return Written(tuple(found)) if found else None
 
 
 def _property_rule(kind: str, descriptor: Any) -> Rule:
@@ -296,16 +325,29 @@ _NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__
 
 def find_out_of_place(call: Call) -> Call | None:
     """The call that computes what an in-place one computes, and leaves its argument alone."""
-    if call.name in _OUT_OF_PLACE:
-        target = _OUT_OF_PLACE[call.name]
-        return Call("call_function", target, target.__name__)
+    if call.name == "zero_":
+        return Call("call_function", _zero, "zero")
+    if call.name == "fill_":
+        return Call("call_function", torch.fill, "fill")
     name = call.name
     plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
-    if plain == name or call.attribute is not None:
+    known = callable(getattr(torch.Tensor, plain, None)) and name not in _NO_PLAIN_FORM
+    if plain == name or call.attribute is not None or not known:
         return None
-    return (
-        Call("call_method", plain, plain) if callable(getattr(torch.Tensor, plain, None)) else None
-    )
+    if isinstance(call.target, (OpOverload, OpOverloadPacket)):
+        return None
+    return Call("call_method", plain, plain)
 
 
-_OUT_OF_PLACE: dict[str, Callable[..., Any]] = {"zero_": torch.zeros_like, "fill_": torch.fill}
+def _zero(tensor: torch.Tensor) -> torch.Tensor:
+    """What `zero_` leaves, with its gradient of zero."""
+    return torch.fill(tensor, 0)
+
+
+# Their namesakes without the underscore do something else.
+_NO_PLAIN_FORM = _words("bernoulli_ resize_ resize_as_ set_ requires_grad_ swapaxes_ rename_")
+# These write their result in the dtype of the tensor, and compute it in another.
+RESULT_IS_CAST = _words(
+    "eq_ ne_ lt_ le_ gt_ ge_ equal_ not_equal_ less_ less_equal_ greater_ greater_equal_ "
+    "logical_and_ logical_or_ logical_xor_ logical_not_"
+)

@@ -25,7 +25,7 @@ from torch import fx
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.observe import Observer
-from tripwire.tracing.ranges import NOWHERE, SourceRange
+from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
 from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
@@ -62,6 +62,7 @@ class Constant:
     name: str
     value: object
     where: SourceRange
+    source: Source | None  # the path that reached it, where it wasn't made by the run
 
 
 class TracingState:
@@ -71,7 +72,8 @@ class TracingState:
         self.force_outplace = force_outplace
         self.strict = strict
         self.name_fn: Callable[[torch.Tensor], str | None] | None = None
-        self.boundary: CodeType | None = None  # source ranges end below this code's frame
+        self.ends: tuple[CodeType | None, CodeType | None] = (None, None)  # see capture_range
+        self.outer: SourceRange | None = None  # the stack around the innermost module call
         self.values = ValueTable()
         self.scopes = ScopeStack()
         self.reach = Reach(self._reach_tensor)
@@ -79,6 +81,8 @@ class TracingState:
         self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
         self.branches: list[Branch] = []
         self.constants: list[Constant] = []
+        # Tensors whose memory went to NumPy, with their versions and values then.
+        self.exposed: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.regions: list[int] = []  # open checkpointed calls
@@ -151,10 +155,15 @@ class TracingState:
             if source not in known.sources:
                 known.sources.append(source)
 
+    def capture_range(self, depth: int) -> SourceRange:
+        """The user's call stack, from `depth` callers of this on."""
+        return capture_range(depth + 1, self.ends, self.outer)
+
     def refuse(self, refusal: Refusal) -> None:
         """Keep the first refusal; nothing is recorded after it."""
         if self.refusal is None:
             self.refusal = refusal
+            self.values.clear()  # weak references would get in the way of swap_tensors
             if self.observer is not None:
                 self.observer.stop()
 

@@ -22,7 +22,6 @@ from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.observe import observing
-from tripwire.tracing.ranges import capture_range
 from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
@@ -96,7 +95,7 @@ class Tracer:
         bound = binding.bind(args, kwargs)
         state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
         state.name_fn = self.name_fn
-        state.boundary = _run_user.__code__
+        state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
         session = _Session(state, binding, bound)
         try:
             result = session.execute(fn, args, kwargs)
@@ -155,8 +154,7 @@ class _Session:
 
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's that can't be followed starts."""
-        where = capture_range(2, self.state.boundary)
-        self.state.refuse(Refusal(refuse.slug, refuse.reason, where))
+        self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
         if self.recorder is not None:
             self.recorder.leave()
 
@@ -171,6 +169,7 @@ class _Session:
         state = self.state
         try:
             self._check_torch_state()
+            self._check_exposed_memory()
             if state.refusal is None:
                 return Run(result, self._build(result), None)
         except Refused as refused:
@@ -185,6 +184,15 @@ class _Session:
                 f"the function leaves torch's {', '.join(sorted(changed))} changed, and the "
                 "graph wouldn't. Set it outside, or restore it before returning.",
             )
+
+    def _check_exposed_memory(self) -> None:
+        for tensor, version, value in self.state.exposed:
+            if version_of(tensor) != version or not torch.equal(tensor, value):
+                raise Refused(
+                    "tensor-memory",
+                    "a tensor's memory went to NumPy and was changed afterwards; the graph can't "
+                    "tell by whom. Use tensor.clone().numpy(), or change the tensor with torch.",
+                )
 
     def _build(self, result: object) -> Trace:
         state = self.state

@@ -92,6 +92,10 @@ class ValueTable:
             self._known[known.key] = known
         return known
 
+    def clear(self) -> None:
+        """Forget every tensor."""
+        self._known.clear()
+
     def live(self) -> list[tuple[torch.Tensor, Known]]:
         """Every known tensor that is still alive."""
         pairs = [(known(), known) for known in list(self._known.values())]

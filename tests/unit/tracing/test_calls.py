@@ -4,9 +4,12 @@ import operator
 
 import pytest
 import torch
-from support import check_traces, quiet_trace
+from support import check_traces, quiet_trace, refusal_of
 from torch import nn
 from torch.nn import functional as F
+
+import tripwire
+from tripwire import InputMismatch
 
 
 def one(seed: int) -> tuple[torch.Tensor]:
@@ -227,15 +230,84 @@ def test_numpy_scalars_and_arrays_as_constants() -> None:
     assert len(trace.constants) >= 1
 
 
-def test_a_generator_object_is_a_constant_and_advances() -> None:
+def draw(x, generator):
+    return x + torch.rand(4, 4, generator=generator)
+
+
+def test_a_generator_that_came_in_advances_with_every_call() -> None:
     generator = torch.Generator().manual_seed(0)
+    zeros = torch.zeros(4, 4)
+    trace = quiet_trace(draw, zeros, generator)
+    generator.manual_seed(3)
+    expected = draw(zeros, generator)
+    generator.manual_seed(3)
+    torch.testing.assert_close(trace(zeros, generator), expected, rtol=0, atol=0)
+    assert not torch.equal(trace(zeros, generator), expected)
+
+
+def test_another_generator_is_not_taken_for_the_first() -> None:
+    trace = quiet_trace(draw, torch.zeros(4, 4), torch.Generator())
+    with pytest.raises(InputMismatch) as caught:
+        trace(torch.zeros(4, 4), torch.Generator())
+    assert caught.value.slug == "input-object"
+
+
+def test_a_generator_made_by_the_run_is_refused() -> None:
+    def f(x):
+        return draw(x, torch.Generator().manual_seed(0))
+
+    assert refusal_of(f, torch.zeros(4, 4)) == "generator-made-inside"
+
+
+def test_set_is_recorded_though_no_mode_sees_it() -> None:
+    def f(x):
+        y = x.clone()
+        y.set_(torch.ones(2))
+        return y
+
+    check_traces(f, plain)
+
+
+def test_writes_through_numpy_memory_are_refused() -> None:
+    pytest.importorskip("numpy")
 
     def f(x):
-        return x + torch.rand(4, 4, generator=generator)
+        y = x.clone()
+        y.numpy()[0] = 5
+        return y * 2
 
-    trace = quiet_trace(f, torch.zeros(4, 4))
-    generator.manual_seed(3)
-    expected = f(torch.zeros(4, 4))
-    generator.manual_seed(3)
-    torch.testing.assert_close(trace(torch.zeros(4, 4)), expected, rtol=0, atol=0)
-    assert not torch.equal(trace(torch.zeros(4, 4)), expected)
+    assert refusal_of(f, torch.zeros(4, 4)) == "tensor-memory"
+    check_traces(lambda x: x * float(x.numpy().shape[0]), plain)
+
+
+def test_swapped_tensors_are_refused_and_the_run_goes_on() -> None:
+    def f(x):
+        a, b = x.clone(), x * 2
+        torch.utils.swap_tensors(a, b)
+        return a
+
+    run = tripwire.Tracer().run(f, (torch.ones(2),), {})
+    assert run.refusal.slug == "tensor-memory"
+    assert run.result.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, m, v: torch.native_batch_norm(x, None, None, m, v, True, 0.5, 1e-5)[0],
+        lambda x, m, v: torch._native_batch_norm_legit(x, None, None, m, v, True, 0.5, 1e-5)[0],
+        lambda x, m, v: torch.ops.aten._batch_norm_with_update(x, None, None, m, v, 0.5, 1e-5)[0],
+        lambda x, m, v: F.instance_norm(x, m, v),
+    ],
+)
+def test_running_statistics_are_seen_to_change(norm) -> None:
+    trace = quiet_trace(norm, torch.randn(2, 3, 4), torch.zeros(3), torch.ones(3))
+    assert [wanted.written for wanted in trace.inputs] == [False, True, True]
+
+
+def test_overload_lookups_of_torch_itself_are_no_failures() -> None:
+    def f(x, edges):
+        return torch.histogramdd(x, edges).hist
+
+    trace = quiet_trace(f, torch.randn(5, 2), [torch.arange(3.0)] * 2)
+    assert trace.statistics().ops

@@ -153,6 +153,9 @@ def test_force_outplace_records_the_out_of_place_form() -> None:
     [
         ("no-outplace-form", lambda x: x.normal_()),
         ("no-outplace-form", lambda x: torch.add(x, 1, out=x)),
+        ("no-outplace-form", lambda x: x.bernoulli_()),
+        ("no-outplace-form", lambda x: x.resize_(1)),
+        ("no-outplace-form", lambda x: torch.ops.aten.add_(x, 1)),
         ("outplace-alias", lambda x: (x[0].add_(1), x)[1]),
     ],
 )
@@ -160,6 +163,35 @@ def test_force_outplace_refuses_what_would_change_meaning(slug, fn) -> None:
     with pytest.raises(tripwire.CannotTrace) as caught:
         tripwire.Tracer(force_outplace=True).trace(fn, torch.ones(2))
     assert caught.value.slug == slug
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.clone().eq_(1.0),
+        lambda x: x.clone().logical_not_(),
+        lambda x: x.clone().add_(torch.ones(2, dtype=torch.float64)),
+        lambda x: x.clone().fill_(3),
+        lambda x: (x * 1).zero_(),
+    ],
+)
+def test_force_outplace_keeps_dtypes(fn) -> None:
+    trace = tripwire.Tracer(force_outplace=True).trace(fn, torch.ones(2, requires_grad=True))
+    for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+        expected, got = fn(x), trace(x)
+        torch.testing.assert_close(got, expected)
+        assert got.dtype == expected.dtype
+
+
+def test_force_outplace_keeps_gradients() -> None:
+    def f(x):
+        return (x * 1).zero_() + (x * 2).fill_(3) + (x * 3).mul_(x)
+
+    trace = tripwire.Tracer(force_outplace=True).trace(f, torch.ones(2, requires_grad=True))
+    for run in (f, trace):
+        x = torch.full((2,), 2.0, requires_grad=True)
+        (grad,) = torch.autograd.grad(run(x).sum(), x)
+        assert grad.tolist() == [12, 12]
 
 
 # --- check -------------------------------------------------------------------------------------
