@@ -6,9 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from tripwire.errors import CannotTrace
@@ -70,6 +71,8 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
     if isinstance(target, nn.Module):
         forward = getattr(target.forward, "__func__", target.forward)
         return (forward if isinstance(forward, FunctionType) else None), target
+    if isinstance(target, BuiltinMethodType) and isinstance(target.__self__, torch.Tensor):
+        return None, target.__self__
     call = inspect.getattr_static(type(target), "__call__", None)
     if isinstance(call, FunctionType):
         return call, target
@@ -78,7 +81,8 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
 
 def _signature(target: Any) -> inspect.Signature | None:
     try:
-        return inspect.signature(target.forward if isinstance(target, nn.Module) else target)
+        called = target.forward if isinstance(target, nn.Module) else target
+        return inspect.signature(called, follow_wrapped=False)  # a wrapper may take other names
     except (TypeError, ValueError):  # a builtin without one
         return None
 

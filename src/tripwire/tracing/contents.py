@@ -1,27 +1,32 @@
 """Contents: what mutable things held before a run, so that its writes can be told after it.
 
-Values are remembered by identity only: a tensor that the run lets go dies as it would have.
+A value is remembered by a token. Tensors are held weakly, so that one that the run lets go
+dies as it would have; small values are kept, since their identities would come again.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CellType
+from types import FunctionType
 from typing import Any
 
-from tripwire.tracing.sources import Source
+import torch
+
+from tripwire.tracing.sources import Source, bound_cells
 from tripwire.tracing.structure import read_slots
 
-Held = tuple[tuple[object, ...], tuple[int, ...]]  # keys, and the identities of their values
+Held = tuple[tuple[object, ...], tuple[object, ...]]  # keys, and the values that they lead to
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     owner: Any
     read: Callable[[Any], Held]
-    held: Held
+    keys: tuple[object, ...]
+    tokens: tuple[int, ...]
     step: Callable[[Any], Source]  # the path of a key
 
 
@@ -30,39 +35,57 @@ class Contents:
 
     def __init__(self) -> None:
         self._remembered: list[_Remembered] = []
+        self._kept: list[object] = []  # so that no token comes again
 
     def remember(
         self, owner: Any, read: Callable[[Any], Held], step: Callable[[Any], Source]
     ) -> None:
         """Keep what `owner` holds now."""
-        self._remembered.append(_Remembered(owner, read, read(owner), step))
+        keys, values = read(owner)
+        tokens = tuple([self._token(value) for value in values])
+        self._remembered.append(_Remembered(owner, read, keys, tokens, step))
 
-    def find_writes(self) -> Iterator[Source]:
-        """Paths that hold something else now than before, or nothing, or something new."""
+    def _token(self, value: object) -> int:
+        if isinstance(value, torch.Tensor):
+            value = weakref.ref(value)  # one object as long as the tensor lives
+        self._kept.append(value)
+        return id(value)
+
+    def find_writes(self) -> Iterator[tuple[object, Source]]:
+        """Owners, and paths in them that hold something else now than before."""
         for remembered in self._remembered:
-            held = remembered.read(remembered.owner)
-            if held != remembered.held:
-                before = dict(zip(*remembered.held, strict=True))
-                after = dict(zip(*held, strict=True))
+            keys, values = remembered.read(remembered.owner)
+            tokens = tuple(
+                [id(weakref.ref(v) if isinstance(v, torch.Tensor) else v) for v in values]
+            )
+            if (keys, tokens) != (remembered.keys, remembered.tokens):
+                before = dict(zip(remembered.keys, remembered.tokens, strict=True))
+                after = dict(zip(keys, tokens, strict=True))
                 for key in dict.fromkeys((*before, *after)):
                     if before.get(key) != after.get(key):
-                        yield remembered.step(key)
+                        yield remembered.owner, remembered.step(key)
 
 
 def held_by_dict(owner: dict[Any, Any]) -> Held:
     """Items of a dict; a subclass's own methods are passed by."""
-    return tuple(dict.keys(owner)), tuple(map(id, dict.values(owner)))
+    return tuple(dict.keys(owner)), tuple(dict.values(owner))
+
+
+def held_by_items(owner: dict[Any, Any]) -> Held:
+    """Items of a dict whose keys may be anything: tensors don't compare as keys must."""
+    keys, values = held_by_dict(owner)
+    return tuple(id(k) if isinstance(k, torch.Tensor) else k for k in keys), values
 
 
 def held_by_list(owner: list[Any] | deque[Any]) -> Held:
     """Elements by position."""
-    return tuple(range(len(owner))), tuple(map(id, owner))
+    return tuple(range(len(owner))), tuple(owner)
 
 
 def held_by_set(owner: set[Any]) -> Held:
     """Elements, which are their own keys."""
     elements = tuple(set.__iter__(owner))
-    return elements, tuple(map(id, elements))
+    return elements, elements
 
 
 def held_by_slots(owner: object) -> Held:
@@ -75,15 +98,9 @@ def held_by_class(owner: type) -> Held:
     return held_by_dict(dict(vars(owner)))
 
 
-def held_by_cells(owner: dict[str, CellType]) -> Held:
+def held_by_cells(owner: FunctionType) -> Held:
     """Closure variables that are bound."""
-    bound = {}
-    for name, cell in owner.items():
-        try:
-            bound[name] = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-    return held_by_dict(bound)
+    return held_by_dict(bound_cells(owner))
 
 
 def held_by_names(names: frozenset[str]) -> Callable[[dict[str, Any]], Held]:

@@ -2,18 +2,19 @@
 
 A torch-function mode doesn't see everything. While at least one thread traces, these are
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
-tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for the
-calling thread's state first and steps aside where there is none. The last tracer to leave
+tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for
+the calling thread's state first and steps aside where there is none. The last tracer to leave
 puts back exactly what was there, also after an exception.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -22,36 +23,40 @@ from torch import nn
 from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
 from torch.autograd import grad_mode
+from torch.nn.modules import module as module_globals
+from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.tracing.ranges import SourceRange
-from tripwire.tracing.recorder import build_arguments, record
+from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call, Target
+from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.state import CURRENT, PythonCall, TracingState
+from tripwire.tracing.structure import holds_tensor, iter_held
 
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute that is replaced for a while."""
+    """One attribute that is replaced for a while, by something made from what was there."""
 
     owner: Any
     name: str
-    value: object
+    wrap: Callable[[Any], object]
 
-    def apply(self) -> Callable[[], None]:
-        """Replace the attribute; the result undoes it exactly."""
+    def apply(self, undo: list[Callable[[], None]]) -> None:
+        """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
         before = vars(self.owner).get(self.name, _ABSENT)
-        setattr(self.owner, self.name, self.value)
+        value = self.wrap(getattr(self.owner, self.name))
 
-        def undo() -> None:
-            if before is _ABSENT:
-                delattr(self.owner, self.name)
-            else:
+        def put_back() -> None:
+            if before is not _ABSENT:
                 setattr(self.owner, self.name, before)
+            elif self.name in vars(self.owner):
+                delattr(self.owner, self.name)
 
-        return undo
+        undo.append(put_back)
+        setattr(self.owner, self.name, value)
 
 
 _lock = threading.Lock()
@@ -65,6 +70,7 @@ def installed() -> Iterator[None]:
     global _users
     with _lock:
         if _users == 0:
+            _undo_all()  # nothing, unless an interrupt hit just here before
             _apply_all()
         _users += 1
     try:
@@ -79,7 +85,7 @@ def installed() -> Iterator[None]:
 def _apply_all() -> None:
     try:
         for patch in PATCHES:
-            _undo.append(patch.apply())
+            patch.apply(_undo)
     except BaseException:
         _undo_all()
         raise
@@ -87,7 +93,8 @@ def _apply_all() -> None:
 
 def _undo_all() -> None:
     while _undo:
-        _undo.pop()()
+        _undo[-1]()  # may run twice if interrupted, and may not be lost
+        _undo.pop()
 
 
 def _recording() -> TracingState | None:
@@ -115,7 +122,11 @@ def _observe(
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
-        value = run(*args, **kwargs)
+        try:
+            value = run(*args, **kwargs)
+        except Exception as error:
+            note_failure(state, rule, error, where)
+            raise
         if nodes is not None:
             try:
                 record(state, rule, nodes, args, kwargs, value, where, python)
@@ -128,32 +139,60 @@ def _observe(
 def _aside(state: TracingState) -> Iterator[None]:
     """Record nothing: neither what a call does inside, nor what recording it asks of tensors."""
     CURRENT.state = None
+    if state.observer is not None:
+        state.observer.pause()
     try:
         yield
     finally:
+        if state.observer is not None:
+            state.observer.resume()
         CURRENT.state = state
 
 
 # --- scopes ----------------------------------------------------------------------------------
 
-_module_call = nn.Module.__call__
+
+def _wrap_module_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call_in_scope(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        state = CURRENT.state
+        if state is None:
+            return plain(self, *args, **kwargs)
+        state.scopes.push(_module_path(state, self))
+        outer = state.outer
+        state.outer = state.capture_range(1)
+        try:
+            _check_module(state, self)
+            return plain(self, *args, **kwargs)
+        finally:
+            state.outer = outer
+            state.scopes.pop()
+
+    return call_in_scope
 
 
-def _call_in_scope(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    state = CURRENT.state
-    if state is None:
-        return _module_call(self, *args, **kwargs)
-    state.scopes.push(_module_path(state, self))
-    outer = state.outer
-    state.outer = state.capture_range(1)
-    try:
-        return _module_call(self, *args, **kwargs)
-    finally:
-        state.outer = outer
-        state.scopes.pop()
+CALL_IN_SCOPE = next(
+    const
+    for const in _wrap_module_call.__code__.co_consts
+    if isinstance(const, CodeType) and const.co_name == "call_in_scope"
+)
 
 
-CALL_IN_SCOPE = _call_in_scope.__code__
+def _check_module(state: TracingState, module: nn.Module) -> None:
+    """Refuse modules whose call does what neither a mode nor a patch can see."""
+    if isinstance(module, torch.jit.ScriptModule):
+        reason = "a scripted module runs here, out of this trace's sight. Trace the plain module."
+        state.refuse(Refusal("scripted-module", reason, _range(state)))
+    elif torch.is_grad_enabled() and (
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or module_globals._global_backward_hooks
+        or module_globals._global_backward_pre_hooks
+    ):
+        reason = (
+            "the module has backward hooks: Python functions that would run in the backward, "
+            "outside the graph. Remove them, or trace under torch.no_grad()."
+        )
+        state.refuse(Refusal("backward-hook", reason, _range(state)))
 
 
 def _module_path(state: TracingState, module: nn.Module) -> str:
@@ -166,82 +205,109 @@ def _module_path(state: TracingState, module: nn.Module) -> str:
 # --- custom autograd functions -----------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
-def _apply_of(function: type[torch.autograd.Function]) -> Target:
-    return Target(function.apply, f"{function.__name__}_apply")
+def _wrap_apply(plain: Any) -> Any:
+    """`Function.apply` reaches this through super(), so names bound before do too."""
 
-
-@classmethod  # type: ignore[misc]  # becomes a class method of torch's class
-def _apply_observed(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    # `Function.apply` reaches this through super(), so names bound before (`f = F.apply`) do too.
-    run = super(autograd_function._SingleLevelFunction, cls).apply
-    state = _recording()
-    if state is None:
-        return run(*args, **kwargs)
-    if issubclass(cls, torch.utils.checkpoint.CheckpointFunction):
-        state.refuse(
-            Refusal(
-                "reentrant-checkpoint",
-                "re-entrant checkpointing runs the function again inside its backward, out of "
-                "this trace's sight. Pass use_reentrant=False.",
-                _range(state),
-            )
+    def apply_observed(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        run = super(autograd_function._SingleLevelFunction, cls).apply
+        state = _recording()
+        if state is None:
+            return run(*args, **kwargs)
+        refuse = _find_refusal(state, cls)
+        if refuse is not None:
+            state.refuse(Refusal(refuse.slug, refuse.reason, _range(state)))
+            return run(*args, **kwargs)
+        kinds = "".join("d" if isinstance(arg, torch.Tensor) else "c" for arg in args)
+        scalars = tuple(
+            ... if holds_tensor(arg) else arg for arg in args if not isinstance(arg, torch.Tensor)
         )
-        return run(*args, **kwargs)
-    kinds = "".join("d" if isinstance(arg, torch.Tensor) else "c" for arg in args)
-    scalars = tuple(arg for arg in args if not isinstance(arg, torch.Tensor))
-    rule = Call("call_function", _apply_of(cls), cls.__name__)
-    return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars))
+        target = Target(cls.apply, f"{cls.__name__}_apply")
+        rule = Call("call_function", target, cls.__name__, opaque=True)
+        return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars))
+
+    return classmethod(apply_observed)
+
+
+def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
+    if issubclass(cls, torch.utils.checkpoint.CheckpointFunction):
+        return Refuse(
+            "reentrant-checkpoint",
+            "re-entrant checkpointing runs the function again inside its backward, out of "
+            "this trace's sight. Pass use_reentrant=False.",
+        )
+    for name in ("forward", "backward", "setup_context"):
+        for tensor in iter_held(getattr(cls, name, None)):
+            known = state.values.find(tensor)
+            if known is not None and known.node is not None and not known.sources:
+                return Refuse(
+                    "opaque-object",
+                    f"{cls.__name__}.{name} closes over {known.node.name}, a tensor of this run. "
+                    "The graph would keep this one. Pass it to apply.",
+                )
+    return None
 
 
 # --- scripted functions ------------------------------------------------------------------------
 
-_script_call = torch._C.ScriptFunction.__call__
 
+def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call_observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = _recording()
+        if state is None:
+            return plain(self, *args, **kwargs)
+        target = Target(self, f"{self.name}_script")
+        rule = Call("call_function", target, self.name, opaque=True)
+        return _observe(state, rule, functools.partial(plain, self), args, kwargs)
 
-def _script_call_observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-    state = _recording()
-    if state is None:
-        return _script_call(self, *args, **kwargs)
-    rule = Call("call_function", Target(self, f"{self.name}_script"), self.name)
-    return _observe(state, rule, lambda *a, **k: _script_call(self, *a, **k), args, kwargs)
+    return call_observed
 
 
 # --- tensors made or remade unseen --------------------------------------------------------------
 
-_make_subclass = torch.Tensor._make_subclass
-_as_subclass = torch.Tensor.as_subclass
-_set = torch.Tensor.set_
+
+def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
+    def make_subclass(*args: Any, **kwargs: Any) -> Any:
+        state = _recording()
+        if state is None:
+            return plain(*args, **kwargs)
+        target = Target(plain, "make_subclass")
+        return _observe(state, Call("call_function", target, "subclass"), plain, args, kwargs)
+
+    return staticmethod(make_subclass)
 
 
-def _make_subclass_observed(*args: Any, **kwargs: Any) -> Any:
-    state = _recording()
-    if state is None:
-        return _make_subclass(*args, **kwargs)
-    rule = Call("call_function", make_subclass, args[0].__name__.lower())
-    return _observe(state, rule, _make_subclass, args, kwargs)
+def _wrap_method(rule: Call) -> Callable[[Callable[..., Any]], object]:
+    """Observe a tensor method that no mode sees."""
+
+    def wrap(plain: Callable[..., Any]) -> object:
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            state = _recording()
+            if state is None:
+                return plain(self, *args, **kwargs)
+            return _observe(state, rule, plain, (self, *args), kwargs)
+
+        return method
+
+    return wrap
 
 
-def _as_subclass_observed(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    state = _recording()
-    if state is None:
-        return _as_subclass(self, *args, **kwargs)
-    rule = Call("call_method", "as_subclass", "as_subclass")
-    return _observe(state, rule, _as_subclass, (self, *args), kwargs)
+# --- torch's fast paths --------------------------------------------------------------------------
 
 
-def _set_observed(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    state = _recording()
-    if state is None:
-        return _set(self, *args, **kwargs)
-    rule = Call("call_method", "set_", "set_", writes=True)
-    return _observe(state, rule, _set, (self, *args), kwargs)
+def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """nn.MultiheadAttention and its like leave their fast path when a mode is active.
 
+    They ask through the module; functions that dispatch to a mode have the name of their own.
+    """
 
-def make_subclass(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """The node target for tensors that a run wraps in a subclass, such as nn.Parameter."""
-    made: torch.Tensor = _make_subclass(*args, **kwargs)
-    return made
+    def has_torch_function(*args: Any) -> bool:
+        mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+        if not isinstance(mode, Recorder):
+            return plain(*args)
+        with _pop_mode_temporarily():
+            return plain(*args)
+
+    return has_torch_function
 
 
 # --- contexts ----------------------------------------------------------------------------------
@@ -251,10 +317,14 @@ def _watch_context(
     cls: Any, enter: Callable[..., Any], leave: Callable[..., Any], settings: tuple[str, ...]
 ) -> tuple[Patch, Patch]:
     """Patches that record entering and leaving a context as a pair of nodes."""
-    plain_enter, plain_exit = cls.__enter__, cls.__exit__
 
-    def enter_observed(self: Any) -> Any:
-        entered = plain_enter(self)
+    def wrap_enter(plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self: entered(self, plain(self))
+
+    def wrap_exit(plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *error: left(self, plain(self, *error))
+
+    def entered(self: Any, result: Any) -> Any:
         state = _recording()
         if state is not None:
             rule = Call("call_function", enter, enter.__name__)
@@ -264,10 +334,9 @@ def _watch_context(
                 node = record(state, rule, (values, {}), (), {}, None, where)
             assert node is not None  # a call without a result is always recorded
             state.contexts.setdefault(id(self), []).append(node)
-        return entered
+        return result
 
-    def exit_observed(self: Any, *error: Any) -> Any:
-        left = plain_exit(self, *error)
+    def left(self: Any, result: Any) -> Any:
         state = _recording()
         if state is not None:
             opened = state.contexts.get(id(self))
@@ -284,44 +353,50 @@ def _watch_context(
                         _range(state),
                     )
                 )
-        return left
+        return result
 
-    return Patch(cls, "__enter__", enter_observed), Patch(cls, "__exit__", exit_observed)
+    return Patch(cls, "__enter__", wrap_enter), Patch(cls, "__exit__", wrap_exit)
 
 
 # --- checkpointing -----------------------------------------------------------------------------
 
-_checkpoint = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 
+def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint_observed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        state = _recording()
+        if state is None:
+            yield from plain(*args, **kwargs)
+            return
+        generator = plain(*args, **kwargs)
+        with _aside(state):  # what checkpointing does around the function is no part of it
+            next(generator)
+        state.regions.append(state.next_region)
+        state.next_region += 1
+        try:
+            yield
+        except BaseException as error:
+            generator.throw(error)
+            raise
+        finally:
+            state.regions.pop()
+        with _aside(state):
+            next(generator, None)
 
-def _checkpoint_observed(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    state = _recording()
-    if state is None:
-        yield from _checkpoint(*args, **kwargs)
-        return
-    generator = _checkpoint(*args, **kwargs)
-    with _aside(state):  # what checkpointing does around the function is no part of it
-        next(generator)
-    state.regions.append(state.next_region)
-    state.next_region += 1
-    try:
-        yield
-    except BaseException as error:
-        generator.throw(error)
-        raise
-    finally:
-        state.regions.pop()
-    with _aside(state):
-        next(generator, None)
+    return checkpoint_observed
 
 
 PATCHES = (
-    Patch(nn.Module, "__call__", _call_in_scope),
-    Patch(autograd_function._SingleLevelFunction, "apply", _apply_observed),
-    Patch(torch._C.ScriptFunction, "__call__", _script_call_observed),
-    Patch(torch.Tensor, "_make_subclass", staticmethod(_make_subclass_observed)),
-    Patch(torch.Tensor, "as_subclass", _as_subclass_observed),
-    Patch(torch.Tensor, "set_", _set_observed),
+    Patch(nn.Module, "__call__", _wrap_module_call),
+    Patch(autograd_function._SingleLevelFunction, "apply", _wrap_apply),
+    Patch(torch._C.ScriptFunction, "__call__", _wrap_script_call),
+    Patch(torch.Tensor, "_make_subclass", _wrap_make_subclass),
+    Patch(
+        torch.Tensor,
+        "as_subclass",
+        _wrap_method(Call("call_method", "as_subclass", "as_subclass")),
+    ),
+    Patch(torch.Tensor, "set_", _wrap_method(Call("call_method", "set_", "set_", writes=True))),
+    Patch(torch.overrides, "has_torch_function", _wrap_has_torch_function),
     *_watch_context(
         autocast_mode.autocast,
         autocast_mode._enter_autocast,
@@ -334,5 +409,5 @@ PATCHES = (
         grad_mode._exit_inference_mode,
         ("mode",),
     ),
-    Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_observed),
+    Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
 )

@@ -37,6 +37,8 @@ def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
         return _Taker.CALLER
     following = _instructions_after(code, offset)
     opname, argument = next(following, ("", 0))
+    while opname in ("COPY", "SWAP"):  # `a = b = f(x)`, `(a := f(x))`
+        opname, argument = next(following, ("", 0))
     if opname == "RETURN_VALUE":
         return _Taker.CALLER
     if is_library_file(code.co_filename):
@@ -58,6 +60,24 @@ def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
 
 
 _taker = PerCode(_find_taker)
+
+
+def find_global_names(code: CodeType) -> frozenset[str]:
+    """Names that a function's code looks up, stores or deletes as globals."""
+    return _global_names(code, 0)
+
+
+def _find_global_names(code: CodeType, _: int) -> frozenset[str]:
+    found = set()
+    for opname, argument in _instructions_after(code, -2):
+        if opname == "LOAD_GLOBAL":
+            found.add(code.co_names[argument >> 1])  # the low bit asks for a NULL, from 3.11 on
+        elif opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"):
+            found.add(code.co_names[argument])
+    return frozenset(found)
+
+
+_global_names = PerCode(_find_global_names)
 
 
 def _instructions_after(code: CodeType, offset: int) -> Iterator[tuple[str, int]]:

@@ -133,6 +133,11 @@ def capture_range(
     return SourceRange(tuple(raw), outer)
 
 
+def is_library_caller(depth: int) -> bool:
+    """Whether the frame `depth` callers up lies in torch or the standard library."""
+    return is_library_file(sys._getframe(depth + 1).f_code.co_filename)
+
+
 def _build_frame(code: CodeType, offset: int) -> Frame:
     file = code.co_filename
     line, end_line, start, end = next(islice(code.co_positions(), offset // 2, None))

@@ -23,12 +23,14 @@ from tripwire.tracing.contents import (
     held_by_cells,
     held_by_class,
     held_by_dict,
+    held_by_items,
     held_by_list,
     held_by_names,
     held_by_set,
     held_by_slots,
 )
-from tripwire.tracing.sources import Attr, Cell, Global, Item, Source, TypeOf, cells_of
+from tripwire.tracing.names import find_global_names
+from tripwire.tracing.sources import Attr, Cell, Global, Item, Source, TypeOf, bound_cells
 from tripwire.tracing.structure import (
     has_pytree,
     is_namedtuple,
@@ -45,7 +47,7 @@ _LEAVES = frozenset(
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
     | {types.BuiltinFunctionType, types.CodeType, types.MethodDescriptorType}
 )
-_CODE_TYPES = (types.FunctionType, property, classmethod, staticmethod, types.MemberDescriptorType)
+_CODE_TYPES = (property, classmethod, staticmethod, types.MemberDescriptorType)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
@@ -87,9 +89,11 @@ class Reach:
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
-        names = frozenset(code.co_names)
-        self.contents.remember(namespace, held_by_names(names), functools.partial(Global, module))
-        for name in sorted(names & namespace.keys()):
+        globals_ = find_global_names(code)
+        step = functools.partial(Global, module)
+        self.contents.remember(namespace, held_by_names(globals_), step)
+        names = frozenset(code.co_names)  # attributes as well: those of Python modules
+        for name in sorted(globals_ & namespace.keys()):
             self.walk(namespace[name], Global(module, name), names)
 
     def walk_cells(self, function: types.FunctionType, path: Source | None) -> None:
@@ -123,7 +127,7 @@ class Reach:
                 yield item.keywords, Attr(path, "keywords")
             case _ if has_pytree(item):
                 yield from iter_pytree(item, path)
-            case _ if not is_stdlib_module(type(item).__module__) or _is_plain_bag(item):
+            case _ if _is_looked_into(type(item)):
                 yield from self._attributes(item, path)
                 yield from self._class_of(item, path)
 
@@ -150,13 +154,15 @@ class Reach:
         """Attributes of a class and its bases that are neither functions nor torch's own."""
         found: set[str] = set()
         for base in cls.__mro__:
-            if is_library_module(base.__module__):
+            if is_library_module(_module_of(base)):
                 continue
             self.contents.remember(base, held_by_class, functools.partial(Attr, path))
             for name, value in vars(base).items():
                 if name not in found and not name.startswith("__"):
                     found.add(name)
-                    if type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
+                    if isinstance(value, types.FunctionType):
+                        yield from self._function_children(value, Attr(path, name))
+                    elif type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
                         yield value, Attr(path, name)
 
     def _module_children(self, module: nn.Module, path: Source) -> Reached:
@@ -167,7 +173,8 @@ class Reach:
             table = module.__dict__.get(table_name)
             if table is None:
                 continue
-            self.contents.remember(table, held_by_dict, step)
+            if isinstance(table, dict):  # scripted modules have tables of their own
+                self.contents.remember(table, held_by_dict, step)
             for name, value in table.items():
                 if indexed and name.isdigit():
                     yield value, Item(path, int(name))
@@ -185,7 +192,7 @@ class Reach:
     def _items(self, item: dict[Any, Any], path: Source) -> Reached:
         if len(item) > LARGEST_CONTAINER:
             return
-        self.contents.remember(item, held_by_dict, functools.partial(Item, path))
+        self.contents.remember(item, held_by_items, functools.partial(Item, path))
         for key, value in dict.items(item):
             if type(value) not in _LEAVES:
                 yield value, Item(path, key)
@@ -227,16 +234,20 @@ class Reach:
             yield function.__dict__, Attr(path, "__dict__")
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
-        cells = cells_of(function)
-        if cells:
-            self.contents.remember(cells, held_by_cells, functools.partial(Cell, path))
-        for name, cell in cells.items():
-            try:
-                yield cell.cell_contents, Cell(path, name)
-            except ValueError:  # an empty cell
-                continue
+        if function.__closure__:
+            self.contents.remember(function, held_by_cells, functools.partial(Cell, path))
+        for name, value in bound_cells(function).items():
+            yield value, Cell(path, name)
 
 
-def _is_plain_bag(item: object) -> bool:
-    """The standard library's objects are left alone, save the one made for users' attributes."""
-    return type(item) is types.SimpleNamespace
+def _is_looked_into(cls: type) -> bool:
+    """Objects of the standard library, of torch's insides and of tripwire hold no user's state."""
+    module = _module_of(cls)
+    if is_stdlib_module(module):
+        return cls is types.SimpleNamespace
+    return not module.startswith("torch._") and module.partition(".")[0] != "tripwire"
+
+
+def _module_of(cls: type) -> str:
+    module = cls.__module__
+    return module if isinstance(module, str) else ""

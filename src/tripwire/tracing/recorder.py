@@ -7,6 +7,7 @@ recorder steps aside.
 
 from __future__ import annotations
 
+import cmath
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.names import find_names
-from tripwire.tracing.ranges import SourceRange
+from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import (
     RESULT_IS_CAST,
@@ -37,12 +38,13 @@ from tripwire.tracing.state import (
     PythonCall,
     TracingState,
 )
+from tripwire.tracing.structure import holds_tensor
 from tripwire.tracing.values import TensorMeta, meta_of, version_of
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
 _SPELLABLE = frozenset(
-    {int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device}
+    {int, float, bool, str, type(None), type(...), torch.dtype, torch.device}
     | {torch.layout, torch.memory_format, range}
 )
 
@@ -82,8 +84,7 @@ class Recorder(TorchFunctionMode):
         rule = rule_for(func)
         if type(rule) is Query:
             value = func(*args, **kwargs)
-            if state.met_data_sizes and rule.of_size and args:
-                self._check_size_query(rule, args[0], value)
+            self._note_query(rule, args, value)
             return value
         observer = state.observer
         if observer is None:
@@ -111,7 +112,7 @@ class Recorder(TorchFunctionMode):
         try:
             value = func(*args, **kwargs)
         except Exception as error:
-            self._note_failure(rule, error)
+            note_failure(state, rule, error, self._range())
             raise
         finally:
             CURRENT.state = state
@@ -124,25 +125,39 @@ class Recorder(TorchFunctionMode):
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__
 
-    def _note_failure(self, rule: Call, error: Exception) -> None:
-        """A run that goes on after this caught the error: what it did then hangs on values."""
-        if rule.name == "__index__":  # torch itself asks, and dtype and size alone decide
-            return
-        self.state.refuse(
-            Refusal(
-                "caught-exception",
-                f"`{rule.name}` raised {type(error).__name__} here and the function caught it. "
-                "Whether it raises may depend on values, and a graph can't take the other way. "
-                "Test the condition before the call.",
-                self._range(),
-            )
-        )
-
-    def _check_size_query(self, rule: Query, tensor: object, value: object) -> None:
-        if isinstance(tensor, torch.Tensor):
-            known = self.state.values.find(tensor)
+    def _note_query(self, rule: Query, args: tuple[Any, ...], value: object) -> None:
+        state = self.state
+        if rule.of_strides:
+            state.strides_matter = True
+        if rule.of_grad:
+            state.requires_grad_matters = True
+            if rule.name == "grad_fn" and value is not None and not is_library_caller(3):
+                state.refuse(Refusal("autograd-graph", _GRAD_FN, self._range()))
+        if rule.of_size and state.met_data_sizes and isinstance(args[0], torch.Tensor):
+            known = state.values.find(args[0])
             if known is not None and known.sized_by_data and known.node is not None:
-                add_branch(self.state, rule.name, (known.node,), {}, value, self._range())
+                add_branch(state, rule.name, (known.node,), {}, value, self._range())
+
+
+_GRAD_FN = (
+    "`grad_fn` hands out the autograd graph. Hooks put on it, and what is read of it, would be "
+    "missing from the graph."
+)
+
+
+def note_failure(state: TracingState, rule: Call, error: Exception, where: SourceRange) -> None:
+    """A run that goes on after this caught the error: what it did then hangs on values."""
+    if rule.name == "__index__":  # torch itself asks, and dtype and size alone decide
+        return
+    state.refuse(
+        Refusal(
+            "caught-exception",
+            f"`{rule.name}` raised {type(error).__name__} here and the function caught it. "
+            "Whether it raises may depend on values, and a graph can't take the other way. "
+            "Test the condition before the call.",
+            where,
+        )
+    )
 
 
 @contextmanager
@@ -189,6 +204,8 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     kind = type(value)
     if kind in _SPELLABLE:
         return value
+    if kind is complex and cmath.isfinite(value):  # fx spells nan and inf, not in complex
+        return value
     if kind is list:
         return [_convert(state, rule, item, where) for item in value]
     if kind is tuple or kind is torch.Size:
@@ -207,6 +224,12 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
 def _constant(
     state: TracingState, rule: Call, value: Any, where: Callable[[], SourceRange]
 ) -> fx.Node:
+    if holds_tensor(value):
+        raise Refused(
+            "opaque-object",
+            f"`{rule.name}` takes a {type(value).__qualname__} with tensors in it. The graph would "
+            "hold it as it is now. Pass the tensors themselves.",
+        )
     if isinstance(value, fx.Node):  # a context's node, on its way to the matching exit
         return value
     if callable(value) and not isinstance(value, type):
@@ -254,9 +277,14 @@ def record(
             taken = tuple(_iter_tensors((args, kwargs)))
             add_branch(state, rule.name, nodes[0], nodes[1], value, where, taken)
         return None
-    by_data = _is_sized_by_data(state, rule, args, kwargs)
+    if value is None and rule.target is getattr:  # `.grad is None` asks what ran before
+        add_branch(state, rule.name, nodes[0], nodes[1], value, where)
+        return None
+    state.calls += 1
+    by_data = rule.opaque or _is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
         _note_writes(state, rule.writes_also.find(args, kwargs))
+    _note_changes(state, rule, args, kwargs)
     cast = None
     if rule.writes or kwargs.get("out") is not None:
         if state.force_outplace:
@@ -276,16 +304,33 @@ def record(
         state.regions[-1] if state.regions else None,
         python,
     )
+    if not rule.writes and args and value is args[0]:
+        state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, by_data, names if isinstance(names, tuple) else ())
-    if rule.splits and by_data:
-        add_branch(state, rule.name, nodes[0], nodes[1], len(value), where)
+    if rule.attribute == "data" and rule.writes and by_data:
+        _stand_for(state, state.node_of(args[0]), args[0], by_data, ())
+    if rule.name == "deepcopy":
+        _check_copied_once(state, value)
+    if isinstance(value, (tuple, list)):
+        plain = tuple(item for item in value if isinstance(item, (bool, int, float, str)))
+        if plain or (by_data and (rule.splits or rule.opaque)):
+            add_branch(state, rule.name, nodes[0], nodes[1], (len(value), *plain), where)
     return node
+
+
+def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
+    storage = copied.untyped_storage()._cdata
+    if storage in state.copied_storages:
+        raise Refused(
+            "tensor-memory", "deepcopy of tensors that share memory: a graph would copy each alone."
+        )
+    state.copied_storages.add(storage)
 
 
 def _create_node(graph: fx.Graph, rule: Call, nodes: Arguments, name: str) -> fx.Node:
     # Arguments are set afterwards: create_node would look through them for symbolic sizes,
     # which a real run has none of. 19 → 10 µs a node, bench_trace.py.
-    node = graph.create_node(rule.op, rule.target, name=name)
+    node = graph.create_node(rule.op, rule.target, name="self_" if name == "self" else name)
     args, kwargs = nodes
     if args:
         node.args = args
@@ -336,6 +381,7 @@ def _stand_for(
     if isinstance(value, torch.Tensor):
         known = state.values.add(value)
         known.node = node
+        known.seen_at = state.calls
         if by_data and value.dim() > 0:
             known.sized_by_data = state.met_data_sizes = True
     elif isinstance(value, (tuple, list)):
@@ -388,7 +434,8 @@ def _is_sized_by_data(
             if len(args) + len(kwargs) == 1:
                 return True
         elif rule.name == "repeat_interleave":
-            if kwargs.get("output_size") is None and _has_tensor((args[1:], kwargs)):
+            alone = len(args) == 1 and "repeats" not in kwargs
+            if kwargs.get("output_size") is None and (alone or _has_tensor((args[1:], kwargs))):
                 return True
         elif rule.name == "tensor_split":
             if _has_tensor((args[1:], kwargs)):
@@ -421,9 +468,9 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _has_size_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a 0-dim integer tensor stands where sizes and slice bounds stand."""
+    """Whether an integer in a tensor stands where sizes and slice bounds stand."""
     return any(
-        tensor.dim() == 0 and not tensor.is_floating_point()
+        tensor.numel() == 1 and not tensor.is_floating_point()
         for value in (*args, *kwargs.values())
         for part in (_bounds(value) if isinstance(value, (slice, tuple)) else [value])
         for tensor in _iter_tensors(part)
@@ -448,8 +495,21 @@ def _has_mask(index: Any) -> bool:
 
 def _note_writes(state: TracingState, written: Any) -> None:
     for tensor in _iter_tensors(written):
-        if tensor.layout is torch.strided:
-            state.written_storages.add(tensor.untyped_storage()._cdata)
+        state.note_write(tensor)
+
+
+def _note_changes(
+    state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Arguments whose version moved were changed by this very call: before it they were checked."""
+    given = _iter_tensors((args, kwargs)) if rule.writes or kwargs else args
+    for tensor in given:
+        if isinstance(tensor, torch.Tensor):
+            known = state.values.find(tensor)
+            if known is not None and known.version != version_of(tensor):
+                if not (rule.writes and state.force_outplace):
+                    state.note_write(tensor)
+                known.version, known.seen_at = version_of(tensor), state.calls
 
 
 _CAST = Call("call_method", "to", "to")
@@ -475,11 +535,12 @@ def _out_of_place(
     written = args[0]
     storage = written.untyped_storage()._cdata
     for other, known in state.values.live():
-        if other is not written and known.node is not None and other.layout is torch.strided:
+        if other is not written and other.layout is torch.strided:
             if other.untyped_storage()._cdata == storage:
+                name = known.node.name if known.node else next(iter(known.sources))
                 raise Refused(
                     "outplace-alias",
                     f"force_outplace: `{rule.name}` writes to memory that another live tensor "
-                    f"({known.node.name}) shares; out of place that tensor would keep its value.",
+                    f"({name}) shares; out of place that tensor would keep its value.",
                 )
     return plain

@@ -103,6 +103,8 @@ class Trace:
     effects: tuple[Effect, ...]
     constants: tuple[Constant, ...]
     torch_state: TorchState  # found by the run
+    strides_matter: bool  # inputs must have the strides that the run saw
+    requires_grad_matters: bool  # and must want gradients as they did then
     binding: Binding = field(repr=False)
     namespaces: dict[str, dict[str, Any]] = field(repr=False)
     skeletons: dict[str, tuple[object, ...]] = field(repr=False)
@@ -158,7 +160,14 @@ class Trace:
 
     def fetch(self, roots: Roots) -> list[torch.Tensor]:
         """The graph's inputs, in order, for one call; checked against what was traced."""
-        return [self._fetch_input(wanted, roots) for wanted in self.inputs]
+        flat = [self._fetch_input(wanted, roots) for wanted in self.inputs]
+        if len(set(map(id, flat))) < len(flat):
+            raise InputMismatch(
+                f"{self.name}: one tensor was passed for two inputs that were two tensors when "
+                "traced.",
+                slug="input-alias",
+            )
+        return flat
 
     def _fetch_input(self, wanted: Input, roots: Roots) -> torch.Tensor:
         try:
@@ -175,18 +184,22 @@ class Trace:
                 slug="input-alias",
             )
         meta = meta_of(tensor)
-        if (meta.shape, meta.dtype, meta.device) != (
-            wanted.meta.shape,
-            wanted.meta.dtype,
-            wanted.meta.device,
-        ):
+        if self._compared(meta) != self._compared(wanted.meta):
             raise InputMismatch(
-                f"{self.name}: {wanted.source} was {wanted.meta} on {wanted.meta.device} when "
-                f"traced and is {meta} on {meta.device} now. Sizes that Python read are part of "
-                "a trace: trace again.",
+                f"{self.name}: {wanted.source} was {wanted.meta.full} when traced and is "
+                f"{meta.full} now. Sizes that Python read are part of a trace: trace again.",
                 slug="input-shape",
             )
         return tensor
+
+    def _compared(self, meta: TensorMeta) -> tuple[object, ...]:
+        return (
+            meta.shape,
+            meta.dtype,
+            meta.device,
+            meta.stride if self.strides_matter else None,
+            meta.requires_grad if self.requires_grad_matters else None,
+        )
 
     def _check_constants(self, roots: Roots) -> None:
         for constant in self.constants:

@@ -73,6 +73,7 @@ class Call:
     sized_by_data: bool = False  # the result's shape can depend on values
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
     splits: bool = False  # the number of results depends on a shape
+    opaque: bool = False  # Python or scripted code runs inside: any size may depend on values
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Query:
 
     name: str
     of_size: bool  # a branch where the tensor's size depends on values
+    of_strides: bool = False
+    of_grad: bool = False  # whether a gradient is wanted, and what would compute it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ _SIZE_QUERIES = _words(
     "shape size __len__ numel nelement nbytes stride is_contiguous is_same_size "
     "storage_offset dim_order"
 )
+_STRIDE_QUERIES = _words("stride is_contiguous storage_offset dim_order _is_view is_set_to")
+_GRAD_QUERIES = _words("requires_grad is_leaf grad_fn")
 _QUERIES = _SIZE_QUERIES | _words(
     "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
     "element_size output_nr retains_grad _version _backward_hooks _post_accumulate_grad_hooks "
@@ -116,15 +121,19 @@ _SIZED_BY_DATA = _words(
     "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
     "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
     "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
-    "bincount where repeat_interleave __getitem__ tensor_split to_sparse one_hot "
-    "_pack_padded_sequence _pad_packed_sequence"
+    "bincount where repeat_interleave __getitem__ tensor_split to_sparse to_sparse_csr "
+    "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
+    "_pad_packed_sequence"
 )
 # Sizes among the arguments: where one is a tensor, the result's size depends on its value.
 _TAKES_SIZES = _words(
     "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
     "new_zeros new_ones new_full new_empty view reshape expand repeat tile narrow unflatten "
     "split split_with_sizes chunk as_strided pad unfold interpolate resize_ broadcast_to "
-    "tril_indices triu_indices __getitem__"
+    "tril_indices triu_indices __getitem__ topk diag diagonal diag_embed multinomial "
+    "hann_window hamming_window blackman_window bartlett_window kaiser_window fft ifft rfft "
+    "irfft hfft ihfft stft istft tensordot movedim select_scatter slice_scatter vander "
+    "tril triu roll combinations cartesian_prod"
 )
 _SPLITS = _words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
 _STORAGE = "it hands out a tensor's memory, and what happens to that can't be followed."
@@ -157,6 +166,22 @@ _RESEEDED = Refuse(
     "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
     "outside, or pass a torch.Generator.",
 )
+_SAVED_HOOKS = Refuse(
+    "backward-hook",
+    "hooks on saved tensors are Python functions that would run in the backward, outside the "
+    "graph.",
+)
+_DISPATCH_MODE = Refuse(
+    "dispatch-mode", "a TorchDispatchMode is entered here, and what it does can't be followed."
+)
+_STATE = Refuse(
+    "torch-state-changed",
+    "one of torch's flags is set here, and a graph wouldn't set it again. Set it outside.",
+)
+_STATE_SETTERS = _words(
+    "set_default_dtype set_default_tensor_type set_default_device use_deterministic_algorithms "
+    "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
+)
 _SWAPPED = Refuse("tensor-memory", "swap_tensors exchanges two tensors behind a graph's back.")
 _COMPILED = Refuse(
     "torch-compile-inside",
@@ -180,6 +205,14 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _TRANSFORM, None
     if path.endswith("random.py"):
         return _RESEEDED, _SEEDING
+    if path == "autograd/forward_ad.py":
+        return _TRANSFORM, None
+    if path == "autograd/graph.py":
+        return _SAVED_HOOKS, frozenset({"__enter__"})
+    if path == "utils/_python_dispatch.py":
+        return _DISPATCH_MODE, frozenset({"__enter__"})
+    if path in ("__init__.py", "nn/attention/__init__.py"):
+        return _STATE, _STATE_SETTERS
     if path == "utils/__init__.py":
         return _SWAPPED, frozenset({"swap_tensors"})
     if path == "_dynamo/eval_frame.py":
@@ -207,7 +240,9 @@ def rule_for(func: Callable[..., object]) -> Rule:
     """The rule of a function, made on first use."""
     rule = _rules.get(func)
     if rule is None:
-        rule = _rules[func] = _build_rule(func)
+        rule = _build_rule(func)
+        if is_library_module(getattr(func, "__module__", None) or "torch"):
+            _rules[func] = rule  # a user's function would be kept alive
     return rule
 
 
@@ -224,7 +259,7 @@ def _build_rule(func: Any) -> Rule:
     if name in _REFUSED:
         return _refuse(name)
     if name in _QUERIES:
-        return Query(name, name in _SIZE_QUERIES)
+        return _query(name)
     if name == "__deepcopy__":  # its memo belongs to the run; a graph starts a new one
         return Call("call_function", copy.deepcopy, "deepcopy")
     facts: dict[str, Any] = {
@@ -238,7 +273,10 @@ def _build_rule(func: Any) -> Rule:
     if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
         return Call("call_method", name, name, None, **facts)
     also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name)
-    return Call("call_function", as_target(func), name, None, writes_also=also, **facts)
+    users = not is_library_module(func.__module__ or "torch")
+    return Call(
+        "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
+    )
 
 
 class Target:
@@ -268,6 +306,10 @@ def as_target(func: Any) -> Any:
     return Target(func, func.__name__)
 
 
+def _query(name: str) -> Query:
+    return Query(name, name in _SIZE_QUERIES, name in _STRIDE_QUERIES, name in _GRAD_QUERIES)
+
+
 def _refuse(name: str) -> Refuse:
     rule = _REFUSED[name]
     return Refuse(rule.slug, f"`{name}`: {rule.reason}")
@@ -287,6 +329,7 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
         writes=_writes(name),
         writes_also=_IN_TORCH.get(name) or _mutable_arguments(overloads),
         sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
+        opaque=overloads[0].namespace not in ("aten", "prim", "prims"),
     )
 
 
@@ -307,7 +350,7 @@ def _property_rule(kind: str, descriptor: Any) -> Rule:
         return _refuse(name)
     if kind == "__get__":
         if name in _QUERIES:
-            return Query(name, name in _SIZE_QUERIES)
+            return _query(name)
         return Call("call_function", builtins.getattr, name, name)
     if kind == "__set__":
         return Call("call_function", builtins.setattr, f"set_{name}", name, writes=True)

@@ -174,6 +174,17 @@ def cells_of(function: object) -> dict[str, CellType]:
     return dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
 
 
+def bound_cells(function: object) -> dict[str, object]:
+    """What the closure cells of a function hold, by name; empty cells are left out."""
+    bound = {}
+    for name, cell in cells_of(function).items():
+        try:
+            bound[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return bound
+
+
 class ScopePaths:
     """Scope paths of sources: `L['self'].blocks[3].attn` is `blocks.3.attn`.
 

@@ -30,7 +30,7 @@ from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
-from tripwire.tracing.values import Known, TensorMeta, ValueTable, meta_of, version_of
+from tripwire.tracing.values import LAZY, Known, TensorMeta, ValueTable, meta_of, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,11 @@ class TracingState:
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
         self.scope_paths = ScopePaths()
-        self.written_storages: set[int] = set()
+        self.calls = 0  # recorded so far
+        self.written_storages: dict[int, int] = {}  # storage → the last call that wrote to it
+        self.strides_matter = False  # Python, or a call that may return its argument, read them
+        self.requires_grad_matters = False  # Python read it
+        self.copied_storages: set[int] = set()  # made by deepcopy
         self.observer: Observer | None = None
         self.refusal: Refusal | None = None
         self._graph = fx.Graph()
@@ -134,14 +138,41 @@ class TracingState:
         known = self.values.find(tensor)
         if known is None:
             raise _unknown_origin(tensor)
+        if known.version != version_of(tensor) or known.version == LAZY:
+            self.check_seen(tensor, known)
         return known.node or self.lift(tensor, known)
+
+    def check_seen(self, tensor: torch.Tensor, known: Known) -> None:
+        """Raise Refused where a tensor was changed in place by no recorded call."""
+        if known.version == LAZY:
+            raise Refused(
+                "lazy-parameter",
+                f"{next(iter(known.sources))} has no shape yet. Call the module once before "
+                "tracing it: a graph would initialise it again on every call.",
+            )
+        version = version_of(tensor)
+        if version != known.version:
+            if self.written_storages.get(_storage(tensor), -1) < known.seen_at:
+                name = known.node.name if known.node is not None else next(iter(known.sources))
+                raise Refused(
+                    "unseen-write",
+                    f"the tensor {name} was changed in place before this use, and no recorded "
+                    "torch call did it: another thread, a scripted module, `.real =` or a C "
+                    "extension. Do it with a torch function in this thread.",
+                )
+            known.version, known.seen_at = version, self.calls
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """A recorded call changed this tensor, and with it all that share its memory."""
+        if tensor.layout is torch.strided:
+            self.written_storages[_storage(tensor)] = self.calls
 
     def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
         """Make a reached tensor an input of the graph."""
         graph = self._graph
         last = self.inputs[-1][0] if self.inputs else None
         with graph.inserting_after(last) if last else graph.inserting_before(None):
-            name = _input_name(known.sources[0])
+            name = _input_name(next(iter(known.sources)))
             known.node = graph.create_node("placeholder", name, name=name)
             known.node.target = known.node.name  # two sources can spell alike
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
@@ -152,8 +183,7 @@ class TracingState:
     def _reach_tensor(self, tensor: torch.Tensor, source: Source) -> None:
         known = self.values.add(tensor)
         if known.node is None or known.sources:  # not one that the run itself made
-            if source not in known.sources:
-                known.sources.append(source)
+            known.sources.setdefault(source)
 
     def capture_range(self, depth: int) -> SourceRange:
         """The user's call stack, from `depth` callers of this on."""
@@ -166,6 +196,10 @@ class TracingState:
             self.values.clear()  # weak references would get in the way of swap_tensors
             if self.observer is not None:
                 self.observer.stop()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
 
 
 def _input_name(source: Source) -> str:
@@ -189,7 +223,8 @@ def _unknown_origin(tensor: torch.Tensor) -> Refused:
 
 
 class _Current(threading.local):
-    state: TracingState | None = None
+    state: TracingState | None = None  # None while paused, and inside an op
+    tracing: bool = False  # from the beginning of a traced run to its end
 
 
 CURRENT = _Current()

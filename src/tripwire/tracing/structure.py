@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from types import MemberDescriptorType
+from functools import partial
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size}
@@ -76,13 +77,15 @@ def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
 # --- arguments ---------------------------------------------------------------------------
 
 
-def iter_tensors(value: object, path: Source) -> Iterator[tuple[torch.Tensor, Source]]:
+def iter_tensors(
+    value: object, path: Source, above: tuple[int, ...] = ()
+) -> Iterator[tuple[torch.Tensor, Source]]:
     """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
     if isinstance(value, torch.Tensor):
         yield value, path
-    else:
+    elif id(value) not in above:  # a container may contain itself
         for child, child_path in _parts(value, path):
-            yield from iter_tensors(child, child_path)
+            yield from iter_tensors(child, child_path, (*above, id(value)))
 
 
 def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
@@ -109,43 +112,77 @@ def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
 _TENSOR = "tensor"
 
 
-def build_skeleton(value: object, path: Source) -> tuple[object, ...]:
+@dataclass(frozen=True, slots=True)
+class SameObject:
+    """Equal only for one very object: what it holds can't be compared."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.value!r:.60}"
+
+
+Skeleton = tuple[object, ...]
+
+
+def build_skeleton(value: object, path: Source, above: tuple[int, ...] = ()) -> Skeleton:
     """What must be equal for two arguments to have the same shape: see the module's head."""
     if isinstance(value, torch.Tensor):
         return (_TENSOR,)
     cls = type(value)
-    if cls in PLAIN:
+    if cls in PLAIN or cls is slice:
         # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
         return (cls, repr(value))
-    keys: list[object] = [cls]
-    for child, child_path in _parts(value, path):
-        keys.append((str(child_path), build_skeleton(child, child_path)))
-    return tuple(keys)
+    if cls in (set, frozenset) and all(type(item) in PLAIN for item in value):  # type: ignore[attr-defined]
+        return (cls, *sorted((type(item).__name__, repr(item)) for item in value))  # type: ignore[attr-defined]
+    if cls.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
+    if id(value) in above:
+        return ("above", above.index(id(value)))
+    parts = list(_parts(value, path))
+    if not parts and not _is_container(value):
+        return (cls, SameObject(value))
+    inside = (*above, id(value))
+    return (cls, *((str(p), build_skeleton(child, p, inside)) for child, p in parts))
 
 
-def find_difference(
-    left: tuple[object, ...], right: tuple[object, ...], path: str
-) -> tuple[str, str, str] | None:
+def _is_container(value: object) -> bool:
+    return isinstance(value, (dict, list, tuple, deque)) or has_pytree(value) or is_dataclass(value)
+
+
+def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, str, str] | None:
     """Where two skeletons part: path, and how each side reads there."""
     if left == right:
         return None
     if len(left) == len(right) and left[0] == right[0]:
         for mine, theirs in zip(left[1:], right[1:], strict=True):
-            if isinstance(mine, tuple) and isinstance(theirs, tuple) and mine[0] == theirs[0]:
-                found = find_difference(mine[1], theirs[1], mine[0])
+            if _is_part(mine) and _is_part(theirs) and mine[0] == theirs[0]:  # type: ignore[index]
+                found = find_difference(mine[1], theirs[1], mine[0])  # type: ignore[index]
                 if found:
                     return found
     return path, _describe(left), _describe(right)
 
 
-def _describe(skeleton: tuple[object, ...]) -> str:
+def _is_part(item: object) -> bool:
+    """Whether an item of a skeleton is a path with the skeleton there."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], tuple)
+
+
+def _describe(skeleton: Skeleton) -> str:
     head = skeleton[0]
-    if head == _TENSOR:
-        return "a tensor"
-    assert isinstance(head, type)
-    if head in PLAIN:
+    if not isinstance(head, type):
+        return "a tensor" if head == _TENSOR else "itself"
+    if len(skeleton) == 2 and isinstance(skeleton[1], (str, SameObject)):
         return str(skeleton[1])
-    return f"{head.__name__} with {len(skeleton) - 1} parts"
+    if any(map(_is_part, skeleton)):
+        return f"{head.__name__} with {len(skeleton) - 1} parts"
+    return f"another {head.__name__}"
 
 
 def holds_mutable(value: object) -> bool:
@@ -239,8 +276,14 @@ class Unbuildable(Exception):
 class Planner:
     """Plans a result, and collects its tensors in order."""
 
-    def __init__(self, find_source: Callable[[object], Source | None]) -> None:
+    def __init__(
+        self,
+        find_source: Callable[[object], Source | None],
+        was_written: Callable[[object], bool] = lambda _: False,
+    ) -> None:
         self._find_source = find_source
+        self._was_written = was_written
+        self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
         self._keys: dict[int, int] = {}
         self._open: set[int] = set()
         self.tensors: list[torch.Tensor] = []
@@ -257,7 +300,10 @@ class Planner:
             return ConstantPlan(value)
         source = self._find_source(value)
         if source is not None:
+            if self._was_written(value):
+                raise Unbuildable(f"the result holds {source}, which the run changed")
             return SamePlan(source)
+        self._alive.append(value)
         if id(value) in self._open:
             raise Unbuildable("the result contains itself")
         if id(value) in self._keys:
@@ -273,14 +319,17 @@ class Planner:
         return MadePlan(key, parts, make)
 
 
-def _take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], object]] | None:
+Parts = tuple[list[Any], Callable[[list[Any]], object]]
+
+
+def _take_apart(value: Any) -> Parts | None:
     """An object's children, and how to make another from new ones; None for a leaf."""
     cls: Any = type(value)
     if isinstance(value, (Iterator, torch.nn.Module)):
         raise Unbuildable(f"the result holds {_a(cls)}")
-    if isinstance(value, type) or callable(value):
-        return None
     keys = list(value) if isinstance(value, dict) else []
+    if holds_tensor(keys):
+        raise Unbuildable("the result holds a dict with tensors for keys")
     if is_namedtuple(cls):
         return list(value), lambda parts: cls(*parts)
     if cls in (list, tuple, set, frozenset):
@@ -299,12 +348,12 @@ def _take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], object]] |
     return _take_object_apart(value)
 
 
-def _take_object_apart(value: object) -> tuple[list[Any], Callable[[list[Any]], object]] | None:
-    cls = type(value)
-    state = {**getattr(value, "__dict__", {}), **read_slots(value)}
-    if not state or not _holds_tensor(state, set()):
+def _take_object_apart(value: object) -> Parts | None:
+    if not holds_tensor(value):
         return None
-    if isinstance(value, (dict, list, tuple, set)) or cls.__new__ is not object.__new__:
+    cls = type(value)
+    state = attributes_of(value)
+    if not state or isinstance(value, _OPAQUE) or cls.__new__ is not object.__new__:
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
     names = list(state)
 
@@ -317,17 +366,45 @@ def _take_object_apart(value: object) -> tuple[list[Any], Callable[[list[Any]], 
     return list(state.values()), make
 
 
-def _holds_tensor(value: object, seen: set[int]) -> bool:
+# What holds more than its attributes show, or can't be made without its own constructor.
+_OPAQUE = (dict, list, tuple, set, frozenset, deque, type, FunctionType, MethodType, partial)
+
+
+def attributes_of(value: object) -> dict[str, object]:
+    """An object's own attributes, in its dict and in its slots."""
+    attributes = getattr(value, "__dict__", None)
+    return {**(attributes if type(attributes) is dict else {}), **read_slots(value)}
+
+
+def holds_tensor(value: object) -> bool:
+    """Whether a tensor is anywhere in a value; see `iter_held`."""
+    return next(iter_held(value), None) is not None
+
+
+def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors anywhere in a value: items, keys, attributes, cells, defaults, partial arguments."""
     if isinstance(value, torch.Tensor):
-        return True
-    if type(value) in PLAIN or id(value) in seen or isinstance(value, type):
-        return False
+        yield value
+        return
+    seen = set() if seen is None else seen
+    if type(value) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+        return
     seen.add(id(value))
-    if isinstance(value, Mapping):
-        return any(_holds_tensor(child, seen) for child in value.values())
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return any(_holds_tensor(child, seen) for child in value)
-    return any(_holds_tensor(child, seen) for child in getattr(value, "__dict__", {}).values())
+    inside: list[object] = list(attributes_of(value).values())
+    match value:
+        case Mapping():
+            inside += [*value.keys(), *value.values()]
+        case list() | tuple() | set() | frozenset() | deque():
+            inside += value
+        case FunctionType():
+            inside += bound_cells(value).values()
+            inside += [value.__defaults__, value.__kwdefaults__]
+        case MethodType():
+            inside += [value.__self__, value.__func__]
+        case partial():
+            inside += [value.func, value.args, value.keywords]
+    for item in inside:
+        yield from iter_held(item, seen)
 
 
 def _a(cls: type) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from types import TracebackType
 
 import torch
 
@@ -60,7 +61,8 @@ def restoring_contexts() -> Iterator[None]:
     torch.autocast_decrement_nesting()
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        _leave_inference_modes(error.__traceback__)
         torch._C._set_grad_enabled(grad)
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
@@ -71,3 +73,13 @@ def restoring_contexts() -> Iterator[None]:
             torch.autocast_decrement_nesting()
         torch.autocast_decrement_nesting()
         raise
+
+
+def _leave_inference_modes(trace: TracebackType | None) -> None:
+    """Leave what the generated code entered; the exception would keep it entered while it lives."""
+    if trace is None:
+        return
+    _leave_inference_modes(trace.tb_next)
+    for value in trace.tb_frame.f_locals.values():
+        if isinstance(value, torch._C._InferenceMode):
+            value.__exit__(None, None, None)

@@ -26,7 +26,7 @@ from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
-from tripwire.tracing.sources import Local
+from tripwire.tracing.sources import Local, Source
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
 from tripwire.tracing.structure import (
     Plan,
@@ -85,7 +85,7 @@ class Tracer:
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         """Run once, observed."""
-        if CURRENT.state is not None:
+        if CURRENT.tracing:
             raise CannotTrace(
                 "trace was called inside a function that is being traced. Trace the inner "
                 "function on its own, or call it plainly: the outer trace sees all it does.",
@@ -131,10 +131,11 @@ class _Session:
             str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
         }
         self.before = sample_torch_state()
+        self.seed = torch.initial_seed()
         for value, source in binding.sources(bound):
             for tensor, path in iter_tensors(value, source):
                 known = state.values.add(tensor)
-                known.sources.append(path)
+                known.sources.setdefault(path)
                 if known.node is None:
                     state.lift(tensor, known)
         for name, value in bound.items():
@@ -159,10 +160,14 @@ class _Session:
             self.recorder.leave()
 
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with hooks.installed(), observing(self) as observer:
-            self.state.observer = observer
-            with recording(self.state) as self.recorder:
-                return _run_user(fn, args, kwargs)
+        CURRENT.tracing = True
+        try:
+            with hooks.installed(), observing(self) as observer:
+                self.state.observer = observer
+                with recording(self.state) as self.recorder:
+                    return _run_user(fn, args, kwargs)
+        finally:
+            CURRENT.tracing = False
 
     def freeze(self, result: object) -> Run:
         """The finished run as a Trace, or its refusal."""
@@ -170,6 +175,9 @@ class _Session:
         try:
             self._check_torch_state()
             self._check_exposed_memory()
+            for tensor, known in state.values.live():
+                if known.version != version_of(tensor):
+                    state.check_seen(tensor, known)
             if state.refusal is None:
                 return Run(result, self._build(result), None)
         except Refused as refused:
@@ -177,6 +185,8 @@ class _Session:
         return Run(result, None, state.refusal)
 
     def _check_torch_state(self) -> None:
+        if torch.initial_seed() != self.seed:
+            raise Refused("generator-reseeded", "torch's default generator was seeded by the run.")
         changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
         if changed:
             raise Refused(
@@ -203,9 +213,10 @@ class _Session:
                 f"{name} returned a {type(result).__name__}, whose code hasn't run yet. "
                 "Return a list or a tuple.",
             )
-        plan, tensors = self._plan(result)
+        writes = list(state.reach.contents.find_writes())
+        effects = tuple(map(Effect, dict.fromkeys(path for _, path in writes)))
+        plan, tensors = self._plan(result, {id(owner) for owner, _ in writes})
         inputs = self._inputs()
-        effects = tuple(map(Effect, dict.fromkeys(state.reach.contents.find_writes())))
         self._check_result(result, tensors, inputs, effects)
         graph = state.graph()
         graph.output(tuple(state.node_of(tensor) for tensor in tensors))
@@ -219,14 +230,19 @@ class _Session:
             effects=effects,
             constants=tuple(state.constants),
             torch_state=self.before,
+            strides_matter=state.strides_matter,
+            requires_grad_matters=state.requires_grad_matters,
             binding=self.binding,
             namespaces=self.namespaces,
             skeletons=self.skeletons,
             _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
         )
 
-    def _plan(self, result: object) -> tuple[Plan, list[torch.Tensor]]:
-        planner = Planner(self.state.reach.find_source)
+    def _plan(self, result: object, written: set[int]) -> tuple[Plan, list[torch.Tensor]]:
+        def was_written(value: object) -> bool:
+            return id(value) in written or id(getattr(value, "__dict__", None)) in written
+
+        planner = Planner(self.state.reach.find_source, was_written)
         try:
             return planner.plan(result), planner.tensors
         except Unbuildable as error:
@@ -274,8 +290,7 @@ class _Session:
             rows.append(
                 Input(
                     node.name,
-                    known.sources[0],
-                    tuple(known.sources[1:]),
+                    *_first_and_others(known.sources),
                     facts.value,
                     tensor is not None and self._is_written(node, tensor),
                 )
@@ -288,6 +303,11 @@ class _Session:
         if tensor.layout is not torch.strided or not self.state.written_storages:
             return False
         return tensor.untyped_storage()._cdata in self.state.written_storages
+
+
+def _first_and_others(sources: dict[Source, None]) -> tuple[Source, tuple[Source, ...]]:
+    first, *others = sources
+    return first, tuple(others)
 
 
 def _drop_unused_parts(state: TracingState) -> None:

@@ -24,6 +24,12 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
     device: torch.device
     requires_grad: bool
 
+    @property
+    def full(self) -> str:
+        """Everything, for messages about differences."""
+        grad = ", requires grad" if self.requires_grad else ""
+        return f"{self} on {self.device}, strides {self.stride}{grad}"
+
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
@@ -40,20 +46,28 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+LAZY = -1  # the version of a lazy module's tensor that has no shape yet
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return None if tensor.is_inference() else tensor._version
+    except ValueError:
+        return LAZY
 
 
 class Known(weakref.ref[torch.Tensor]):
     """What is known of one live tensor: its node, or the sources that reach it, or both."""
 
-    __slots__ = ("key", "node", "sized_by_data", "sources")
+    __slots__ = ("key", "node", "seen_at", "sized_by_data", "sources", "version")
 
     key: int
     node: fx.Node | None
-    sources: list[Source]
+    sources: dict[Source, None]  # in the order in which they were found
     sized_by_data: bool  # its shape depends on the values of other tensors
+    version: int | None  # its count of in-place changes when it was last looked at,
+    seen_at: int  # and the number of calls recorded by then
 
 
 class ValueTable:
@@ -87,8 +101,10 @@ class ValueTable:
             known = Known(tensor, self._drop)
             known.key = id(tensor)
             known.node = None
-            known.sources = []
+            known.sources = {}
             known.sized_by_data = False
+            known.version = version_of(tensor)
+            known.seen_at = 0
             self._known[known.key] = known
         return known
 

@@ -249,6 +249,16 @@ def test_another_generator_is_not_taken_for_the_first() -> None:
     trace = quiet_trace(draw, torch.zeros(4, 4), torch.Generator())
     with pytest.raises(InputMismatch) as caught:
         trace(torch.zeros(4, 4), torch.Generator())
+    assert caught.value.slug == "input-structure"
+    source = torch.Generator()
+
+    def f(x):
+        return draw(x, source)
+
+    trace = quiet_trace(f, torch.zeros(4, 4))
+    source = torch.Generator()
+    with pytest.raises(InputMismatch) as caught:
+        trace(torch.zeros(4, 4))
     assert caught.value.slug == "input-object"
 
 

@@ -110,8 +110,9 @@ def test_an_object_that_came_in_goes_out_as_itself() -> None:
     def f(x, box, config):
         return x + 1, box, config
 
-    trace = tripwire.trace(f, ones(), [1, 2], Plain(ones()))
-    box, config = [1, 2], Plain(ones())
+    config = Plain(ones())
+    trace = tripwire.trace(f, ones(), [1, 2], config)
+    box = [1, 2]
     got = trace(ones(), box, config)
     assert got[1] is box
     assert got[2] is config
