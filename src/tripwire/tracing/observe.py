@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -74,12 +74,22 @@ class _ProfileObserver(Observer):
         super().__init__(listener)
         self._before = before
         self._stopped = False
+        self._profile = self._build_profile()
 
-    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
-        if event == "call":
-            self.see(frame)
-        if self._before is not None:
-            self._before(frame, event, arg)
+    def _build_profile(self) -> Callable[[FrameType, str, object], None]:
+        seen, see, before = self._seen, self.see, self._before
+
+        def profile(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call" and id(frame.f_code) not in seen:
+                see(frame)
+            if before is not None:
+                before(frame, event, arg)
+
+        return profile
+
+    def start(self) -> None:
+        """Begin to look."""
+        sys.setprofile(self._profile)
 
     def pause(self) -> None:
         self._paused = True
@@ -89,7 +99,7 @@ class _ProfileObserver(Observer):
     def resume(self) -> None:
         self._paused = False
         if self._before is None and not self._stopped:
-            sys.setprofile(self)
+            sys.setprofile(self._profile)
 
     def stop(self) -> None:
         if not self._stopped:
@@ -112,7 +122,7 @@ def _observe_by_profile(listener: Listener) -> Iterator[Observer]:
         yield Observer(listener)
         return
     observer = _ProfileObserver(listener, before)
-    sys.setprofile(observer)
+    observer.start()
     try:
         yield observer
     finally:

@@ -233,16 +233,16 @@ _OPERATORS: dict[str, Callable[..., object]] = {
     "__setitem__": operator.setitem,
     "__delitem__": operator.delitem,
 }
-_rules: dict[object, Rule] = {}
+RULES: dict[object, Rule] = {}  # of torch's functions, as they are met
 
 
 def rule_for(func: Callable[..., object]) -> Rule:
     """The rule of a function, made on first use."""
-    rule = _rules.get(func)
+    rule = RULES.get(func)
     if rule is None:
         rule = _build_rule(func)
         if is_library_module(getattr(func, "__module__", None) or "torch"):
-            _rules[func] = rule  # a user's function would be kept alive
+            RULES[func] = rule  # a user's function would be kept alive
     return rule
 
 

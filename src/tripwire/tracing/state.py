@@ -13,6 +13,7 @@ the first. The tracer drives a state through a whole run; it can be used by hand
 from __future__ import annotations
 
 import keyword
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,11 +171,11 @@ class TracingState:
     def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
         """Make a reached tensor an input of the graph."""
         graph = self._graph
-        last = self.inputs[-1][0] if self.inputs else None
-        with graph.inserting_after(last) if last else graph.inserting_before(None):
-            name = _input_name(next(iter(known.sources)))
-            known.node = graph.create_node("placeholder", name, name=name)
-            known.node.target = known.node.name  # two sources can spell alike
+        name = _input_name(next(iter(known.sources)))
+        known.node = graph.create_node("placeholder", name, name=name)
+        known.node.target = known.node.name  # two sources can spell alike
+        if self.inputs:
+            self.inputs[-1][0].append(known.node)  # moves it there
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
         self.inputs.append((known.node, known))
         self.versions[known.node] = version_of(tensor)
@@ -206,7 +207,7 @@ def _input_name(source: Source) -> str:
     text = str(source)
     for prefix in ("L['self']", "L", "G", "C"):
         text = text.removeprefix(prefix)
-    name = "_".join("".join(c if c.isalnum() else " " for c in text).split())
+    name = re.sub(r"\W+", "_", text).strip("_")
     usable = name.isidentifier() and not keyword.iskeyword(name)
     return name if usable else f"self_{name}"
 
