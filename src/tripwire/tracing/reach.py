@@ -19,12 +19,14 @@ from torch import nn
 
 from tripwire.env import is_library_module, is_stdlib_module
 from tripwire.tracing.contents import (
+    MODULE_TABLES,
     Contents,
     held_by_cells,
     held_by_class,
     held_by_dict,
     held_by_items,
     held_by_list,
+    held_by_module,
     held_by_names,
     held_by_set,
     held_by_slots,
@@ -49,7 +51,6 @@ _LEAVES = frozenset(
 )
 _CODE_TYPES = (property, classmethod, staticmethod, types.MemberDescriptorType)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_MODULES = (nn.ModuleDict, nn.ParameterDict)
 
@@ -166,15 +167,13 @@ class Reach:
                         yield value, Attr(path, name)
 
     def _module_children(self, module: nn.Module, path: Source) -> Reached:
-        step = functools.partial(Attr, path)
+        self.contents.remember(module, held_by_module, functools.partial(Attr, path))
         indexed = isinstance(module, _INDEXED_MODULES)
         keyed = isinstance(module, _KEYED_MODULES)
-        for table_name in _MODULE_TABLES:
+        for table_name in MODULE_TABLES:
             table = module.__dict__.get(table_name)
-            if table is None:
+            if not table:
                 continue
-            if isinstance(table, dict):  # scripted modules have tables of their own
-                self.contents.remember(table, held_by_dict, step)
             for name, value in table.items():
                 if indexed and name.isdigit():
                     yield value, Item(path, int(name))
@@ -182,9 +181,8 @@ class Reach:
                     yield value, Item(path, name)
                 else:
                     yield value, Attr(path, name)
-        self.contents.remember(module.__dict__, held_by_dict, step)
         for name, value in module.__dict__.items():
-            if type(value) in _LEAVES or name in _MODULE_TABLES:
+            if type(value) in _LEAVES or name in MODULE_TABLES:
                 continue
             if name not in _MODULE_INTERNALS or value:
                 yield value, Attr(path, name)

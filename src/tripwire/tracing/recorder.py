@@ -286,7 +286,8 @@ def record(
     by_data = rule.opaque or _is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
         _note_writes(state, rule.writes_also.find(args, kwargs))
-    _note_changes(state, rule, args, kwargs)
+    if rule.may_write or kwargs:
+        _note_changes(state, rule, args, kwargs)
     cast = None
     if rule.writes or kwargs.get("out") is not None:
         if state.force_outplace:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -70,6 +70,7 @@ class Call:
     attribute: str | None = None  # second argument of getattr and setattr nodes
     writes: bool = False  # changes its first argument in place
     writes_also: Written | None = None
+    may_write: bool = True  # its arguments are looked at after the call
     sized_by_data: bool = False  # the result's shape can depend on values
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
     splits: bool = False  # the number of results depends on a shape
@@ -267,6 +268,7 @@ def _build_rule(func: Any) -> Rule:
         "sized_by_data": name in _SIZED_BY_DATA,
         "takes_sizes": name in _TAKES_SIZES,
         "splits": name in _SPLITS,
+        "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)
     }
     if name in _OPERATORS and getattr(torch.Tensor, name) is func:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
