@@ -13,10 +13,18 @@ from functools import cache
 from types import CodeType
 
 import torch
+from torch import fx
 
 # sys.monitoring reports the first run of each code object and can then be switched off for
 # that code (PEP 669). Before 3.12 sys.setprofile is the only hook, and it stays on.
 HAS_MONITORING = sys.version_info >= (3, 12)
+
+# fx.Graph keeps its nodes in these; torch 2.11 and 2.13 have them, and a test compares a graph
+# built through them with one built by create_node. Without them create_node is used.
+CAN_APPEND_NODES = all(
+    hasattr(fx.Graph(), name)
+    for name in ("_graph_namespace", "_insert", "_find_nodes_lookup_table", "_len")
+)
 
 _PACKAGE_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

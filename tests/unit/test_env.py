@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
+import tripwire
 from tripwire import env
+from tripwire.tracing import recorder
 
 
 def test_monitoring_is_there_from_3_12_on() -> None:
@@ -47,9 +49,21 @@ def test_paths_inside_torch() -> None:
     assert env.torch_path(os.__file__) is None
 
 
-def test_a_name_of_torch_that_leads_elsewhere_would_break_fx() -> None:
-    """Why `rules.as_target` exists: fx spells functions of torch by their module and name."""
-    graph = torch.fx.Graph()
-    graph.output(graph.call_function(torch.Tensor.__rpow__, (graph.placeholder("x"), 2)))
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    assert "torch." in module.code
+def test_nodes_appended_by_hand_are_as_create_node_makes_them(monkeypatch) -> None:
+    assert env.CAN_APPEND_NODES
+
+    def f(x):
+        hidden = torch.cat([x, x * 2]).sin()
+        return hidden.split(2), hidden
+
+    graphs = []
+    for by_hand in (True, False):
+        monkeypatch.setattr(recorder, "CAN_APPEND_NODES", by_hand)
+        graph = tripwire.trace(f, torch.ones(2)).graph
+        graph.lint()
+        graphs.append(
+            [(n.name, n.op, str(n.args), str(n.kwargs), len(n.users)) for n in graph.nodes]
+        )
+        assert len(graph.nodes) == len(graphs[-1])
+        assert [n.name for n in graph.find_nodes(op="call_method", target="sin")] == ["hidden"]
+    assert graphs[0] == graphs[1]

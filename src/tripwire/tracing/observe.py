@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file
 from tripwire.tracing.rules import Refuse, find_refused_code
 
+Profile = Callable[[FrameType, str, object], None]
+
 
 class Listener(Protocol):
     """Who wants to know which functions run."""
@@ -35,7 +37,8 @@ class Observer:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._seen: dict[int, CodeType] = {}  # by identity: hashing code costs microseconds
-        self._paused = False
+        self.paused = False  # report nothing; set by whoever records
+        self.profile: Profile | None = None  # to be taken out while paused; see Recorder
 
     def see(self, frame: FrameType) -> bool:
         """Report a frame's code if it is new; whether its later starts can go unseen."""
@@ -45,7 +48,7 @@ class Observer:
         refuse = find_refused_code(code)
         users = refuse is None and not is_library_file(code.co_filename)
         users = users and not is_own_file(code.co_filename)
-        if self._paused and (users or refuse is not None):
+        if self.paused and (users or refuse is not None):
             return False  # it runs inside an op, which is the op's business; it may run again
         self._seen[id(code)] = code
         if refuse is not None:
@@ -56,27 +59,34 @@ class Observer:
 
     def pause(self) -> None:
         """Report nothing until `resume`."""
-        self._paused = True
+        self.paused = True
+        if self.profile is not None:
+            sys.setprofile(None)
 
     def resume(self) -> None:
         """Report again."""
-        self._paused = False
+        self.paused = False
+        if self.profile is not None:
+            sys.setprofile(self.profile)
 
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
 
 
 class _ProfileObserver(Observer):
-    # Recording an op makes a hundred Python calls, and each would cost a profile event: 18 ms
-    # of a 36-layer trace, bench_trace.py. So the profile function goes while it is paused.
-
     def __init__(self, listener: Listener, before: Any) -> None:
         super().__init__(listener)
         self._before = before
         self._stopped = False
-        self._profile = self._build_profile()
 
-    def _build_profile(self) -> Callable[[FrameType, str, object], None]:
+    def start(self) -> None:
+        """Begin to look."""
+        profile = self._build_profile()
+        if self._before is None:  # another's profile function must see everything
+            self.profile = profile
+        sys.setprofile(profile)
+
+    def _build_profile(self) -> Profile:
         seen, see, before = self._seen, self.see, self._before
 
         def profile(frame: FrameType, event: str, arg: object) -> None:
@@ -87,23 +97,10 @@ class _ProfileObserver(Observer):
 
         return profile
 
-    def start(self) -> None:
-        """Begin to look."""
-        sys.setprofile(self._profile)
-
-    def pause(self) -> None:
-        self._paused = True
-        if self._before is None:
-            sys.setprofile(None)
-
-    def resume(self) -> None:
-        self._paused = False
-        if self._before is None and not self._stopped:
-            sys.setprofile(self._profile)
-
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
+            self.profile = None
             sys.setprofile(self._before)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import cmath
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, is_library_caller
@@ -91,11 +93,17 @@ class Recorder(TorchFunctionMode):
         observer = state.observer
         if observer is None:
             return self._call(rule, func, args, kwargs)
-        observer.pause()
+        # Recording makes a hundred Python calls, and each would be an event. This is pause() and
+        # resume() without their own calls, which are events too: 36 layers, 45 → 20 ms.
+        observer.paused = True
+        if observer.profile is not None:
+            sys.setprofile(None)
         try:
             return self._call(rule, func, args, kwargs)
         finally:
-            observer.resume()
+            observer.paused = False
+            if observer.profile is not None:
+                sys.setprofile(observer.profile)
 
     def _call(
         self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -331,14 +339,19 @@ def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
 
 
 def _create_node(graph: fx.Graph, rule: Call, nodes: Arguments, name: str) -> fx.Node:
-    # Arguments are set afterwards: create_node would look through them for symbolic sizes,
-    # which a real run has none of. 9.1 → 8.1 µs a node in a loop, more in a run.
-    node = graph.create_node(rule.op, rule.target, name="self_" if name == "self" else name)
-    args, kwargs = nodes
-    if args:
-        node.args = args
-    if kwargs:
-        node.kwargs = kwargs
+    if name == "self":
+        name = "self_"
+    if not CAN_APPEND_NODES:
+        return graph.create_node(rule.op, rule.target, *nodes, name=name)
+    # What create_node does, without its search of the arguments for symbolic sizes, which a real
+    # run has none of: a fifth of a trace's time (36 layers, torch 2.13, 184 → 146 ms).
+    namespace: Any = graph._graph_namespace
+    unique = namespace.create_name(name, None)
+    node = fx.Node(graph, unique, rule.op, rule.target, *nodes)
+    namespace.associate_name_with_obj(unique, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
     return node
 
 
