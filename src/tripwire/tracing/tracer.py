@@ -216,14 +216,15 @@ class _Session:
         writes = list(state.reach.contents.find_writes())
         effects = tuple(map(Effect, dict.fromkeys(path for _, path in writes)))
         plan, tensors = self._plan(result, {id(owner) for owner, _ in writes})
+        outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         inputs = self._inputs()
-        self._check_result(result, tensors, inputs, effects)
+        self._check_result(result, tensors, inputs)
         graph = state.graph()
-        graph.output(tuple(state.node_of(tensor) for tensor in tensors))
+        graph.output(outputs)
         _drop_unused_parts(state)
         return Trace(
             name=name,
-            inputs=self._inputs(),  # again: a tensor returned untouched became an input
+            inputs=inputs,
             outputs=plan,
             result=result,
             branches=tuple(state.branches),
@@ -257,7 +258,6 @@ class _Session:
         result: object,
         tensors: list[torch.Tensor],
         inputs: tuple[Input, ...],
-        effects: tuple[Effect, ...],
     ) -> None:
         name, strict = self.binding.name, self.state.strict
         written = any(wanted.written for wanted in inputs)
