@@ -11,7 +11,8 @@ from torch import nn
 
 import tripwire
 from tripwire import Trace, Tracer, TracerWarning
-from tripwire.tracing.structure import Planner
+from tripwire.tracing.sources import Local
+from tripwire.tracing.structure import Planner, build_skeleton, find_difference
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:
@@ -32,7 +33,8 @@ def quiet_trace(
 
 def check_same(expected: object, got: object) -> None:
     """Equal structure, equal tensors to the last bit, equal need for gradients."""
-    assert type(expected) is type(got), (type(expected), type(got))
+    shapes = [build_skeleton(v, Local("value"), identity=False) for v in (expected, got)]
+    assert shapes[0] == shapes[1], find_difference(shapes[0], shapes[1], "value")
     left, right = tensors_of(expected), tensors_of(got)
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):

@@ -13,4 +13,4 @@ def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tra
 
     Arguments go to the callable as they are. `Tracer` takes the options.
     """
-    return Tracer().trace(fn_or_module, *args, **kwargs)
+    return Tracer().trace_call(fn_or_module, args, kwargs, stacklevel=3)

@@ -79,7 +79,7 @@ def torch_path(filename: str) -> str | None:
 def is_library_module(name: str) -> bool:
     """Whether a module, by name, is torch or part of the standard library."""
     top = name.partition(".")[0]
-    return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
+    return top == "torch" or top in sys.stdlib_module_names
 
 
 def is_stdlib_module(name: str) -> bool:

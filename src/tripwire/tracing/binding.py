@@ -27,7 +27,7 @@ class Binding:
     signature: inspect.Signature | None
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
-        """Arguments by name, defaults filled in. Raises the TypeError of a plain call."""
+        """Arguments by name, defaults filled in. Raises TypeError where a call would."""
         bound: dict[str, object] = {} if self.owner is None else {"self": self.owner}
         if self.signature is None:
             return bound | {f"arg{i}": value for i, value in enumerate(args)} | kwargs
@@ -81,7 +81,9 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
 
 def _signature(target: Any) -> inspect.Signature | None:
     try:
-        called = target.forward if isinstance(target, nn.Module) else target
+        called = target
+        if isinstance(target, nn.Module) and type(target).__call__ is nn.Module.__call__:
+            called = target.forward
         return inspect.signature(called, follow_wrapped=False)  # a wrapper may take other names
     except (TypeError, ValueError):  # a builtin without one
         return None
@@ -96,7 +98,7 @@ def _name(target: Any) -> str:
 
 
 def _check_runs_at_once(function: FunctionType | None, target: Any) -> None:
-    code = inspect.unwrap(function) if function is not None else target
+    code = function if function is not None else target
     if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
         raise CannotTrace(
             f"{_name(target)} is a coroutine function: calling it runs nothing. "

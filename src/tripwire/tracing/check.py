@@ -1,7 +1,8 @@
 """Check: trace again, run the graph, and compare, on request.
 
-The second run starts from the values of the first: arguments are copied, what the graph
-reads beyond them is put back, and so are the random generators. A trace that fails here
+The second run and the graph start from equal values: arguments as they were before the first
+run, everything else as the first run left it, which is put back afterwards, as are the random
+generators. A trace that fails here
 depends on something that it doesn't hold: a counter, a clock, an effect.
 """
 
@@ -74,11 +75,13 @@ def _undone(trace: Trace, roots: Roots) -> Iterator[None]:
     written = [wanted for wanted in trace.inputs if wanted.written]
     before = [(wanted.source.fetch(roots), wanted) for wanted in written]
     saved = [(t, t.detach().clone()) for t, _ in before if isinstance(t, torch.Tensor)]
-    with torch.random.fork_rng():
-        yield
-    with torch.no_grad():
-        for tensor, value in saved:
-            tensor.copy_(value)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
 
 
 def _compare_graphs(first: Trace, second: Trace) -> None:
@@ -100,15 +103,16 @@ def _compare(
     trace: Trace, what: str, expected: object, got: object, rtol: float, atol: float
 ) -> None:
     path = Local(what)
-    found = find_difference(build_skeleton(expected, path), build_skeleton(got, path), what)
+    left = build_skeleton(expected, path, identity=False)
+    found = find_difference(left, build_skeleton(got, path, identity=False), what)
     if found:
         raise TraceDiffers(
             f"{trace.name}: {found[0]} is {found[1]} when run and {found[2]} by the graph.",
             slug="result-differs",
         )
-    for (left, where), (right, _) in zip(_tensors(expected), _tensors(got), strict=True):
+    for (wanted, where), (given, _) in zip(_tensors(expected), _tensors(got), strict=True):
         try:
-            torch.testing.assert_close(right, left, rtol=rtol, atol=atol, equal_nan=True)
+            torch.testing.assert_close(given, wanted, rtol=rtol, atol=atol, equal_nan=True)
         except AssertionError as error:
             raise TraceDiffers(
                 f"{trace.name}: {what}, tensor {where}: the graph and a second run disagree.\n"

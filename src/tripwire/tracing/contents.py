@@ -106,7 +106,7 @@ def held_by_list(owner: list[Any] | deque[Any]) -> Held:
 def held_by_set(owner: set[Any]) -> Held:
     """Elements, which are their own keys."""
     elements = tuple(set.__iter__(owner))
-    return elements, elements
+    return tuple(id(e) if isinstance(e, torch.Tensor) else e for e in elements), elements
 
 
 def held_by_slots(owner: object) -> Held:

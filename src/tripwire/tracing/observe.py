@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file
+from tripwire.errors import CannotTrace
 from tripwire.tracing.rules import Refuse, find_refused_code
 
 Profile = Callable[[FrameType, str, object], None]
@@ -46,6 +47,8 @@ class Observer:
         if id(code) in self._seen:
             return True
         refuse = find_refused_code(code)
+        if refuse is not None and _is_importing(frame):
+            return False  # torch imports parts of itself when they are first used
         users = refuse is None and not is_library_file(code.co_filename)
         users = users and not is_own_file(code.co_filename)
         if self.paused and (users or refuse is not None):
@@ -60,31 +63,39 @@ class Observer:
     def pause(self) -> None:
         """Report nothing until `resume`."""
         self.paused = True
-        if self.profile is not None:
+        if self.profile is not None and sys.getprofile() is self.profile:
             sys.setprofile(None)
 
     def resume(self) -> None:
         """Report again."""
         self.paused = False
-        if self.profile is not None:
+        if self.profile is not None and sys.getprofile() is None:
             sys.setprofile(self.profile)
 
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
 
 
+def _is_importing(frame: FrameType) -> bool:
+    above: FrameType | None = frame
+    while above is not None:
+        if above.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        above = above.f_back
+    return False
+
+
 class _ProfileObserver(Observer):
     def __init__(self, listener: Listener, before: Any) -> None:
         super().__init__(listener)
         self._before = before
-        self._stopped = False
 
     def start(self) -> None:
         """Begin to look."""
-        profile = self._build_profile()
+        self._own = self._build_profile()
         if self._before is None:  # another's profile function must see everything
-            self.profile = profile
-        sys.setprofile(profile)
+            self.profile = self._own
+        sys.setprofile(self._own)
 
     def _build_profile(self) -> Profile:
         seen, see, before = self._seen, self.see, self._before
@@ -98,9 +109,8 @@ class _ProfileObserver(Observer):
         return profile
 
     def stop(self) -> None:
-        if not self._stopped:
-            self._stopped = True
-            self.profile = None
+        self.profile = None
+        if sys.getprofile() is self._own:  # the run may have set one of its own
             sys.setprofile(self._before)
 
 
@@ -140,8 +150,8 @@ class _MonitoringObserver(Observer):
 
     def start(self) -> None:
         with _lock:
-            _observers[self._thread] = self
             _start_tool()
+            _observers[self._thread] = self
 
     def stop(self) -> None:
         with _lock:
@@ -169,6 +179,12 @@ def _start_tool() -> None:
                 monitoring.set_events(tool, monitoring.events.PY_START)
                 _tool = tool
                 break
+        else:
+            raise CannotTrace(
+                "Both tool ids of sys.monitoring that are free for others (3 and 4) are taken, so "
+                "functions can't be observed. Free one: sys.monitoring.free_tool_id.",
+                slug="no-monitoring-tool",
+            )
     monitoring.restart_events()  # code that went quiet for another thread is new to this one
 
 
@@ -184,6 +200,6 @@ def _stop_tool() -> None:
 
 def _on_py_start(code: CodeType, offset: int) -> object:
     observer = _observers.get(threading.get_ident())
-    done = observer is None or observer.see(sys._getframe(1))
+    done = observer is not None and observer.see(sys._getframe(1))
     # Quiet from now on, unless another thread has yet to see this code.
     return sys.monitoring.DISABLE if done and len(_observers) == 1 else None  # type: ignore[attr-defined]

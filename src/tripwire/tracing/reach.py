@@ -8,8 +8,11 @@ it runs no property, no `__getattr__` and no method of the user's, pytree functi
 
 from __future__ import annotations
 
+import argparse
 import functools
+import itertools
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +40,7 @@ from tripwire.tracing.structure import (
     has_pytree,
     is_namedtuple,
     iter_pytree,
+    own_dict,
     read_slots,
     slots_of,
 )
@@ -48,11 +52,12 @@ _LEAVES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...)}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
     | {types.BuiltinFunctionType, types.CodeType, types.MethodDescriptorType}
+    | {weakref.ProxyType, weakref.CallableProxyType, weakref.ReferenceType}
 )
 _CODE_TYPES = (property, classmethod, staticmethod, types.MemberDescriptorType)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
-_KEYED_MODULES = (nn.ModuleDict, nn.ParameterDict)
+_KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 
 Reached = Iterator[tuple[object, Source]]
 
@@ -66,6 +71,7 @@ class Reach:
         self._alive: list[object] = []  # an id means something only while its object lives
         self._classes: set[int] = set()
         self._module_names: set[tuple[int, str]] = set()
+        self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.contents = Contents()
 
     def find_source(self, value: object) -> Source | None:
@@ -122,6 +128,8 @@ class Reach:
             case types.MethodType():
                 yield item.__self__, Attr(path, "__self__")
                 yield item.__func__, Attr(path, "__func__")
+            case torch.Generator():
+                self.generators.append((item, item.initial_seed()))
             case functools.partial():
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
@@ -136,13 +144,14 @@ class Reach:
         if is_library_module(module.__name__):
             return
         space = vars(module)
-        new = [n for n in sorted(names & space.keys()) if (id(module), n) not in self._module_names]
+        new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
         self._module_names.update((id(module), name) for name in new)
         if new:
             read = held_by_names(frozenset(new))
             self.contents.remember(space, read, functools.partial(Attr, path))
         for name in new:
-            yield space[name], Attr(path, name)
+            if name in space:
+                yield space[name], Attr(path, name)
 
     def _class_of(self, item: object, path: Source) -> Reached:
         """What an object's class holds, once per class."""
@@ -168,27 +177,30 @@ class Reach:
 
     def _module_children(self, module: nn.Module, path: Source) -> Reached:
         self.contents.remember(module, held_by_module, functools.partial(Attr, path))
-        indexed = isinstance(module, _INDEXED_MODULES)
-        keyed = isinstance(module, _KEYED_MODULES)
+        indexed = type(module) in _INDEXED_MODULES
+        keyed = type(module) in _KEYED_TABLE
+        position = itertools.count()
         for table_name in MODULE_TABLES:
             table = module.__dict__.get(table_name)
             if not table:
                 continue
             for name, value in table.items():
-                if indexed and name.isdigit():
+                if _is_shadowed(module, name, value):
+                    continue
+                if indexed and name == str(next(position)):
                     yield value, Item(path, int(name))
-                elif keyed:
+                elif keyed and table_name == _KEYED_TABLE[type(module)]:
                     yield value, Item(path, name)
                 else:
                     yield value, Attr(path, name)
         for name, value in module.__dict__.items():
             if type(value) in _LEAVES or name in MODULE_TABLES:
                 continue
-            if name not in _MODULE_INTERNALS or value:
+            if (name not in _MODULE_INTERNALS or value) and not _is_shadowed(module, name, value):
                 yield value, Attr(path, name)
 
     def _items(self, item: dict[Any, Any], path: Source) -> Reached:
-        if len(item) > LARGEST_CONTAINER:
+        if len(item) > LARGEST_CONTAINER or type(item).__getitem__ is not dict.__getitem__:
             return
         self.contents.remember(item, held_by_items, functools.partial(Item, path))
         for key, value in dict.items(item):
@@ -209,11 +221,11 @@ class Reach:
                 yield value, Item(path, index)
 
     def _attributes(self, item: Any, path: Source) -> Reached:
-        attributes = getattr(item, "__dict__", None)
-        if type(attributes) is dict:
+        attributes = own_dict(item)
+        if attributes is not None:
             self.contents.remember(attributes, held_by_dict, functools.partial(Attr, path))
             for name, value in attributes.items():
-                if type(value) not in _LEAVES:
+                if type(value) not in _LEAVES and not _is_shadowed(item, name, value):
                     yield value, Attr(path, name)
         if slots_of(type(item)):
             self.contents.remember(item, held_by_slots, functools.partial(Attr, path))
@@ -238,11 +250,16 @@ class Reach:
             yield value, Cell(path, name)
 
 
+def _is_shadowed(item: object, name: str, value: object) -> bool:
+    """Whether `getattr` would find something else: a property of the class, say."""
+    return isinstance(value, torch.Tensor) and hasattr(type(item), name)
+
+
 def _is_looked_into(cls: type) -> bool:
     """Objects of the standard library, of torch's insides and of tripwire hold no user's state."""
     module = _module_of(cls)
     if is_stdlib_module(module):
-        return cls is types.SimpleNamespace
+        return cls in (types.SimpleNamespace, argparse.Namespace)
     return not module.startswith("torch._") and module.partition(".")[0] != "tripwire"
 
 

@@ -42,7 +42,7 @@ from tripwire.tracing.state import (
     TracingState,
 )
 from tripwire.tracing.structure import holds_tensor
-from tripwire.tracing.values import TensorMeta, meta_of, version_of
+from tripwire.tracing.values import TensorMeta, meta_of, storage_of, version_of
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -96,14 +96,17 @@ class Recorder(TorchFunctionMode):
         # Recording makes a hundred Python calls, and each would be an event. This is pause() and
         # resume() without their own calls, which are events too: 36 layers, 45 → 20 ms.
         observer.paused = True
-        if observer.profile is not None:
+        profile = observer.profile
+        if profile is not None and sys.getprofile() is profile:
             sys.setprofile(None)
+        else:
+            profile = None
         try:
             return self._call(rule, func, args, kwargs)
         finally:
             observer.paused = False
-            if observer.profile is not None:
-                sys.setprofile(observer.profile)
+            if profile is not None and observer.profile is not None:
+                sys.setprofile(profile)
 
     def _call(
         self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -172,7 +175,11 @@ def note_failure(state: TracingState, rule: Call, error: Exception, where: Sourc
 
 @contextmanager
 def recording(state: TracingState) -> Iterator[Recorder]:
-    """Record every torch call of this thread into `state`."""
+    """Record every torch call of this thread that a torch-function mode sees into `state`.
+
+    The tracer adds hooks.installed() for what a mode doesn't see: module scopes, custom
+    autograd functions, autocast.
+    """
     before = CURRENT.state
     CURRENT.state = state
     try:
@@ -240,8 +247,6 @@ def _constant(
             f"`{rule.name}` takes a {type(value).__qualname__} with tensors in it. The graph would "
             "hold it as it is now. Pass the tensors themselves.",
         )
-    if isinstance(value, fx.Node):  # a context's node, on its way to the matching exit
-        return value
     if callable(value) and not isinstance(value, type):
         raise Refused(
             "callable-argument",
@@ -299,10 +304,10 @@ def record(
     cast = None
     if rule.writes or kwargs.get("out") is not None:
         if state.force_outplace:
-            cast = _dtype_of_result(rule, args)
+            cast = _dtype_of_result(rule, args, kwargs)
             rule = _out_of_place(state, rule, args, kwargs)
         else:
-            _note_writes(state, kwargs.get("out", args[0] if args else None))
+            _note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
@@ -330,16 +335,17 @@ def record(
 
 
 def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
-    storage = copied.untyped_storage()._cdata
+    storage = storage_of(copied)
     if storage in state.copied_storages:
         raise Refused(
             "tensor-memory", "deepcopy of tensors that share memory: a graph would copy each alone."
         )
-    state.copied_storages.add(storage)
+    if copied.layout is torch.strided:
+        state.copied_storages.add(storage)
 
 
 def _create_node(graph: fx.Graph, rule: Call, nodes: Arguments, name: str) -> fx.Node:
-    if name == "self":
+    if name == "self":  # the generated code has one already
         name = "self_"
     if not CAN_APPEND_NODES:
         return graph.create_node(rule.op, rule.target, *nodes, name=name)
@@ -404,9 +410,7 @@ def _stand_for(
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor) or _is_nested(item):
                 name = names[index] if len(names) == len(value) else f"{node.name}_{index}"
-                part = state.graph().create_node(
-                    "call_function", operator.getitem, (node, index), {}, name=name
-                )
+                part = _create_node(state.graph(), _PART, ((node, index), {}), name)
                 facts: NodeFacts = node.meta[FACTS]
                 part.meta[FACTS] = facts._replace(value=describe(item), python=None)
                 state.parts.append(part)
@@ -523,18 +527,24 @@ def _note_changes(
         if isinstance(tensor, torch.Tensor):
             known = state.values.find(tensor)
             if known is not None and known.version != version_of(tensor):
-                if not (rule.writes and state.force_outplace):
+                if state.force_outplace and not rule.writes:
+                    raise Refused(
+                        "no-outplace-form", f"force_outplace: `{rule.name}` changes its argument."
+                    )
+                if not state.force_outplace:
                     state.note_write(tensor)
                 known.version, known.seen_at = version_of(tensor), state.calls
 
 
+_PART = Call("call_function", operator.getitem, "getitem")
 _CAST = Call("call_method", "to", "to")
 
 
-def _dtype_of_result(rule: Call, args: tuple[Any, ...]) -> torch.dtype | None:
+def _dtype_of_result(
+    rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.dtype | None:
     """The dtype to cast to, where the out-of-place form would compute another."""
-    written: torch.Tensor = args[0]
-    others = [arg for arg in args[1:] if isinstance(arg, torch.Tensor)]
+    written, *others = _iter_tensors((args, kwargs))
     promoted = any(torch.result_type(written, other) != written.dtype for other in others)
     return written.dtype if promoted or rule.name in RESULT_IS_CAST else None
 
@@ -542,17 +552,16 @@ def _dtype_of_result(rule: Call, args: tuple[Any, ...]) -> torch.dtype | None:
 def _out_of_place(
     state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
-    plain = find_out_of_place(rule) if "out" not in kwargs else None
+    plain = find_out_of_place(rule) if args and "out" not in kwargs else None
     if plain is None:
         raise Refused(
             "no-outplace-form",
             f"force_outplace: `{rule.name}` has no out-of-place form.",
         )
-    written = args[0]
-    storage = written.untyped_storage()._cdata
+    written = next(_iter_tensors((args, kwargs)))
     for other, known in state.values.live():
         if other is not written and other.layout is torch.strided:
-            if other.untyped_storage()._cdata == storage:
+            if storage_of(other) == storage_of(written):
                 name = known.node.name if known.node else next(iter(known.sources))
                 raise Refused(
                     "outplace-alias",

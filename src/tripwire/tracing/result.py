@@ -22,7 +22,7 @@ from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
 from tripwire.tracing.torchstate import TorchState, restoring_contexts, sample_torch_state
-from tripwire.tracing.values import TensorMeta, meta_of
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Input:
     source: Source
     aliases: tuple[Source, ...]  # the same tensor by other paths: tied, or passed twice
     meta: TensorMeta
+    traits: Traits
     written: bool  # the run changed it in place
 
     def __str__(self) -> str:
@@ -145,7 +146,15 @@ class Trace:
     def bind(self, *args: Any, **kwargs: Any) -> Roots:
         """A call's arguments as roots, checked against the structure that was traced."""
         bound = self.binding.bind(args, kwargs)
-        for value, source in self.binding.sources(bound):
+        sources = self.binding.sources(bound)
+        names = {str(source) for _, source in sources}
+        if names != self.skeletons.keys():
+            raise InputMismatch(
+                f"{self.name}: traced with {', '.join(self.skeletons)}; called with "
+                f"{', '.join(sorted(names))}.",
+                slug="input-structure",
+            )
+        for value, source in sources:
             skeleton = build_skeleton(value, source)
             found = find_difference(self.skeletons[str(source)], skeleton, str(source))
             if found:
@@ -183,23 +192,21 @@ class Trace:
                 f"{self.name}: {wanted} held one tensor when traced, and doesn't now.",
                 slug="input-alias",
             )
-        meta = meta_of(tensor)
-        if self._compared(meta) != self._compared(wanted.meta):
+        meta, traits = meta_of(tensor), traits_of(tensor)
+        if self._compared(meta, traits) != self._compared(wanted.meta, wanted.traits):
             raise InputMismatch(
                 f"{self.name}: {wanted.source} was {wanted.meta.full} when traced and is "
-                f"{meta.full} now. Sizes that Python read are part of a trace: trace again.",
+                f"{meta.full} now ({_changed(wanted.traits, traits)}). Sizes that Python read are "
+                "part of a trace: trace again.",
                 slug="input-shape",
             )
         return tensor
 
-    def _compared(self, meta: TensorMeta) -> tuple[object, ...]:
-        return (
-            meta.shape,
-            meta.dtype,
-            meta.device,
-            meta.stride if self.strides_matter else None,
-            meta.requires_grad if self.requires_grad_matters else None,
-        )
+    def _compared(self, meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
+        strides = (meta.stride, traits.offset, traits.is_view) if self.strides_matter else None
+        grad = (meta.requires_grad, traits.is_leaf) if self.requires_grad_matters else None
+        always = (meta.shape, meta.dtype, meta.device, *traits[:3])
+        return (*always, strides, grad)
 
     def _check_constants(self, roots: Roots) -> None:
         for constant in self.constants:
@@ -211,13 +218,14 @@ class Trace:
                 )
 
     def _check_torch_state(self) -> None:
-        if not any(n.target in _CONTEXT_NODES for n in self.graph.nodes):
+        contexts = any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
+        if not contexts and not self.requires_grad_matters:
             return
         changed = self.torch_state.find_changes(sample_torch_state())
         if changed:
             raise InputMismatch(
                 f"{self.name}: torch's state differs from the traced run's in "
-                f"{', '.join(changed)}, and the graph sets some of it.",
+                f"{', '.join(changed)}, and the run read or set some of it.",
                 slug="torch-state-differs",
             )
 
@@ -234,7 +242,6 @@ class Trace:
         self.graph_module.graph.lint()
         placeholders = [n.name for n in self.graph.nodes if n.op == "placeholder"]
         assert placeholders == [wanted.name for wanted in self.inputs], placeholders
-        assert all(isinstance(row.facts, NodeFacts) for row in self.rows)
 
     def format(self, *, source: bool = False) -> str:
         """The table that `print` shows; with the user's source lines on request."""
@@ -245,6 +252,11 @@ class Trace:
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
+
+
+def _changed(before: Traits, now: Traits) -> str:
+    pairs = zip(Traits._fields, before, now, strict=True)
+    return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b) or "same traits"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ _STRIDE_QUERIES = _words("stride is_contiguous storage_offset dim_order _is_view
 _GRAD_QUERIES = _words("requires_grad is_leaf grad_fn")
 _QUERIES = _SIZE_QUERIES | _words(
     "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
-    "element_size output_nr retains_grad _version _backward_hooks _post_accumulate_grad_hooks "
+    "element_size "
     "is_cuda is_cpu is_xpu is_ipu is_hpu is_mps is_maia is_meta is_mkldnn is_mtia is_nested "
     "is_ort is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_floating_point is_complex "
     "is_signed is_conj is_neg is_inference is_pinned is_shared is_coalesced is_distributed "
@@ -175,6 +175,11 @@ _SAVED_HOOKS = Refuse(
 _DISPATCH_MODE = Refuse(
     "dispatch-mode", "a TorchDispatchMode is entered here, and what it does can't be followed."
 )
+_INNER_CONTEXT = Refuse(
+    "inner-context",
+    "inference mode is entered by a function meant for graphs, such as another trace's. Call the "
+    "plain function.",
+)
 _STATE = Refuse(
     "torch-state-changed",
     "one of torch's flags is set here, and a graph wouldn't set it again. Set it outside.",
@@ -208,6 +213,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _RESEEDED, _SEEDING
     if path == "autograd/forward_ad.py":
         return _TRANSFORM, None
+    if path == "autograd/grad_mode.py":
+        return _INNER_CONTEXT, frozenset({"_enter_inference_mode"})
     if path == "autograd/graph.py":
         return _SAVED_HOOKS, frozenset({"__enter__"})
     if path == "utils/_python_dispatch.py":

@@ -31,7 +31,17 @@ from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
-from tripwire.tracing.values import LAZY, Known, TensorMeta, ValueTable, meta_of, version_of
+from tripwire.tracing.values import (
+    LAZY,
+    Known,
+    TensorMeta,
+    Traits,
+    ValueTable,
+    meta_of,
+    storage_of,
+    traits_of,
+    version_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,7 @@ class TracingState:
         self.reach = Reach(self._reach_tensor)
         self.inputs: list[tuple[fx.Node, Known]] = []
         self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
+        self.traits: dict[fx.Node, Traits] = {}
         self.branches: list[Branch] = []
         self.constants: list[Constant] = []
         # Tensors whose memory went to NumPy, with their versions and values then.
@@ -153,7 +164,7 @@ class TracingState:
             )
         version = version_of(tensor)
         if version != known.version:
-            if self.written_storages.get(_storage(tensor), -1) < known.seen_at:
+            if self.written_storages.get(storage_of(tensor), -1) <= known.seen_at:
                 name = known.node.name if known.node is not None else next(iter(known.sources))
                 raise Refused(
                     "unseen-write",
@@ -166,7 +177,7 @@ class TracingState:
     def note_write(self, tensor: torch.Tensor) -> None:
         """A recorded call changed this tensor, and with it all that share its memory."""
         if tensor.layout is torch.strided:
-            self.written_storages[_storage(tensor)] = self.calls
+            self.written_storages[storage_of(tensor)] = self.calls
 
     def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
         """Make a reached tensor an input of the graph."""
@@ -178,6 +189,7 @@ class TracingState:
             self.inputs[-1][0].append(known.node)  # moves it there
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
         self.inputs.append((known.node, known))
+        self.traits[known.node] = traits_of(tensor)
         self.versions[known.node] = version_of(tensor)
         return known.node
 
@@ -197,10 +209,6 @@ class TracingState:
             self.values.clear()  # weak references would get in the way of swap_tensors
             if self.observer is not None:
                 self.observer.stop()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
 
 
 def _input_name(source: Source) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import partial
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
 PLAIN = frozenset(
@@ -131,8 +133,13 @@ class SameObject:
 Skeleton = tuple[object, ...]
 
 
-def build_skeleton(value: object, path: Source, above: tuple[int, ...] = ()) -> Skeleton:
-    """What must be equal for two arguments to have the same shape: see the module's head."""
+def build_skeleton(
+    value: object, path: Source, above: tuple[int, ...] = (), *, identity: bool = True
+) -> Skeleton:
+    """What must be equal for two arguments to have the same shape: see the module's head.
+
+    Objects that can't be compared must be the same, or with identity=False of the same class.
+    """
     if isinstance(value, torch.Tensor):
         return (_TENSOR,)
     cls = type(value)
@@ -147,9 +154,12 @@ def build_skeleton(value: object, path: Source, above: tuple[int, ...] = ()) -> 
         return ("above", above.index(id(value)))
     parts = list(_parts(value, path))
     if not parts and not _is_container(value):
-        return (cls, SameObject(value))
+        return (cls, SameObject(value)) if identity else (cls,)
     inside = (*above, id(value))
-    return (cls, *((str(p), build_skeleton(child, p, inside)) for child, p in parts))
+    return (
+        cls,
+        *((str(p), build_skeleton(child, p, inside, identity=identity)) for child, p in parts),
+    )
 
 
 def _is_container(value: object) -> bool:
@@ -236,7 +246,7 @@ class SamePlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class ConstantPlan(Plan):
-    """A value without tensors that can't change."""
+    """A value without tensors, handed out as it is."""
 
     value: object
 
@@ -298,7 +308,8 @@ class Planner:
             return TensorPlan(self._positions[id(value)])
         if type(value) in PLAIN:
             return ConstantPlan(value)
-        source = self._find_source(value)
+        # `()` is one object everywhere, and tuples are as good as their parts.
+        source = None if type(value) in (tuple, frozenset) else self._find_source(value)
         if source is not None:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
@@ -349,11 +360,13 @@ def _take_apart(value: Any) -> Parts | None:
 
 
 def _take_object_apart(value: object) -> Parts | None:
-    if not holds_tensor(value):
-        return None
     cls = type(value)
     state = attributes_of(value)
-    if not state or isinstance(value, _OPAQUE) or cls.__new__ is not object.__new__:
+    simple = cls.__new__ is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+    if not holds_tensor(value):
+        if not state or not simple or is_library_module(cls.__module__):
+            return None
+    if not state or not simple:
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
     names = list(state)
 
@@ -372,8 +385,16 @@ _OPAQUE = (dict, list, tuple, set, frozenset, deque, type, FunctionType, MethodT
 
 def attributes_of(value: object) -> dict[str, object]:
     """An object's own attributes, in its dict and in its slots."""
-    attributes = getattr(value, "__dict__", None)
-    return {**(attributes if type(attributes) is dict else {}), **read_slots(value)}
+    return {**(own_dict(value) or {}), **read_slots(value)}
+
+
+def own_dict(value: object) -> dict[str, object] | None:
+    """An object's dict, without asking any code of its class."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
 
 
 def holds_tensor(value: object) -> bool:

@@ -37,7 +37,7 @@ from tripwire.tracing.structure import (
     iter_tensors,
 )
 from tripwire.tracing.torchstate import sample_torch_state
-from tripwire.tracing.values import TensorMeta, version_of
+from tripwire.tracing.values import TensorMeta, storage_of, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,17 @@ class Tracer:
 
     def trace(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
         """Run once and return the trace. Raises CannotTrace where there can be none."""
+        return self.trace_call(fn, args, kwargs, stacklevel=3)
+
+    def trace_call(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        stacklevel: int,
+    ) -> Trace:
+        """`trace`, with warnings pointed at a caller further up."""
         copied = copy_arguments(args, kwargs) if self.check else None
         run = self.run(fn, args, kwargs)
         if run.trace is None:
@@ -77,7 +88,7 @@ class Tracer:
                 f"{run.trace.name} wrote {written}. A graph holds tensors only: calling the "
                 "trace won't repeat these writes.",
                 TracerWarning,
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
         if copied is not None:
             check_trace(run.trace, lambda args, kwargs: self.run(fn, args, kwargs), *copied)
@@ -111,12 +122,15 @@ def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    if trace is None:
-        return None
-    following = _without_own_frames(trace.tb_next)
-    if is_own_code(trace.tb_frame.f_code):
-        return following
-    return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    entries = []
+    while trace is not None:
+        if not is_own_code(trace.tb_frame.f_code):
+            entries.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
 
 
 class _Session:
@@ -150,8 +164,13 @@ class _Session:
         function = self.binding.function
         own = function is not None and namespace is function.__globals__
         module = "" if own else str(namespace.get("__name__", "?"))
-        if self.namespaces.setdefault(module, namespace) is namespace:
+        while self.namespaces.setdefault(module, namespace) is not namespace:
+            module += "'"  # another namespace has the same name
+        before, CURRENT.state = CURRENT.state, None  # what the walk asks of tensors isn't the run's
+        try:
             self.state.reach.walk_function(code, namespace, module)
+        finally:
+            CURRENT.state = before
 
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's that can't be followed starts."""
@@ -187,6 +206,8 @@ class _Session:
     def _check_torch_state(self) -> None:
         if torch.initial_seed() != self.seed:
             raise Refused("generator-reseeded", "torch's default generator was seeded by the run.")
+        if any(generator.initial_seed() != seed for generator, seed in self.state.reach.generators):
+            raise Refused("generator-reseeded", "a torch.Generator was seeded by the run.")
         changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
         if changed:
             raise Refused(
@@ -197,7 +218,8 @@ class _Session:
 
     def _check_exposed_memory(self) -> None:
         for tensor, version, value in self.state.exposed:
-            if version_of(tensor) != version or not torch.equal(tensor, value):
+            same = (tensor == value) | ((tensor != tensor) & (value != value))  # nan is nan
+            if version_of(tensor) != version or not bool(same.all()):
                 raise Refused(
                     "tensor-memory",
                     "a tensor's memory went to NumPy and was changed afterwards; the graph can't "
@@ -292,6 +314,7 @@ class _Session:
                     node.name,
                     *_first_and_others(known.sources),
                     facts.value,
+                    self.state.traits[node],
                     tensor is not None and self._is_written(node, tensor),
                 )
             )
@@ -300,9 +323,7 @@ class _Session:
     def _is_written(self, node: fx.Node, tensor: torch.Tensor) -> bool:
         if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
             return True
-        if tensor.layout is not torch.strided or not self.state.written_storages:
-            return False
-        return tensor.untyped_storage()._cdata in self.state.written_storages
+        return storage_of(tensor) in self.state.written_storages
 
 
 def _first_and_others(sources: dict[Source, None]) -> tuple[Source, tuple[Source, ...]]:

@@ -46,6 +46,11 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory; -1 for layouts without one storage."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
+
+
 LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 
 
@@ -55,6 +60,29 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
     except ValueError:
         return LAZY
+
+
+class Traits(NamedTuple):
+    """What else Python and torch calls can tell of an input."""
+
+    cls: type
+    layout: torch.layout
+    lazy_bits: tuple[bool, bool, bool]  # conjugated, negated, made in inference mode
+    is_leaf: bool
+    offset: int | None
+    is_view: bool
+
+
+def traits_of(tensor: torch.Tensor) -> Traits:
+    """The traits of a tensor as it is now."""
+    return Traits(
+        type(tensor),
+        tensor.layout,
+        (tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+        tensor.is_leaf,
+        int(tensor.storage_offset()) if tensor.layout is torch.strided else None,
+        tensor._is_view(),
+    )
 
 
 class Known(weakref.ref[torch.Tensor]):

@@ -4,6 +4,7 @@ import collections
 import copy
 import enum
 import functools
+import sys
 import threading
 import weakref
 
@@ -562,3 +563,214 @@ def test_a_trace_inside_a_custom_function_is_a_nested_trace() -> None:
     with pytest.raises(tripwire.CannotTrace) as caught:
         quiet_trace(lambda x: nested.apply(x), X)
     assert caught.value.slug == "nested-trace"
+
+
+# --- metadata, paths, results: found by review ----------------------------------------------------
+
+
+def test_an_unseen_write_after_a_recorded_one_is_refused() -> None:
+    def f(x):
+        total = torch.zeros(3)
+        total.add_(x)
+        with torch._C.DisableTorchFunction():
+            total.mul_(5)
+        return total * 1
+
+    assert refusal_of(f, X) == "unseen-write"
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+LEAF = torch.ones(3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "traced", "called"),
+    [
+        (lambda x: x * 2 if x.is_sparse else x * 3, X, X.to_sparse()),
+        (lambda x: x * 2 if isinstance(x, Sub) else x * 3, X, X.as_subclass(Sub)),
+        (lambda x: x * 2 if x.is_leaf else x * 3, LEAF, LEAF * 1),
+        (lambda x: x * (1 + x.storage_offset()), X, torch.arange(4.0)[1:]),
+        (lambda x: x * 2 if x.is_conj() else x * 3, X + 0j, (X + 0j).conj()),
+    ],
+)
+def test_other_kinds_of_tensors_are_refused_where_python_can_tell(fn, traced, called) -> None:
+    trace = quiet_trace(fn, traced)
+    with pytest.raises(InputMismatch):
+        trace(called)
+
+
+def test_version_counters_are_branches() -> None:
+    assert [b.op for b in quiet_trace(lambda x: x * x._version, X).branches] == ["_version"]
+
+
+class Shadowed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.__dict__["w"] = torch.tensor(2.0)
+
+    @property
+    def w(self):
+        return self.__dict__["w"] * 10
+
+    def forward(self, x):
+        return x * self.w
+
+
+def test_an_attribute_behind_a_property_is_not_taken_for_it() -> None:
+    assert refusal_of(Shadowed(), X) == "unknown-origin"
+
+
+def test_modules_in_another_order_than_their_names() -> None:
+    layers = collections.OrderedDict([("1", nn.Linear(3, 3)), ("0", nn.Linear(3, 3))])
+    model = nn.Sequential(layers)
+    trace = quiet_trace(model, X)
+    check_same(model(Y), trace(Y))
+
+
+def test_builtins_without_a_signature_compare_their_keywords() -> None:
+    trace = quiet_trace(torch.add, X, Y, alpha=2)
+    for kwargs in ({}, {"alpha": 3}, {"alpha": 2, "out": None}):
+        with pytest.raises(InputMismatch):
+            trace(X, Y, **kwargs)
+
+
+def test_a_generator_seeded_by_the_run_is_refused() -> None:
+    def f(x, generator):
+        generator.manual_seed(5)
+        return x + torch.rand(3, generator=generator)
+
+    assert refusal_of(f, X, torch.Generator().manual_seed(1)) == "generator-reseeded"
+
+
+class Raising:
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_looking_at_objects_runs_none_of_their_code() -> None:
+    target = Bag()
+    holder = Bag()
+    holder.proxy = weakref.proxy(target)
+    holder.raising = Raising()
+    del target
+    assert quiet_trace(lambda x, h: x + 1, X, holder).statistics().ops == 1
+
+
+class Info:
+    def __init__(self):
+        self.notes = ["first"]
+
+
+def test_objects_without_tensors_are_made_anew_for_every_call() -> None:
+    trace = quiet_trace(lambda x: (x + 1, Info()), X)
+    trace(Y)[1].notes.append("mine")
+    assert trace(Y)[1].notes == ["first"]
+
+
+def test_an_empty_tuple_is_itself_and_nothing_elses_value() -> None:
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = ()
+
+        def forward(self, x):
+            return x + 1, ()
+
+    holder = Holder()
+    trace = quiet_trace(holder, X)
+    holder.state = (1, 2)
+    assert trace(Y)[1] == ()
+
+
+def test_force_outplace_finds_writes_of_every_spelling() -> None:
+    tracer = tripwire.Tracer(force_outplace=True)
+    for fn in (
+        lambda x: nn.functional.relu(x, inplace=True),
+        nn.ReLU(inplace=True),
+        lambda x: torch.relu_(input=x),
+    ):
+        with pytest.raises(tripwire.CannotTrace) as caught:
+            tracer.trace(fn, ones())
+        assert caught.value.slug == "no-outplace-form"
+    wide = torch.ones(3, dtype=torch.float64)
+    assert tracer.trace(lambda x: x.add_(other=wide), ones())(ones()).dtype == torch.float32
+
+
+def test_sets_of_tensors_that_the_run_changes() -> None:
+    def f(x, seen):
+        seen.add(x * 2)
+        return x + 1
+
+    assert len(quiet_trace(f, X, {Y}).effects) == 1
+
+
+def test_nan_that_met_numpy_is_no_change() -> None:
+    trace = quiet_trace(lambda x: x * x.numpy().shape[0], torch.tensor([float("nan"), 1.0]))
+    assert trace.statistics().ops == 1
+
+
+def test_a_function_around_a_generator_is_no_generator_function() -> None:
+    def generate(x):
+        yield x * 2
+
+    @functools.wraps(generate)
+    def f(x):
+        return list(generate(x))
+
+    assert quiet_trace(f, X)(Y)[0].tolist() == [8, 10, 12]
+
+
+class OwnCall(nn.Module):
+    def __call__(self, x, *, scale):
+        return super().__call__(x) * scale
+
+    def forward(self, x):
+        return x + 1
+
+
+def test_a_module_with_a_call_of_its_own() -> None:
+    model = OwnCall()
+    trace = quiet_trace(model, X, scale=2.0)
+    check_same(model(Y, scale=2.0), trace(Y, scale=2.0))
+
+
+def test_infinite_recursion_keeps_the_users_frames() -> None:
+    def f(x):
+        return f(x)
+
+    with pytest.raises(RecursionError) as caught:
+        quiet_trace(f, X)
+    names = [entry.name for entry in caught.traceback]
+    assert names.count("f") > 100
+
+
+def test_a_profile_function_set_by_the_run_stays() -> None:
+    def mine(frame, event, arg):
+        pass
+
+    def f(x):
+        sys.setprofile(mine)
+        return x + 1
+
+    try:
+        quiet_trace(f, X)
+        assert sys.getprofile() is mine
+    finally:
+        sys.setprofile(None)
+
+
+def test_check_accepts_results_of_user_classes() -> None:
+    tripwire.Tracer(check=True).trace(nested_slots, X)
+
+
+def test_names_of_parts_dont_hide_the_module() -> None:
+    def f(x):
+        self, other = x.split([1, 2])
+        return self + other + torch.tensor(np.ones(1, "f"))
+
+    check_traces(f, lambda s: (X * s,))
