@@ -26,8 +26,8 @@ lint: $(READY)  ## ruff, and mypy --strict over src
 	$(BIN)/mypy
 
 bench: $(READY)  ## time tripwire beside its peers, each pair in one process
-	$(BIN)/python benchmarks/bench_trace.py
-	$(BIN)/python benchmarks/bench_memory.py
+	$(BIN)/python benchmarks/bench_trace.py --json benchmarks/results/trace.json
+	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
 
 soak: $(READY)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow
