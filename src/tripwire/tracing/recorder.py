@@ -24,15 +24,14 @@ from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import (
-    RESULT_IS_CAST,
     RULES,
     Call,
     Query,
     Refuse,
     Rule,
-    find_out_of_place,
     rule_for,
 )
+from tripwire.tracing.sizes import is_sized_by_data
 from tripwire.tracing.state import (
     CURRENT,
     FACTS,
@@ -42,7 +41,14 @@ from tripwire.tracing.state import (
     TracingState,
 )
 from tripwire.tracing.structure import holds_tensor
-from tripwire.tracing.values import TensorMeta, meta_of, storage_of, version_of
+from tripwire.tracing.values import TensorMeta, iter_given, meta_of, storage_of, version_of
+from tripwire.tracing.writes import (
+    CAST,
+    dtype_of_result,
+    note_changes,
+    note_writes,
+    out_of_place,
+)
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -189,6 +195,9 @@ def recording(state: TracingState) -> Iterator[Recorder]:
         CURRENT.state = before
 
 
+_PART = Call("call_function", operator.getitem, "getitem")
+
+
 # --- one call → one node -------------------------------------------------------------------
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -289,30 +298,30 @@ def record(
     if not _is_recordable(value):
         inputs = _tensor_nodes(nodes)
         if inputs:
-            taken = tuple(_iter_tensors((args, kwargs)))
+            taken = tuple(iter_given((args, kwargs)))
             add_branch(state, rule.name, nodes[0], nodes[1], value, where, taken)
         return None
     if value is None and rule.target is getattr:  # `.grad is None` asks what ran before
         add_branch(state, rule.name, nodes[0], nodes[1], value, where)
         return None
     state.calls += 1
-    by_data = rule.opaque or _is_sized_by_data(state, rule, args, kwargs)
+    by_data = rule.opaque or is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
-        _note_writes(state, rule.writes_also.find(args, kwargs))
+        note_writes(state, rule.writes_also.find(args, kwargs))
     if rule.may_write or kwargs:
-        _note_changes(state, rule, args, kwargs)
+        note_changes(state, rule, args, kwargs)
     cast = None
     if rule.writes or kwargs.get("out") is not None:
         if state.force_outplace:
-            cast = _dtype_of_result(rule, args, kwargs)
-            rule = _out_of_place(state, rule, args, kwargs)
+            cast = dtype_of_result(rule, args, kwargs)
+            rule = out_of_place(state, rule, args, kwargs)
         else:
-            _note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
+            note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
     if cast is not None:
-        node = _create_node(state.graph(), _CAST, ((node, cast), {}), node.name)
+        node = _create_node(state.graph(), CAST, ((node, cast), {}), node.name)
     node.meta[FACTS] = NodeFacts(
         where,
         state.scopes.current,
@@ -441,131 +450,3 @@ def add_branch(
     branch = Branch(op, inputs, args, kwargs, value, where, state.scopes.current)
     state.branches.append(branch)
     warn_of(branch)
-
-
-def _is_sized_by_data(
-    state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    if rule.sized_by_data:
-        if rule.name == "__getitem__":
-            if _has_mask(args[1]):
-                return True
-        elif rule.name == "where":
-            if len(args) + len(kwargs) == 1:
-                return True
-        elif rule.name == "repeat_interleave":
-            alone = len(args) == 1 and "repeats" not in kwargs
-            if kwargs.get("output_size") is None and (alone or _has_tensor((args[1:], kwargs))):
-                return True
-        elif rule.name == "tensor_split":
-            if _has_tensor((args[1:], kwargs)):
-                return True
-        else:
-            return True
-    if rule.takes_sizes and _has_size_tensor(args[rule.op == "call_method" :], kwargs):
-        return True
-    if not state.met_data_sizes:
-        return False
-    return any(
-        known is not None and known.sized_by_data
-        for known in map(state.values.find, _iter_tensors((args, kwargs)))
-    )
-
-
-def _iter_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _iter_tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _iter_tensors(item)
-
-
-def _has_tensor(value: Any) -> bool:
-    return next(_iter_tensors(value), None) is not None
-
-
-def _has_size_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an integer in a tensor stands where sizes and slice bounds stand."""
-    return any(
-        tensor.numel() == 1 and not tensor.is_floating_point()
-        for value in (*args, *kwargs.values())
-        for part in (_bounds(value) if isinstance(value, (slice, tuple)) else [value])
-        for tensor in _iter_tensors(part)
-    )
-
-
-def _bounds(value: Any) -> list[Any]:
-    """The bounds of slices in an index; an integer in one picks, and changes no size."""
-    if isinstance(value, slice):
-        return [value.start, value.stop, value.step]
-    if any(isinstance(item, slice) for item in value):
-        return [bound for item in value if isinstance(item, slice) for bound in _bounds(item)]
-    return list(value)
-
-
-def _has_mask(index: Any) -> bool:
-    return any(t.dtype in (torch.bool, torch.uint8) for t in _iter_tensors(index))
-
-
-# --- in-place calls --------------------------------------------------------------------------
-
-
-def _note_writes(state: TracingState, written: Any) -> None:
-    for tensor in _iter_tensors(written):
-        state.note_write(tensor)
-
-
-def _note_changes(
-    state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Arguments whose version moved were changed by this very call: before it they were checked."""
-    given = _iter_tensors((args, kwargs)) if rule.writes or kwargs else args
-    for tensor in given:
-        if isinstance(tensor, torch.Tensor):
-            known = state.values.find(tensor)
-            if known is not None and known.version != version_of(tensor):
-                if state.force_outplace and not rule.writes:
-                    raise Refused(
-                        "no-outplace-form", f"force_outplace: `{rule.name}` changes its argument."
-                    )
-                if not state.force_outplace:
-                    state.note_write(tensor)
-                known.version, known.seen_at = version_of(tensor), state.calls
-
-
-_PART = Call("call_function", operator.getitem, "getitem")
-_CAST = Call("call_method", "to", "to")
-
-
-def _dtype_of_result(
-    rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.dtype | None:
-    """The dtype to cast to, where the out-of-place form would compute another."""
-    written, *others = _iter_tensors((args, kwargs))
-    promoted = any(torch.result_type(written, other) != written.dtype for other in others)
-    return written.dtype if promoted or rule.name in RESULT_IS_CAST else None
-
-
-def _out_of_place(
-    state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call:
-    plain = find_out_of_place(rule) if args and "out" not in kwargs else None
-    if plain is None:
-        raise Refused(
-            "no-outplace-form",
-            f"force_outplace: `{rule.name}` has no out-of-place form.",
-        )
-    written = next(_iter_tensors((args, kwargs)))
-    for other, known in state.values.live():
-        if other is not written and other.layout is torch.strided:
-            if storage_of(other) == storage_of(written):
-                name = known.node.name if known.node else next(iter(known.sources))
-                raise Refused(
-                    "outplace-alias",
-                    f"force_outplace: `{rule.name}` writes to memory that another live tensor "
-                    f"({name}) shares; out of place that tensor would keep its value.",
-                )
-    return plain

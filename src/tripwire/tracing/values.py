@@ -7,7 +7,8 @@ An entry goes with its tensor; an identity never survives the object that had it
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -60,6 +61,18 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
     except ValueError:
         return LAZY
+
+
+def iter_given(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors among the arguments of a call: in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from iter_given(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from iter_given(item)
 
 
 class Traits(NamedTuple):
