@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -105,3 +107,9 @@ def refusal_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     except tripwire.CannotTrace as error:
         return error.slug
     raise AssertionError("it was traced")
+
+
+def run_python(code: str) -> str:
+    """What a program prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

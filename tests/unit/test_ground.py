@@ -7,12 +7,11 @@ import contextlib
 import io
 import re
 import runpy
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from support import run_python
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tripwire"
@@ -86,8 +85,7 @@ def test_importing_tripwire_imports_no_compiler() -> None:
         " for m in set(sys.modules) - before};"
         "print(sorted(m for m in new if m in ('torch._dynamo', 'torch._inductor')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code) == "[]"
 
 
 # --- messages ----------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ def _hint(rule: Call) -> str:
 
 
 def _is_recordable(value: Any) -> bool:
-    """Whether a result holds tensors only; None is the result of calls made for their effect."""
+    """Whether a result holds a tensor; None is the result of calls made for their effect."""
     if value is None or isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (tuple, list)):

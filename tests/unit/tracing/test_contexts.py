@@ -1,11 +1,8 @@
 """Contexts entered inside a traced function act inside the graph, and only there."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from support import check_traces, quiet_trace, refusal_of
+from support import check_traces, quiet_trace, refusal_of, run_python
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
@@ -155,5 +152,4 @@ def test_the_first_checkpoint_of_a_process_is_traced() -> None:
         "f = lambda x: checkpoint(torch.sin, x, use_reentrant=False)\n"
         "print(tripwire.trace(f, torch.ones(2)).statistics().ops)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+    assert run_python(code) == "1"

@@ -285,6 +285,25 @@ def test_intermediates_die_as_early_as_in_eager() -> None:
     assert alive[0] == alive[1] == [False, False]
 
 
+def test_state_that_the_run_replaces_dies_as_early_as_in_eager() -> None:
+    class Keeper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = torch.ones(2, 2)
+            self.alive = None
+
+        def forward(self, x):
+            before = weakref.ref(self.kept)
+            self.kept = x * 2
+            self.alive = before() is not None
+            return x + 1
+
+    for run in (lambda keeper: keeper(X), lambda keeper: quiet_trace(keeper, X)):
+        keeper = Keeper()
+        run(keeper)
+        assert keeper.alive is False
+
+
 def test_traces_that_are_dropped_leave_nothing() -> None:
     class Net(nn.Module):
         def __init__(self):
