@@ -1,25 +1,39 @@
-"""Observe: which Python functions run below the traced call.
+"""Observe: which Python functions run below the traced call, and which C functions they call.
 
 Each code object is reported once per run, when it first starts, with its globals. From 3.12
 on `sys.monitoring` tells, and goes quiet for a code object after its first start. Before
 that `sys.setprofile` does; a profile function that was there is called as before, except a
 profiler written in C, which can't be called: then only the traced function is looked at.
+
+Where calls are watched, every call of a C function is judged (see purity), and the first that
+can't be in a trace is reported. Calls that tripwire makes count for nothing, and so do those
+of code that an import runs: a module's code doesn't run again at the next call.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
-from tripwire.env import HAS_MONITORING, is_library_file, is_own_file
+from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
+from tripwire.tracing.purity import (
+    LASTING,
+    LOGS,
+    PURE,
+    PURE_METHODS,
+    GlobalGenerators,
+    find_impurity,
+    may_draw_from_numpy,
+)
 from tripwire.tracing.rules import Refuse, find_refused_code
 
-Profile = Callable[[FrameType, str, object], None]
+Profile = Callable[[FrameType, str, Any], None]
 
 
 class Listener(Protocol):
@@ -31,34 +45,118 @@ class Listener(Protocol):
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's starts that can't be followed."""
 
+    def on_impure(self, refuse: Refuse) -> None:
+        """A C function is called that can't be in a trace; only the first call is reported."""
+
+
+class _Nobody:
+    """Listens to nothing."""
+
+    def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        pass
+
+    def on_refused(self, refuse: Refuse) -> None:
+        pass
+
+    def on_impure(self, refuse: Refuse) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether tripwire's own code starts; what its records generate has no file of its own."""
+    file = frame.f_code.co_filename
+    if file != "<string>":  # which can also be the user's, as all others of this kind are
+        return is_own_file(file)
+    module = str(frame.f_globals.get("__name__"))
+    if module.startswith("namedtuple_"):  # its globals are empty: whoever makes one owns it
+        return frame.f_back is not None and is_own_file(frame.f_back.f_code.co_filename)
+    return module.partition(".")[0] == "tripwire"
+
 
 class Observer:
-    """Reports the user's code objects of one thread, each once."""
+    """Reports the user's code objects of one thread, each once, and the first impure call."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    sees = False  # whether anything can be reported; not under a profiler written in C
+
+    def __init__(self, listener: Listener, watch_calls: bool) -> None:
+        self._listener: Listener = listener
         self._seen: dict[int, CodeType] = {}  # by identity: hashing code costs microseconds
+        self._own: set[int] = set()  # those of tripwire itself
+        self._imports = _count_imports(sys._getframe())
+        self._generators = GlobalGenerators() if watch_calls else None
+        self.watching = watch_calls  # for impure calls; until the first
         self.paused = False  # report nothing; set by whoever records
         self.profile: Profile | None = None  # to be taken out while paused; see Recorder
+
+    def codes(self) -> list[CodeType]:
+        """Every code object that has started, in order: the user's, torch's, the library's.
+
+        What started only while paused isn't among them, nor is tripwire's own.
+        """
+        seen = list(self._seen.values())  # what comes next may start, too
+        return [code for code in seen if id(code) not in self._own]
 
     def see(self, frame: FrameType) -> bool:
         """Report a frame's code if it is new; whether its later starts can go unseen."""
         code = frame.f_code
         if id(code) in self._seen:
             return True
-        refuse = find_refused_code(code)
-        if refuse is not None and _is_importing(frame):
-            return False  # torch imports parts of itself when they are first used
-        users = refuse is None and not is_library_file(code.co_filename)
-        users = users and not is_own_file(code.co_filename)
-        if self.paused and (users or refuse is not None):
+        own = _is_own(frame)
+        if self.paused and not own:
             return False  # it runs inside an op, which is the op's business; it may run again
+        refuse = find_refused_code(code)
+        if refuse is not None and self._is_importing(frame):
+            return False  # torch imports parts of itself when they are first used
         self._seen[id(code)] = code
+        if own:
+            self._own.add(id(code))
         if refuse is not None:
             self._listener.on_refused(refuse)
-        elif users:
+        elif not own and not is_library_file(code.co_filename):
             self._listener.on_start(code, frame.f_globals)
         return True
+
+    def judge(self, frame: FrameType, callee: object, first: object = None) -> None:
+        """Report a call that a frame makes, if it is the first that can't be in a trace.
+
+        `first` is the call's first argument, to which an unbound method belongs.
+        """
+        file = frame.f_code.co_filename
+        if self.paused or not self.watching or is_own_file(file):
+            return
+        library = is_library_file(file)
+        refuse = find_impurity(callee, library)
+        if refuse is None or self._is_importing(frame) or _serves_tripwire(frame):
+            return
+        if file.startswith(_LOGGING):
+            refuse = LOGS
+        elif isinstance(callee, MethodDescriptorType) and isinstance(first, callee.__objclass__):
+            # What is bound says more: a write to one of two streams is a print.
+            refuse = find_impurity(callee.__get__(first), library) or refuse
+        self._report(refuse)
+
+    def forget(self) -> None:
+        """Let go of the listener, and of all that it holds."""
+        self._listener = _NOBODY
+
+    def finish(self) -> None:
+        """The run is over: report what no call showed."""
+        watching, self.watching = self.watching, False  # finding out makes calls too
+        if watching and self._generators is not None:
+            refuse = self._generators.find_draw()
+            if refuse is not None:
+                self._report(refuse)
+
+    def _report(self, refuse: Refuse) -> None:
+        self.watching = False
+        self._listener.on_impure(refuse)
+
+    def _is_importing(self, frame: FrameType) -> bool:
+        """Whether the run imports something here; the run itself may be part of an import."""
+        return _count_imports(frame) > self._imports
 
     def pause(self) -> None:
         """Report nothing until `resume`."""
@@ -72,80 +170,140 @@ class Observer:
         if self.profile is not None and sys.getprofile() is None:
             sys.setprofile(self.profile)
 
+    def start(self) -> None:
+        """Begin to look."""
+
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
 
 
-def _is_importing(frame: FrameType) -> bool:
+_IMPORTER = "<frozen importlib._bootstrap>"
+_LOGGING = logging.__file__.removesuffix("__init__.py")  # the folder: handlers are there too
+
+
+def _count_imports(frame: FrameType | None) -> int:
+    found = 0
+    while frame is not None:
+        found += frame.f_code.co_filename == _IMPORTER
+        frame = frame.f_back
+    return found
+
+
+def _serves_tripwire(frame: FrameType) -> bool:
+    """Whether the standard library works for tripwire here, as `warnings` does for a branch."""
     above: FrameType | None = frame
     while above is not None:
-        if above.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
+        file = above.f_code.co_filename
+        if not is_library_file(file) or torch_path(file) is not None:
+            return is_own_file(file)
         above = above.f_back
     return False
 
 
+@contextmanager
+def observing(listener: Listener, watch_calls: bool = False) -> Iterator[Observer]:
+    """Report every function of this thread that starts inside the `with`.
+
+    With `watch_calls`, report the first C call that can't be in a trace as well.
+    """
+    observer = _build_observer(listener, watch_calls)
+    observer.start()
+    try:
+        yield observer
+        observer.finish()
+    finally:
+        observer.stop()
+
+
+def _build_observer(listener: Listener, watch_calls: bool) -> Observer:
+    if HAS_MONITORING:
+        return _MonitoringObserver(listener, watch_calls)
+    before = sys.getprofile()
+    if before is not None and not callable(before):
+        return Observer(listener, watch_calls)
+    return _ProfileObserver(listener, watch_calls, before)
+
+
+# --- sys.setprofile: one function for one thread ---------------------------------------------
+
+
 class _ProfileObserver(Observer):
-    def __init__(self, listener: Listener, before: Any) -> None:
-        super().__init__(listener)
+    sees = True
+
+    def __init__(self, listener: Listener, watch_calls: bool, before: Any) -> None:
+        super().__init__(listener, watch_calls)
         self._before = before
+        self._near_numpy: set[int] = set()  # codes that name NumPy, by identity
 
     def start(self) -> None:
-        """Begin to look."""
-        self._own = self._build_profile()
+        self._installed = self._build_profile()
         if self._before is None:  # another's profile function must see everything
-            self.profile = self._own
-        sys.setprofile(self._own)
+            self.profile = self._installed
+        sys.setprofile(self._installed)
 
     def _build_profile(self) -> Profile:
         seen, see, before = self._seen, self.see, self._before
+        own, near_numpy = self._own, self._near_numpy
+        judge = self.judge if self.watching else None
 
-        def profile(frame: FrameType, event: str, arg: object) -> None:
-            if event == "call" and id(frame.f_code) not in seen:
-                see(frame)
+        def profile(frame: FrameType, event: str, arg: Any) -> None:
+            if event == "call":
+                if id(frame.f_code) not in seen:
+                    see(frame)
+            elif event == "c_call" and judge is not None and id(frame.f_code) not in own:
+                if arg not in PURE and (type(arg.__self__), arg.__name__) not in PURE_METHODS:
+                    judge(frame, arg)
+            if near_numpy:
+                self._look_at_numpy(frame, event)
             if before is not None:
                 before(frame, event, arg)
 
         return profile
 
+    def see(self, frame: FrameType) -> bool:
+        done = super().see(frame)
+        code = frame.f_code
+        if done and self.watching and id(code) not in self._own:
+            users = not is_library_file(code.co_filename)
+            if users and may_draw_from_numpy(code.co_names, frame.f_globals):
+                self._near_numpy.add(id(code))
+        return done
+
+    def _look_at_numpy(self, frame: FrameType, event: str) -> None:
+        """Catch a draw at the event that follows it, while its line is the one that runs."""
+        at: FrameType | None = frame
+        if event == "call" and _is_constant(frame.f_code):
+            at = frame.f_back
+        if at is None or id(at.f_code) not in self._near_numpy or self.paused:
+            return
+        if self.watching and self._generators is not None:
+            refuse = self._generators.find_numpy_draw()
+            if refuse is not None and not self._is_importing(at):
+                self._report(refuse)
+
     def stop(self) -> None:
         self.profile = None
-        if sys.getprofile() is self._own:  # the run may have set one of its own
+        if sys.getprofile() is self._installed:  # the run may have set one of its own
             sys.setprofile(self._before)
 
 
-@contextmanager
-def observing(listener: Listener) -> Iterator[Observer]:
-    """Report every function of this thread that starts inside the `with`."""
-    if HAS_MONITORING:
-        yield from _observe_by_monitoring(listener)
-    else:
-        yield from _observe_by_profile(listener)
-
-
-def _observe_by_profile(listener: Listener) -> Iterator[Observer]:
-    before = sys.getprofile()
-    if before is not None and not callable(before):
-        yield Observer(listener)
-        return
-    observer = _ProfileObserver(listener, before)
-    observer.start()
-    try:
-        yield observer
-    finally:
-        observer.stop()
+def _is_constant(code: CodeType) -> bool:
+    return is_library_file(code.co_filename) or is_own_file(code.co_filename)
 
 
 # --- sys.monitoring: one tool for all threads ------------------------------------------------
 
 _lock = threading.Lock()
 _observers: dict[int, Observer] = {}  # by thread
+_watched: dict[int, CodeType] = {}  # codes whose calls are reported, by identity
 _tool: int | None = None
 
 
 class _MonitoringObserver(Observer):
-    def __init__(self, listener: Listener) -> None:
-        super().__init__(listener)
+    sees = True
+
+    def __init__(self, listener: Listener, watch_calls: bool) -> None:
+        super().__init__(listener, watch_calls)
         self._thread = threading.get_ident()
 
     def start(self) -> None:
@@ -159,15 +317,6 @@ class _MonitoringObserver(Observer):
                 _stop_tool()
 
 
-def _observe_by_monitoring(listener: Listener) -> Iterator[Observer]:
-    observer = _MonitoringObserver(listener)
-    observer.start()
-    try:
-        yield observer
-    finally:
-        observer.stop()
-
-
 def _start_tool() -> None:
     global _tool
     monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
@@ -175,8 +324,11 @@ def _start_tool() -> None:
         for tool in (4, 3):  # the ids that no tool of the standard library claims
             if monitoring.get_tool(tool) is None:
                 monitoring.use_tool_id(tool, "tripwire")
-                monitoring.register_callback(tool, monitoring.events.PY_START, _on_py_start)
-                monitoring.set_events(tool, monitoring.events.PY_START)
+                events = monitoring.events
+                monitoring.register_callback(tool, events.PY_START, _on_py_start)
+                monitoring.register_callback(tool, events.PY_RESUME, _on_py_start)
+                monitoring.register_callback(tool, events.CALL, _on_call)
+                monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
                 _tool = tool
                 break
         else:
@@ -192,14 +344,43 @@ def _stop_tool() -> None:
     global _tool
     if not _observers and _tool is not None:
         monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+        events = monitoring.events
         monitoring.set_events(_tool, 0)
-        monitoring.register_callback(_tool, monitoring.events.PY_START, None)
+        for code in _watched.values():
+            monitoring.set_local_events(_tool, code, 0)
+        _watched.clear()
+        for event in (events.PY_START, events.PY_RESUME, events.CALL):
+            monitoring.register_callback(_tool, event, None)
         monitoring.free_tool_id(_tool)
         _tool = None
 
 
 def _on_py_start(code: CodeType, offset: int) -> object:
     observer = _observers.get(threading.get_ident())
-    done = observer is not None and observer.see(sys._getframe(1))
+    if observer is None or not observer.see(sys._getframe(1)):
+        return None
+    if observer.watching and not is_own_file(code.co_filename):
+        _watch_calls(code)
     # Quiet from now on, unless another thread has yet to see this code.
-    return sys.monitoring.DISABLE if done and len(_observers) == 1 else None  # type: ignore[attr-defined]
+    return sys.monitoring.DISABLE if len(_observers) == 1 else None  # type: ignore[attr-defined]
+
+
+def _watch_calls(code: CodeType) -> None:
+    """Have the calls of one code object reported.
+
+    Most calls while a run is observed are recording's, and so no event for all code is set.
+    No call site goes quiet: another callee may come next.
+    """
+    if _tool is not None and id(code) not in _watched:
+        monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+        _watched[id(code)] = code
+        monitoring.set_local_events(_tool, code, monitoring.events.CALL)
+
+
+def _on_call(code: CodeType, offset: int, callee: object, first: object) -> None:
+    kind = type(callee)
+    if kind is FunctionType or (kind in LASTING and callee in PURE):
+        return
+    observer = _observers.get(threading.get_ident())
+    if observer is not None:
+        observer.judge(sys._getframe(1), callee, first)
