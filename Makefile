@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+BUILT := .venv/.built
 
 .PHONY: help demo test lint bench soak clean
 
@@ -14,22 +15,27 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## trace a small transformer; print its graph with lines and scopes
+# The C module, built again when its source changes. Without a compiler it stays absent.
+$(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+demo: $(BUILT)  ## trace a small transformer; print its graph with lines and scopes
 	$(BIN)/python examples/demo.py
 
 test: lint  ## lint, then every test but the slow ones
 	$(BIN)/python -m pytest
 
-lint: $(READY)  ## ruff, and mypy --strict over src
+lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## time tripwire beside its peers, each pair in one process
+bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_trace.py --json benchmarks/results/trace.json
 	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
 
-soak: $(READY)  ## the slow tests: real models from transformers, every operator in torch's own test database
+soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow
 
 clean:  ## remove the environment and every cache

@@ -1,7 +1,9 @@
 """tripwire: a tracing compiler front end for PyTorch."""
 
-from tripwire.api import trace
+from tripwire.api import compile, trace
 from tripwire.errors import (
+    BackendFailed,
+    BadOption,
     CannotTrace,
     InputMismatch,
     StateError,
@@ -10,9 +12,14 @@ from tripwire.errors import (
     TripwireError,
 )
 from tripwire.tracing import Trace, Tracer
+from tripwire.validity import Cause, Change, Watch, watch
 
 __all__ = [
+    "BackendFailed",
+    "BadOption",
     "CannotTrace",
+    "Cause",
+    "Change",
     "InputMismatch",
     "StateError",
     "Trace",
@@ -20,5 +27,8 @@ __all__ = [
     "Tracer",
     "TracerWarning",
     "TripwireError",
+    "Watch",
+    "compile",
     "trace",
+    "watch",
 ]

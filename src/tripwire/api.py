@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
+from tripwire.backends.registry import Backend, find_backend
+from tripwire.dispatch.compiled import CompiledFunction, compile_module
+from tripwire.dispatch.dispatcher import Options
+from tripwire.errors import BadOption
 from tripwire.tracing import Trace, Tracer
 
 
@@ -14,3 +20,75 @@ def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tra
     Arguments go to the callable as they are. `Tracer` takes the options.
     """
     return Tracer().trace_call(fn_or_module, args, kwargs, stacklevel=3)
+
+
+def compile(
+    fn_or_module: Any = None,
+    *,
+    backend: str | Backend = "eager",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    name: str | None = None,
+    cache_size: int = 8,
+) -> Any:
+    """Compile a function or a module; without one, a decorator.
+
+    The first call runs for real and is observed; later calls run compiled code for as long as
+    everything that the first one read is unchanged. Takes what `torch.compile` takes.
+
+    backend: a name, or a callable `(GraphModule, example_inputs) -> callable`.
+    fullgraph: raise where a call can't be compiled, rather than run it as plain Python.
+    dynamic: sizes are part of an entry; True is refused, None and False mean the same.
+    mode, options: handed to the back end.
+    disable: return the callable as it is.
+    name: what messages call it.
+    cache_size: entries kept per callable.
+    """
+    if fn_or_module is None:
+        return lambda fn: compile(
+            fn,
+            backend=backend,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            mode=mode,
+            options=options,
+            disable=disable,
+            name=name,
+            cache_size=cache_size,
+        )
+    if not callable(fn_or_module):
+        raise BadOption(
+            f"compile takes a function or a module, not {type(fn_or_module).__name__}.",
+            slug="not-callable",
+        )
+    if mode is not None and options is not None:
+        raise BadOption("Either mode or options can be given, not both.", slug="bad-option")
+    if dynamic:
+        raise BadOption(
+            "dynamic=True: sizes don't turn symbolic yet; each shape has an entry of its own.",
+            slug="bad-option",
+        )
+    if cache_size < 1:
+        raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
+    if disable:
+        return fn_or_module
+    handed = {"mode": mode, "options": options}
+    chosen = Options(
+        find_backend(backend),
+        fullgraph,
+        cache_size,
+        tuple((key, value) for key, value in handed.items() if value is not None),
+    )
+    called = name or _name_of(fn_or_module)
+    if isinstance(fn_or_module, nn.Module):
+        return compile_module(fn_or_module, called, chosen)
+    return CompiledFunction(fn_or_module, called, chosen)
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    return str(getattr(target, "__name__", type(target).__name__))

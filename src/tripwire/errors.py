@@ -32,3 +32,11 @@ class StateError(TripwireError):
 
 class TracerWarning(UserWarning):
     """The trace holds only for what this run met: a value, or a write left out."""
+
+
+class BadOption(TripwireError):
+    """An argument of `tripwire.compile` that means nothing."""
+
+
+class BackendFailed(TripwireError):
+    """A back end raised while it compiled a graph."""

@@ -35,6 +35,41 @@ class Binding:
         arguments.apply_defaults()
         return bound | arguments.arguments
 
+    def expressions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+        """How to spell each local that this call passed, in terms of `args` and `kwargs`.
+
+        Locals that are missing here don't come with the call: the owner, and defaults.
+        """
+        if self.signature is None:
+            return {f"arg{i}": f"args[{i}]" for i in range(len(args))} | {
+                name: f"kwargs[{name!r}]" for name in kwargs
+            }
+        spelled: dict[str, str] = {}
+        named = dict.fromkeys(kwargs)
+        position = 0
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                spelled[name] = f"args[{position}:]"
+                position = len(args)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                rest = ", ".join(f"{key!r}: kwargs[{key!r}]" for key in named)
+                spelled[name] = f"{{{rest}}}"
+            elif parameter.kind is not parameter.KEYWORD_ONLY and position < len(args):
+                spelled[name] = f"args[{position}]"
+                position += 1
+            elif name in named:
+                del named[name]
+                spelled[name] = f"kwargs[{name!r}]"
+        return spelled
+
+    @property
+    def takes_keywords(self) -> bool:
+        """Whether the callable sees the order in which keywords are passed."""
+        return self.signature is None or any(
+            parameter.kind is parameter.VAR_KEYWORD
+            for parameter in self.signature.parameters.values()
+        )
+
     def sources(self, bound: dict[str, object]) -> list[tuple[object, Source]]:
         """The arguments proper, with their sources; the owner is none of them."""
         return [

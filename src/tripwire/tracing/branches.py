@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import fx
@@ -17,12 +18,14 @@ class Branch:
     """One value taken out of a tensor: which call took it, from what, and what it was."""
 
     op: str  # `item`, `__bool__`, `tolist`, `shape`, ...
+    take: Callable[..., object]  # takes the value out again, from the same arguments
     inputs: tuple[fx.Node, ...]  # the tensors that it was taken from
     args: tuple[fx.node.Argument, ...]
     kwargs: dict[str, fx.node.Argument]
     value: object
     where: SourceRange
     scope: Scope
+    writers: tuple[fx.Node, ...] = ()  # calls before this one that changed a tensor in place
 
     def __str__(self) -> str:
         text = repr(self.value)

@@ -1,52 +1,507 @@
-"""Contents: what mutable things held before a run, so that its writes can be told after it.
+"""Holders: what mutable things hold, how to read it, and how to write it again.
 
-A value is remembered by a token. Tensors are held weakly, so that one that the run lets go
-dies as it would have; small values are kept, since their identities would come again.
+Every mutable thing that a run can reach is remembered before the run reads it. What it held
+then is the read set; what differs afterwards was written by the run. A holder says which kind
+of thing it is; its kind knows how to take it apart. Tensors are held weakly, so that one that
+the run lets go dies as it would have; small values are kept, since their identities come again.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
-from types import FunctionType
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import CellType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from tripwire.tracing.sources import Source, bound_cells
-from tripwire.tracing.structure import read_slots
+from tripwire.tracing.sources import (
+    Attr,
+    Cell,
+    Global,
+    Item,
+    Referent,
+    Source,
+    cells_of,
+)
+from tripwire.tracing.structure import own_dict, read_slots, same_plain, slots_of
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 
-Held = tuple[tuple[object, ...], tuple[object, ...]]  # keys, and the values that they lead to
+Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 
 
-class _Remembered(NamedTuple):  # a tuple: there are thousands
+class _Absent:
+    """Stands for a value where there is none. Absences are reads, too."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+
+
+class Kind:
+    """How one kind of thing holds values."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        """What it holds now. Runs no code of the user's."""
+        raise NotImplementedError
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        """Hold a value under a key, as the run did."""
+        raise NotImplementedError
+
+    def drop(self, owner: Any, key: Any) -> None:
+        """Hold nothing under a key."""
+        raise NotImplementedError
+
+    def step(self, path: Source, key: Any) -> Source:
+        """The source of what it holds under a key."""
+        raise NotImplementedError
+
+    def dict_of(self, owner: Any) -> dict[Any, Any] | None:
+        """The dict behind it, where there is one: a write to it can be watched."""
+        return None
+
+    def get(self, owner: Any, key: Any) -> object:
+        """What it holds under one key, or ABSENT."""
+        keys, values = self.read(owner)
+        return dict(zip(keys, values, strict=True)).get(key, ABSENT)
+
+
+class _DictKind(Kind):
+    """Kinds with a dict behind them."""
+
+    __slots__ = ()
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        raise NotImplementedError
+
+    def read(self, owner: Any) -> Held:
+        space = self.dict_of(owner)
+        return tuple(dict.keys(space)), tuple(dict.values(space))
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        self.dict_of(owner)[key] = value
+
+    def drop(self, owner: Any, key: Any) -> None:
+        self.dict_of(owner).pop(key, None)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key)
+
+    def get(self, owner: Any, key: Any) -> object:
+        return dict.get(self.dict_of(owner), key, ABSENT)
+
+
+class Attributes(_DictKind):
+    """The instance dict of an object or a module."""
+
+    __slots__ = ()
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        space = own_dict(owner)
+        return {} if space is None else space
+
+
+class Table(_DictKind):
+    """Parameters, buffers, submodules or hooks of a module."""
+
+    __slots__ = ("indexed", "keyed", "name")
+
+    def __init__(self, name: str, *, indexed: bool = False, keyed: bool = False) -> None:
+        self.name = name
+        self.indexed = indexed  # reached as module[3], and so are its keys
+        self.keyed = keyed  # reached as module['name']
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        space = owner.__dict__.get(self.name)
+        return {} if space is None else space
+
+    def step(self, path: Source, key: Any) -> Source:
+        if self.indexed and isinstance(key, str) and key.isdecimal():
+            return Item(path, int(key))
+        return Item(path, key) if self.keyed else Attr(path, key)
+
+
+class Items(_DictKind):
+    """A dict, or a subclass of it; the subclass's own methods are passed by."""
+
+    __slots__ = ()
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        space: dict[Any, Any] = owner
+        return space
+
+    def read(self, owner: Any) -> Held:
+        base: Any = OrderedDict if isinstance(owner, OrderedDict) else dict
+        keys, values = tuple(base.keys(owner)), tuple(base.values(owner))
+        return tuple([_Same(k) if isinstance(k, torch.Tensor) else k for k in keys]), values
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        write = OrderedDict if isinstance(owner, OrderedDict) else dict
+        write.__setitem__(owner, _plain_key(key), value)
+
+    def drop(self, owner: Any, key: Any) -> None:
+        write = OrderedDict if isinstance(owner, OrderedDict) else dict
+        if dict.__contains__(owner, _plain_key(key)):
+            write.__delitem__(owner, _plain_key(key))
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Item(path, _plain_key(key))
+
+
+class _Same:
+    """A key that compares by identity: tensors don't compare as keys must."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _plain_key(key: Any) -> Any:
+    return key.value if isinstance(key, _Same) else key
+
+
+class ClassDict(_DictKind):
+    """What a class itself holds."""
+
+    __slots__ = ()
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        # The proxy's only referent is the dict behind it.
+        (space,) = gc.get_referents(vars(owner))
+        return space  # type: ignore[no-any-return]
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        type.__setattr__(owner, key, value)
+
+    def drop(self, owner: Any, key: Any) -> None:
+        if key in vars(owner):
+            type.__delattr__(owner, key)
+
+
+class Names(_DictKind):
+    """Some names of a namespace: globals of a module, or attributes of one."""
+
+    __slots__ = ("module", "names")
+
+    def __init__(self, names: frozenset[str], module: str | None = None) -> None:
+        self.names = names
+        self.module = module  # the name of a G[...] root; None below another path
+
+    def dict_of(self, owner: Any) -> dict[Any, Any]:
+        space: dict[Any, Any] = owner
+        return space
+
+    def read(self, owner: Any) -> Held:
+        found = {name: owner[name] for name in self.names if name in owner}
+        return tuple(found), tuple(found.values())
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key) if self.module is None else Global(self.module, key)
+
+
+class Elements(Kind):
+    """A list or a deque, by position."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        return tuple(range(len(owner))), tuple(owner)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Item(path, key)
+
+    def get(self, owner: Any, key: Any) -> object:
+        return owner[key] if key < len(owner) else ABSENT
+
+    def replace(self, owner: Any, values: list[object]) -> None:
+        """Hold just these."""
+        if isinstance(owner, deque):
+            owner.clear()
+            owner.extend(values)
+        else:
+            list.__setitem__(owner, slice(None), values)
+
+
+class Members(Kind):
+    """A set, whose elements are their own keys."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        elements = tuple(set.__iter__(owner))
+        return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        set.add(owner, value)
+
+    def drop(self, owner: Any, key: Any) -> None:
+        set.discard(owner, _plain_key(key))
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Item(path, _plain_key(key))
+
+
+class Slots(Kind):
+    """The filled slots of an object."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        found = read_slots(owner)
+        return tuple(found), tuple(found.values())
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        slots_of(type(owner))[key].__set__(owner, value)
+
+    def drop(self, owner: Any, key: Any) -> None:
+        if key in read_slots(owner):
+            slots_of(type(owner))[key].__delete__(owner)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key)
+
+
+class Cells(Kind):
+    """The closure variables of a function. `path` is None for the traced one."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        cells = cells_of(owner)
+        values = {name: _contents(cell) for name, cell in cells.items()}
+        bound = {name: value for name, value in values.items() if value is not ABSENT}
+        return tuple(bound), tuple(bound.values())
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        cells_of(owner)[key].cell_contents = value
+
+    def drop(self, owner: Any, key: Any) -> None:
+        if _contents(cells_of(owner)[key]) is not ABSENT:
+            del cells_of(owner)[key].cell_contents
+
+    def step(self, path: Source | None, key: Any) -> Source:
+        return Cell(path, key)
+
+    def get(self, owner: Any, key: Any) -> object:
+        return _contents(cells_of(owner)[key])
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        contents: object = cell.cell_contents
+        return contents
+    except ValueError:
+        return ABSENT
+
+
+class Code(Kind):
+    """What a function runs: its code and its defaults."""
+
+    __slots__ = ()
+    _KEYS = ("__code__", "__defaults__", "__kwdefaults__")
+
+    def read(self, owner: Any) -> Held:
+        return self._KEYS, tuple([getattr(owner, key) for key in self._KEYS])
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        setattr(owner, key, value)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key)
+
+
+class Weak(Kind):
+    """The object behind a weak reference."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        value = owner()
+        return ((), ()) if value is None else (("()",), (value,))
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Referent(path)
+
+
+class Context(Kind):
+    """The value of a context variable."""
+
+    __slots__ = ()
+
+    def read(self, owner: ContextVar[object]) -> Held:
+        value = owner.get(ABSENT)
+        return ((), ()) if value is ABSENT else (("get()",), (value,))
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Referent(path)
+
+
+class Order(Kind):
+    """The order of an OrderedDict, which can change without a write to the dict."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        keys = tuple(OrderedDict.keys(owner))
+        return keys, keys
+
+    def step(self, path: Source, key: Any) -> Source:
+        return path
+
+
+class Factory(Kind):
+    """What a defaultdict makes for a missing key."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        return ("default_factory",), (owner.default_factory,)
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        owner.default_factory = value
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key)
+
+
+class ThreadLocal(Kind):
+    """The calling thread's attributes of a threading.local."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        space = owner.__dict__
+        return tuple(space), tuple(space.values())
+
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        owner.__dict__[key] = value
+
+    def drop(self, owner: Any, key: Any) -> None:
+        owner.__dict__.pop(key, None)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, key)
+
+
+class Memo(Kind):
+    """A function behind lru_cache: what it returns hangs on what was cached before."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        own = own_dict(owner)
+        # The results are in a C object; the collector knows the way to it.
+        spaces = [r for r in gc.get_referents(owner) if type(r) is dict and r is not own]
+        results = tuple(spaces[0].values()) if spaces else ()
+        return tuple(range(len(results))), results
+
+    def step(self, path: Source, key: Any) -> Source:
+        return Attr(path, "cache")
+
+
+class Array(Kind):
+    """A NumPy array or a bytearray, by its bytes."""
+
+    __slots__ = ()
+
+    def read(self, owner: Any) -> Held:
+        raw = owner.tobytes() if hasattr(owner, "tobytes") else bytes(owner)
+        form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
+        return ("values",), (form.encode() + raw,)
+
+    def step(self, path: Source, key: Any) -> Source:
+        return path
+
+
+ATTRIBUTES = Attributes()
+ITEMS = Items()
+CLASS_DICT = ClassDict()
+ELEMENTS = Elements()
+MEMBERS = Members()
+SLOTS = Slots()
+CELLS = Cells()
+CODE = Code()
+WEAK = Weak()
+CONTEXT = Context()
+ORDER = Order()
+FACTORY = Factory()
+THREAD_LOCAL = ThreadLocal()
+MEMO = Memo()
+ARRAY = Array()
+
+
+class Holder(NamedTuple):  # a tuple: there are thousands
+    """One mutable thing, and what it held before the run."""
+
     owner: Any
-    read: Callable[[Any], Held]
-    keys: tuple[object, ...]
-    tokens: tuple[int, ...]
-    step: Callable[[Any], Source]  # the path of a key
+    kind: Kind
+    path: Any  # a Source; None for the traced function's own cells
+    anchored: bool  # the same thing on every call; else it is reached anew through an argument
+    keys: tuple[Any, ...]
+    kept: tuple[Any, ...]  # values, tensors by weak references
+
+    def before(self) -> dict[Any, object]:
+        """What it held; None for a tensor that died since."""
+        return {k: _strong(v) for k, v in zip(self.keys, self.kept, strict=True)}
+
+    def step(self, key: Any) -> Source:
+        """The source of one key."""
+        return self.kind.step(self.path, key)
 
 
-class Contents:
-    """Everything that was remembered in one run."""
+def _strong(kept: Any) -> object:
+    if type(kept) is not weakref.ref:
+        return kept
+    value = kept()
+    return value if value is None or isinstance(value, torch.Tensor) else kept  # the user's own
+
+
+class Write(NamedTuple):
+    """One key that holds something else after the run than before it."""
+
+    holder: Holder
+    key: Any
+    before: object
+    after: object
+
+    @property
+    def source(self) -> Source:
+        """Where it was written."""
+        return self.holder.step(self.key)
+
+
+class Holders:
+    """Every holder that one run could reach."""
 
     def __init__(self) -> None:
-        self._remembered: list[_Remembered] = []
-        self._kept: list[object] = []  # so that no identity comes again
+        self.all: list[Holder] = []
         self._types: set[type] = set()  # met so far, and no tensors
+        self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
 
-    def remember(
-        self, owner: Any, read: Callable[[Any], Held], step: Callable[[Any], Source]
-    ) -> None:
+    def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> None:
         """Keep what `owner` holds now."""
-        keys, values = read(owner)
-        held = self._strong_or_weak(values)
-        self._kept.append(held)
-        self._remembered.append(_Remembered(owner, read, keys, tuple(map(id, held)), step))
+        keys, values = kind.read(owner)
+        self.all.append(Holder(owner, kind, path, anchored, keys, self._keep(values)))
 
-    def _strong_or_weak(self, values: tuple[object, ...]) -> tuple[object, ...]:
+    def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:
         """What to keep so that identities tell values apart.
 
         A tensor's weak reference is one object as long as the tensor lives.
@@ -56,74 +511,38 @@ class Contents:
         if types.issuperset(map(type, values)):
             return values
         types.update(t for t in set(map(type, values)) - types if not issubclass(t, torch.Tensor))
-        return tuple([v if type(v) in types else weakref.ref(v) for v in values])
+        return tuple([v if type(v) in types else self._refer(v) for v in values])
 
-    def find_writes(self) -> Iterator[tuple[object, Source]]:
-        """Owners, and paths in them that hold something else now than before."""
-        for remembered in self._remembered:
-            keys, values = remembered.read(remembered.owner)
-            tokens = tuple(map(id, self._strong_or_weak(values)))
-            if (keys, tokens) != (remembered.keys, remembered.tokens):
-                before = dict(zip(remembered.keys, remembered.tokens, strict=True))
-                after = dict(zip(keys, tokens, strict=True))
-                for key in dict.fromkeys((*before, *after)):
-                    if before.get(key) != after.get(key):
-                        yield remembered.owner, remembered.step(key)
+    def _refer(self, tensor: Any) -> weakref.ref[Any]:
+        ref = weakref.ref(tensor)
+        # A run that replaces a tensor lets the old one die, and its shape may have been read.
+        # Parameters aren't replaced by runs: their facts would cost a millisecond per layer.
+        if not isinstance(tensor, torch.nn.Parameter) and id(ref) not in self._facts:
+            self._facts[id(ref)] = (meta_of(tensor), traits_of(tensor))
+        return ref
 
+    def facts_of(self, holder: Holder, key: Any) -> tuple[TensorMeta, Traits] | None:
+        """What is known of the tensor that was held before; None if it was none."""
+        for known, kept in zip(holder.keys, holder.kept, strict=True):
+            if known == key:
+                return self._facts.get(id(kept)) if type(kept) is weakref.ref else None
+        return None
 
-def held_by_dict(owner: dict[Any, Any]) -> Held:
-    """Items of a dict; a subclass's own methods are passed by."""
-    return tuple(dict.keys(owner)), tuple(dict.values(owner))
-
-
-def held_by_items(owner: dict[Any, Any]) -> Held:
-    """Items of a dict whose keys may be anything: tensors don't compare as keys must."""
-    keys, values = held_by_dict(owner)
-    return tuple(id(k) if isinstance(k, torch.Tensor) else k for k in keys), values
-
-
-def held_by_module(owner: nn.Module) -> Held:
-    """Attributes of a module, with its parameters, buffers and submodules."""
-    space = owner.__dict__
-    tables = [space[name] for name in MODULE_TABLES if type(space.get(name)) is dict]
-    keys = tuple(space)
-    values = tuple(space.values())
-    for table in tables:
-        if table:
-            keys += tuple(table)
-            values += tuple(table.values())
-    return keys, values
-
-
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-def held_by_list(owner: list[Any] | deque[Any]) -> Held:
-    """Elements by position."""
-    return tuple(range(len(owner))), tuple(owner)
-
-
-def held_by_set(owner: set[Any]) -> Held:
-    """Elements, which are their own keys."""
-    elements = tuple(set.__iter__(owner))
-    return tuple(id(e) if isinstance(e, torch.Tensor) else e for e in elements), elements
-
-
-def held_by_slots(owner: object) -> Held:
-    """Filled slots."""
-    return held_by_dict(read_slots(owner))
-
-
-def held_by_class(owner: type) -> Held:
-    """Attributes of a class itself."""
-    return held_by_dict(dict(vars(owner)))
-
-
-def held_by_cells(owner: FunctionType) -> Held:
-    """Closure variables that are bound."""
-    return held_by_dict(bound_cells(owner))
-
-
-def held_by_names(names: frozenset[str]) -> Callable[[dict[str, Any]], Held]:
-    """Some names of a namespace."""
-    return lambda owner: held_by_dict({name: owner[name] for name in names if name in owner})
+    def find_writes(self) -> Iterator[Write]:
+        """What the run changed."""
+        told: set[tuple[int, Any]] = set()  # functions of one module share its globals
+        for holder in self.all:
+            keys, values = holder.kind.read(holder.owner)
+            kept = self._keep(values)
+            if keys == holder.keys and tuple(map(id, kept)) == tuple(map(id, holder.kept)):
+                continue
+            before = dict(zip(holder.keys, holder.kept, strict=True))
+            after = dict(zip(keys, kept, strict=True))
+            for key in dict.fromkeys((*before, *after)):
+                old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+                if old is not new and not same_plain(old, new):
+                    if isinstance(holder.kind, Names):
+                        if (id(holder.owner), key) in told:
+                            continue
+                        told.add((id(holder.owner), key))
+                    yield Write(holder, key, _strong(old), _strong(new))

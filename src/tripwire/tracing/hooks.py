@@ -9,7 +9,9 @@ puts back exactly what was there, also after an exception.
 
 from __future__ import annotations
 
+import builtins
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.state import CURRENT, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
+from tripwire.tracing.uses import RECORDED
 
 _ABSENT = object()
 
@@ -59,42 +62,59 @@ class Patch:
         setattr(self.owner, self.name, value)
 
 
-_lock = threading.Lock()
-_users = 0
-_undo: list[Callable[[], None]] = []
+class Patches:
+    """Patches that are in place while anybody needs them; shared by all threads."""
+
+    def __init__(self, find: Callable[[], tuple[Patch, ...]]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._users: set[int] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def enter(self, user: int) -> None:
+        """Keep them in place for somebody."""
+        with self._lock:
+            if not self._users:
+                self._undo_all()  # nothing, unless an interrupt hit just here before
+                self._apply_all()
+            self._users.add(user)
+
+    def leave(self, user: int) -> None:
+        """The same need them no more; telling it twice is fine."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users:
+                self._undo_all()
+
+    def _apply_all(self) -> None:
+        try:
+            for patch in self._find():
+                patch.apply(self._undo)
+        except BaseException:
+            self._undo_all()
+            raise
+
+    def _undo_all(self) -> None:
+        while self._undo:
+            self._undo[-1]()  # may run twice if interrupted, and may not be lost
+            self._undo.pop()
 
 
 @contextmanager
-def installed() -> Iterator[None]:
-    """Keep the patches in place; shared by every thread that traces."""
-    global _users
-    with _lock:
-        if _users == 0:
-            _undo_all()  # nothing, unless an interrupt hit just here before
-            _apply_all()
-        _users += 1
+def installed(user: object) -> Iterator[None]:
+    """Keep the patches in place for somebody, a run, say."""
+    _OF_TORCH.enter(id(user))
     try:
+        _OF_PYTHON.enter(id(user))
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _undo_all()
+        _OF_PYTHON.leave(id(user))
+        _OF_TORCH.leave(id(user))
 
 
-def _apply_all() -> None:
-    try:
-        for patch in PATCHES:
-            patch.apply(_undo)
-    except BaseException:
-        _undo_all()
-        raise
-
-
-def _undo_all() -> None:
-    while _undo:
-        _undo[-1]()  # may run twice if interrupted, and may not be lost
-        _undo.pop()
+def release(user: object) -> None:
+    """A refused run needs no names any more. Dynamo, if it runs inside, wants its own getattr."""
+    _OF_PYTHON.leave(id(user))
 
 
 def _recording() -> TracingState | None:
@@ -160,10 +180,16 @@ def _wrap_module_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         state.scopes.push(_module_path(state, self))
         outer = state.outer
         state.outer = state.capture_range(1)
+        inside = self is not state.target
+        if inside:
+            if not state.open_modules:
+                state.modules.setdefault(self)
+            state.open_modules += 1
         try:
             _check_module(state, self)
             return plain(self, *args, **kwargs)
         finally:
+            state.open_modules -= inside
             state.outer = outer
             state.scopes.pop()
 
@@ -310,6 +336,44 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
     return has_torch_function
 
 
+# --- attribute names that are computed ------------------------------------------------------------
+
+
+def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Names in code are read off the code; names that are computed are noted here."""
+
+    def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
+        state = CURRENT.state
+        if state is not None and type(name) is str:
+            state.computed_names.add(name)
+        return plain(owner, name, *rest)
+
+    return by_name
+
+
+# --- environment variables ------------------------------------------------------------------------
+
+
+def _wrap_environment_item(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def get_item(self: Any, key: Any) -> Any:
+        state = CURRENT.state
+        if state is not None and state.environment is not None and isinstance(key, str):
+            state.environment.add(key)
+        return plain(self, key)
+
+    return get_item
+
+
+def _wrap_environment(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def read_all(self: Any) -> Any:
+        state = CURRENT.state
+        if state is not None:
+            state.environment = None
+        return plain(self)
+
+    return read_all
+
+
 # --- contexts ----------------------------------------------------------------------------------
 
 
@@ -411,3 +475,11 @@ PATCHES = (
     ),
     Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
 )
+PYTHON_PATCHES = (
+    Patch(os._Environ, "__getitem__", _wrap_environment_item),
+    Patch(os._Environ, "__iter__", _wrap_environment),
+    Patch(os._Environ, "__len__", _wrap_environment),
+    *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
+)
+_OF_TORCH = Patches(lambda: PATCHES)
+_OF_PYTHON = Patches(lambda: PYTHON_PATCHES)

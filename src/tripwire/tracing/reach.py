@@ -4,38 +4,65 @@ The walk goes through arguments when the run begins, and through the globals of 
 function when it first runs. A tensor that is neither reached nor made by a recorded call
 has no known origin. The walk looks into `__dict__`, slots, containers, cells and defaults;
 it runs no property, no `__getattr__` and no method of the user's, pytree functions excepted.
+
+What is reached through a module, a class or a function is *anchored*: the same things on every
+call, as long as nobody writes to what leads there. What is reached through other arguments
+comes anew with every call, by its path.
 """
 
 from __future__ import annotations
 
-import argparse
+import abc
+import array
 import functools
+import gc
 import itertools
+import logging
+import sys
+import threading
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import nn
 
 from tripwire.env import is_library_module, is_stdlib_module
-from tripwire.tracing.contents import (
-    MODULE_TABLES,
-    Contents,
-    held_by_cells,
-    held_by_class,
-    held_by_dict,
-    held_by_items,
-    held_by_list,
-    held_by_module,
-    held_by_names,
-    held_by_set,
-    held_by_slots,
+from tripwire.tracing.holders import (
+    ARRAY,
+    ATTRIBUTES,
+    CELLS,
+    CLASS_DICT,
+    CODE,
+    CONTEXT,
+    ELEMENTS,
+    FACTORY,
+    ITEMS,
+    MEMBERS,
+    MEMO,
+    SLOTS,
+    THREAD_LOCAL,
+    WEAK,
+    Holders,
+    Names,
+    Table,
 )
 from tripwire.tracing.names import find_global_names
-from tripwire.tracing.sources import Attr, Cell, Global, Item, Source, TypeOf, bound_cells
+from tripwire.tracing.sources import (
+    Attr,
+    Cell,
+    Global,
+    Imported,
+    Item,
+    Referent,
+    Running,
+    Source,
+    TypeOf,
+    bound_cells,
+)
 from tripwire.tracing.structure import (
     has_pytree,
     is_namedtuple,
@@ -44,20 +71,31 @@ from tripwire.tracing.structure import (
     read_slots,
     slots_of,
 )
+from tripwire.tracing.uses import RECORDED
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
 
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 _LEAVES = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...)}
+    {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), object}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-    | {types.BuiltinFunctionType, types.CodeType, types.MethodDescriptorType}
-    | {weakref.ProxyType, weakref.CallableProxyType, weakref.ReferenceType}
+    | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
+    | {types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType}
+    | {types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType}
+    | {weakref.ProxyType, weakref.CallableProxyType}
+    | {type(namedtuple("_", "x").x)}  # type: ignore[attr-defined]  # a field's descriptor
+    | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
 )
-_CODE_TYPES = (property, classmethod, staticmethod, types.MemberDescriptorType)
+_CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
+_NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
+_BYTES = (bytearray, array.array)
+_MEMO_TYPE = type(functools.lru_cache(len))
 
 Reached = Iterator[tuple[object, Source]]
 
@@ -65,64 +103,123 @@ Reached = Iterator[tuple[object, Source]]
 class Reach:
     """Tensors go to `on_tensor`; other objects are kept alive and known by identity."""
 
-    def __init__(self, on_tensor: Callable[[torch.Tensor, Source], None]) -> None:
+    def __init__(self, on_tensor: Callable[[torch.Tensor, Source, bool], None]) -> None:
         self._on_tensor = on_tensor
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
         self._classes: set[int] = set()
         self._module_names: set[tuple[int, str]] = set()
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
-        self.contents = Contents()
+        self.holders = Holders()
+        self.paths: dict[int, list[Source]] = {}  # every path of a container
+        self.edges: list[tuple[int, Source]] = []  # every step to an object, by its identity
+        self.object_at: dict[int, tuple[object, int]] = {}  # by the identity of its first path
+        self.hides_names = False  # an alias of getattr was bound before the run
+        self.modules: list[tuple[nn.Module, Source, bool]] = []
+        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no modules
+        self.classes: list[tuple[type, Source]] = []
+        self.functions: list[tuple[types.FunctionType, Source]] = []
+        self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
+        self.aliases: list[tuple[Source, Source]] = []  # one object by two paths, one of them new
+        self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
+        # Tables of modules that held nothing: whoever fills one changes what the module does.
+        self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
+        self.known_code: set[int] = set()  # of reached functions, and of functions made inside
+
+    def close(self) -> None:
+        """Reach no more tensors: lets go of the state, which holds this."""
+        self._on_tensor = _ignore
 
     def find_source(self, value: object) -> Source | None:
         """The first path that reached this very object."""
         return self._sources.get(id(value))
 
-    def walk(self, value: object, source: Source, names: frozenset[str] = frozenset()) -> None:
+    def walk(
+        self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
+    ) -> None:
         """Reach everything below `value`. `names` limits what is read of Python modules."""
-        queue: deque[tuple[object, Source]] = deque([(value, source)])
+        queue: deque[tuple[object, Source, bool]] = deque([(value, source, anchored)])
         while queue:
-            item, path = queue.popleft()
+            item, path, anchored = queue.popleft()
             if type(item) in _LEAVES:
                 continue
             if isinstance(item, torch.Tensor):
-                self._on_tensor(item, path)
-            elif isinstance(item, types.ModuleType):  # each name once, and other names later
-                queue.extend(self._names_of(item, path, names))
-            elif id(item) not in self._sources:
-                self._sources[id(item)] = path
-                self._alive.append(item)
-                queue.extend(self._children(item, path))
+                self._on_tensor(item, path, anchored)
+                continue
+            if isinstance(item, types.ModuleType):  # each name once, and other names later
+                queue.extend((v, p, True) for v, p in self._names_of(item, path, names))
+                continue
+            known = self._sources.get(id(item))
+            self.edges.append((id(item), path))
+            if isinstance(item, _CONTAINERS):
+                self.paths.setdefault(id(item), []).append(path)
+            if known is not None:
+                if not anchored or id(item) in self.fresh:
+                    self.aliases.append((known, path))
+                continue
+            self._sources[id(item)] = path
+            self.object_at[id(path)] = (item, id(item))
+            self._alive.append(item)
+            if not anchored:
+                self.fresh[id(item)] = path
+            below = anchored or isinstance(item, PINNED)
+            queue.extend((v, p, below) for v, p in self._children(item, path, below))
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
         globals_ = find_global_names(code)
-        step = functools.partial(Global, module)
-        self.contents.remember(namespace, held_by_names(globals_), step)
+        self.hides_names |= not RECORDED.isdisjoint(globals_ & namespace.keys())
+        self.holders.remember(namespace, Names(globals_, module), None, True)
         names = frozenset(code.co_names)  # attributes as well: those of Python modules
         for name in sorted(globals_ & namespace.keys()):
-            self.walk(namespace[name], Global(module, name), names)
+            self.walk(namespace[name], Global(module, name), True, names)
 
-    def walk_cells(self, function: types.FunctionType, path: Source | None) -> None:
-        """Reach the closure variables of a function; None for the traced one."""
-        for value, source in self._cells(function, path):
-            self.walk(value, source)
+    def walk_import(self, name: str, names: frozenset[str]) -> None:
+        """Reach what a function imports while it runs."""
+        module = sys.modules.get(name)
+        if module is not None and not is_library_module(name):
+            self.holders.remember(sys.modules, Names(frozenset({name}), "sys.modules"), None, True)
+            self.walk(module, Imported(name), True, names)
 
-    def _children(self, item: Any, path: Source) -> Reached:
+    def walk_traced(self, function: types.FunctionType) -> None:
+        """Reach the closure variables of the traced function, its defaults, and itself."""
+        self.known_code.add(id(function.__code__))
+        path = Running(function.__qualname__)
+        self._sources[id(function)] = path
+        self.object_at[id(path)] = (function, id(function))
+        self.edges.append((id(function), path))
+        self._alive.append(function)
+        self.functions.append((function, path))
+        self.holders.remember(function, CODE, path, True)
+        for value, source in self._cells(function, None):
+            self.walk(value, source, True)
+        if function.__kwdefaults__:
+            self.walk(function.__kwdefaults__, Attr(path, "__kwdefaults__"), True)
+        for value, source in self._attributes(function, path, True):
+            self.walk(value, source, True)
+
+    def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
         match item:
             case nn.Module():
-                yield from self._module_children(item, path)
+                self.modules.append((item, path, anchored))
+                yield from self._module_children(item, path, anchored)
                 yield from self._class_of(item, path)
             case type():
                 yield from self._class_children(item, path)
             case dict():
-                yield from self._items(item, path)
-                yield from self._attributes(item, path)
+                yield from self._items(item, path, anchored)
+                yield from self._attributes(item, path, anchored)
+                yield from self._class_of(item, path)
+                if isinstance(item, defaultdict):
+                    self.holders.remember(item, FACTORY, path, anchored)
+                    yield item.default_factory, Attr(path, "default_factory")
             case list() | tuple() | deque():
-                yield from self._elements(item, path)
+                yield from self._elements(item, path, anchored)
             case set():
-                if len(item) <= LARGEST_CONTAINER:
-                    self.contents.remember(item, held_by_set, functools.partial(Item, path))
+                self.holders.remember(item, MEMBERS, path, anchored)
+                yield from self._members(item, path)
+            case frozenset():
+                yield from self._members(item, path)
             case types.FunctionType():
                 yield from self._function_children(item, path)
             case types.MethodType():
@@ -134,11 +231,42 @@ class Reach:
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
+            case weakref.ReferenceType():
+                self.holders.remember(item, WEAK, path, anchored)
+                yield item(), Referent(path)
+            case ContextVar():
+                self.holders.remember(item, CONTEXT, path, anchored)
+                yield item.get(None), Referent(path)
+            case _ if isinstance(item, threading.local):
+                self.holders.remember(item, THREAD_LOCAL, path, anchored)
+                for name, value in item.__dict__.items():
+                    yield value, Attr(path, name)
+            case _ if isinstance(item, _MEMO_TYPE):
+                self.holders.remember(item, MEMO, path, anchored)
+                yield from self._memo_children(item, path)
+            case _ if isinstance(item, _CODE_TYPES):
+                yield from _inside_descriptor(item, path)
+            case types.BuiltinFunctionType() if not isinstance(item.__self__, types.ModuleType):
+                yield item.__self__, Attr(path, "__self__")
+            case types.MappingProxyType():
+                yield dict_behind(item), path
+            case _ if is_array(item) or isinstance(item, _BYTES):
+                self.holders.remember(item, ARRAY, path, anchored)
             case _ if has_pytree(item):
+                self.objects.append((item, path, anchored))
                 yield from iter_pytree(item, path)
-            case _ if _is_looked_into(type(item)):
-                yield from self._attributes(item, path)
+                yield from self._attributes(item, path, anchored)
                 yield from self._class_of(item, path)
+            case logging.Logger():
+                self.holders.remember(item, ATTRIBUTES, path, anchored)
+                self.holders.remember(item.manager, ATTRIBUTES, Attr(path, "manager"), anchored)
+            case _ if _is_looked_into(type(item)):
+                self.objects.append((item, path, anchored))
+                if not is_library_module(_module_of(type(item))) or own_dict(item) is not None:
+                    yield from self._attributes(item, path, anchored)
+                    yield from self._class_of(item, path)
+                elif not slots_of(type(item)):
+                    self.opaque.append((item, path))
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
         if is_library_module(module.__name__):
@@ -147,107 +275,181 @@ class Reach:
         new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
         self._module_names.update((id(module), name) for name in new)
         if new:
-            read = held_by_names(frozenset(new))
-            self.contents.remember(space, read, functools.partial(Attr, path))
+            self.holders.remember(space, Names(frozenset(new)), path, True)
         for name in new:
             if name in space:
                 yield space[name], Attr(path, name)
 
     def _class_of(self, item: object, path: Source) -> Reached:
         """What an object's class holds, once per class."""
-        if id(type(item)) not in self._classes:
-            self._classes.add(id(type(item)))
-            self._alive.append(type(item))
-            yield from self._class_children(type(item), TypeOf(path))
+        yield from self._class_children(type(item), TypeOf(path))
 
     def _class_children(self, cls: type, path: Source) -> Reached:
-        """Attributes of a class and its bases that are neither functions nor torch's own."""
-        found: set[str] = set()
+        """Attributes of a class and its bases that aren't torch's or the standard library's."""
+        self._alive.append(path)
         for base in cls.__mro__:
             if is_library_module(_module_of(base)):
                 continue
-            self.contents.remember(base, held_by_class, functools.partial(Attr, path))
-            for name, value in vars(base).items():
-                if name not in found and not name.startswith("__"):
-                    found.add(name)
-                    if isinstance(value, types.FunctionType):
-                        yield from self._function_children(value, Attr(path, name))
-                    elif type(value) not in _LEAVES and not isinstance(value, _CODE_TYPES):
-                        yield value, Attr(path, name)
+            self.edges.append((id(base), path))
+            if id(base) in self._classes:
+                continue
+            self._classes.add(id(base))
+            self.object_at.setdefault(id(path), (base, id(base)))
+            self._alive.append(base)
+            self.classes.append((base, path))
+            self.holders.remember(base, CLASS_DICT, path, True)
+            for name, value in tuple(vars(base).items()):
+                if isinstance(value, (types.FunctionType, *_CODE_TYPES)) or (
+                    not name.startswith("__") and type(value) not in _LEAVES
+                ):
+                    yield value, Attr(path, name)
+        if type(cls) is not type and not is_library_module(_module_of(type(cls))):
+            yield from self._class_children(type(cls), TypeOf(path))
 
-    def _module_children(self, module: nn.Module, path: Source) -> Reached:
-        self.contents.remember(module, held_by_module, functools.partial(Attr, path))
-        indexed = type(module) in _INDEXED_MODULES
-        keyed = type(module) in _KEYED_TABLE
-        position = itertools.count()
+    def _module_children(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
+        remember = self.holders.remember
+        remember(module, ATTRIBUTES, path, anchored)
+        cls = type(module)
+        indexed = issubclass(cls, _INDEXED_MODULES)
+        keyed_table = _KEYED_TABLE.get(cls)
         for table_name in MODULE_TABLES:
             table = module.__dict__.get(table_name)
             if not table:
+                self.empty_tables.append((module, table_name, path, anchored))
                 continue
+            keyed = table_name == keyed_table
+            kind = _TABLES[table_name, indexed, keyed]
+            remember(module, kind, path, anchored)
+            position = itertools.count()
             for name, value in table.items():
                 if _is_shadowed(module, name, value):
                     continue
                 if indexed and name == str(next(position)):
                     yield value, Item(path, int(name))
-                elif keyed and table_name == _KEYED_TABLE[type(module)]:
+                elif keyed:
                     yield value, Item(path, name)
                 else:
                     yield value, Attr(path, name)
+        for name in HOOK_TABLES:
+            if not module.__dict__.get(name):
+                self.empty_tables.append((module, name, path, anchored))
         for name, value in module.__dict__.items():
-            if type(value) in _LEAVES or name in MODULE_TABLES:
+            if type(value) in _LEAVES or name in MODULE_TABLES or name == _NOT_SAVED:
                 continue
             if (name not in _MODULE_INTERNALS or value) and not _is_shadowed(module, name, value):
                 yield value, Attr(path, name)
 
-    def _items(self, item: dict[Any, Any], path: Source) -> Reached:
-        if len(item) > LARGEST_CONTAINER or type(item).__getitem__ is not dict.__getitem__:
-            return
-        self.contents.remember(item, held_by_items, functools.partial(Item, path))
+    def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
+        if len(item) > LARGEST_CONTAINER:
+            return  # watched as a whole
+        self.holders.remember(item, ITEMS, path, anchored)
         for key, value in dict.items(item):
+            if type(key) not in _LEAVES:
+                yield key, Item(path, key)
             if type(value) not in _LEAVES:
                 yield value, Item(path, key)
 
-    def _elements(self, item: Any, path: Source) -> Reached:
-        if len(item) > LARGEST_CONTAINER:
-            return
+    def _elements(self, item: Any, path: Source, anchored: bool) -> Reached:
         if is_namedtuple(type(item)):
             for name in type(item)._fields:
                 yield getattr(item, name), Attr(path, name)
+            yield from self._class_of(item, path)
             return
         if not isinstance(item, tuple):
-            self.contents.remember(item, held_by_list, functools.partial(Item, path))
+            self.holders.remember(item, ELEMENTS, path, anchored)
+        if len(item) > LARGEST_CONTAINER:
+            return
         for index, value in enumerate(item):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
+        if type(item) not in (list, tuple, deque):
+            yield from self._attributes(item, path, anchored)
+            yield from self._class_of(item, path)
 
-    def _attributes(self, item: Any, path: Source) -> Reached:
+    def _members(self, item: Any, path: Source) -> Reached:
+        if len(item) <= LARGEST_CONTAINER:
+            for element in item:
+                yield element, Item(path, element)
+        yield from self._class_of(item, path)
+
+    def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
         attributes = own_dict(item)
         if attributes is not None:
-            self.contents.remember(attributes, held_by_dict, functools.partial(Attr, path))
-            for name, value in attributes.items():
+            self.holders.remember(item, ATTRIBUTES, path, anchored)
+            for name, value in tuple(attributes.items()):
                 if type(value) not in _LEAVES and not _is_shadowed(item, name, value):
                     yield value, Attr(path, name)
         if slots_of(type(item)):
-            self.contents.remember(item, held_by_slots, functools.partial(Attr, path))
+            self.holders.remember(item, SLOTS, path, anchored)
             for name, value in read_slots(item).items():
                 yield value, Attr(path, name)
 
     def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
-        if is_library_module(function.__module__ or ""):
+        self.known_code.add(id(function.__code__))
+        if is_library_module(function.__module__ or "") and not function.__closure__:
             return
+        self.functions.append((function, path))
+        self.holders.remember(function, CODE, path, True)
         yield from self._cells(function, path)
         if function.__defaults__:
             yield function.__defaults__, Attr(path, "__defaults__")
         if function.__kwdefaults__:
             yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
         if function.__dict__:
-            yield function.__dict__, Attr(path, "__dict__")
+            yield from self._attributes(function, path, True)
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
         if function.__closure__:
-            self.contents.remember(function, held_by_cells, functools.partial(Cell, path))
+            self.holders.remember(function, CELLS, path, True)
         for name, value in bound_cells(function).items():
             yield value, Cell(path, name)
+
+    def _memo_children(self, memo: Any, path: Source) -> Reached:
+        yield memo.__wrapped__, Attr(path, "__wrapped__")
+        for result in MEMO.read(memo)[1]:
+            yield result, Attr(path, "cache")
+            if type(result).__name__ == "_lru_list_elem":
+                for held in gc.get_referents(result):
+                    yield held, Attr(path, "cache")
+
+
+# What a call must find unchanged itself, not an equal one.
+PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
+_CONTAINERS = (dict, list, set, deque, tuple)
+_TABLES = {
+    (name, indexed, keyed): Table(name, indexed=indexed, keyed=keyed)
+    for name in MODULE_TABLES
+    for indexed in (False, True)
+    for keyed in (False, True)
+}
+
+
+def _inside_descriptor(item: Any, path: Source) -> Reached:
+    match item:
+        case property():
+            for name in ("fget", "fset", "fdel"):
+                yield getattr(item, name), Attr(path, name)
+        case functools.cached_property():
+            yield item.func, Attr(path, "func")
+        case staticmethod():
+            yield item.__func__, path
+        case classmethod():
+            yield item.__func__, Attr(path, "__func__")
+
+
+def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
+    """The mapping that a proxy shows."""
+    return gc.get_referents(proxy)[0]
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a NumPy array, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _ignore(tensor: torch.Tensor, source: Source, anchored: bool) -> None:
+    """The run is over."""
 
 
 def _is_shadowed(item: object, name: str, value: object) -> bool:
@@ -255,12 +457,16 @@ def _is_shadowed(item: object, name: str, value: object) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(type(item), name)
 
 
+_UNSEEN_PACKAGES = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "logging")
+
+
 def _is_looked_into(cls: type) -> bool:
-    """Objects of the standard library, of torch's insides and of tripwire hold no user's state."""
+    """Objects of torch's insides, of tripwire and of Python's machinery hold no user's state."""
     module = _module_of(cls)
+    top = module.partition(".")[0]
     if is_stdlib_module(module):
-        return cls in (types.SimpleNamespace, argparse.Namespace)
-    return not module.startswith("torch._") and module.partition(".")[0] != "tripwire"
+        return top not in _UNSEEN_PACKAGES
+    return not module.startswith("torch._") and top != "tripwire"
 
 
 def _module_of(cls: type) -> str:

@@ -8,6 +8,7 @@ recorder steps aside.
 from __future__ import annotations
 
 import cmath
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import (
+    GETATTR,
     RULES,
     Call,
     Query,
@@ -155,7 +157,8 @@ class Recorder(TorchFunctionMode):
         if rule.of_size and state.met_data_sizes and isinstance(args[0], torch.Tensor):
             known = state.values.find(args[0])
             if known is not None and known.sized_by_data and known.node is not None:
-                add_branch(state, rule.name, (known.node,), {}, value, self._range())
+                take = functools.partial(_ask, rule.name)
+                add_branch(state, rule.name, take, (known.node,), {}, value, self._range())
 
 
 _GRAD_FN = (
@@ -230,8 +233,8 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     kind = type(value)
     if kind in _SPELLABLE:
         return value
-    if kind is complex and cmath.isfinite(value):  # fx spells nan and inf, not in complex
-        return value
+    if kind is complex and cmath.isfinite(value) and repr(eval(repr(value))) == repr(value):
+        return value  # fx spells nan and inf, and the sign of zero, not in complex
     if kind is list:
         return [_convert(state, rule, item, where) for item in value]
     if kind is tuple or kind is torch.Size:
@@ -299,12 +302,13 @@ def record(
         inputs = _tensor_nodes(nodes)
         if inputs:
             taken = tuple(iter_given((args, kwargs)))
-            add_branch(state, rule.name, nodes[0], nodes[1], value, where, taken)
+            add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where, taken)
         return None
-    if value is None and rule.target is getattr:  # `.grad is None` asks what ran before
-        add_branch(state, rule.name, nodes[0], nodes[1], value, where)
+    if value is None and rule.target is GETATTR:  # `.grad is None` asks what ran before
+        add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where)
         return None
     state.calls += 1
+    state.wrote = False
     by_data = rule.opaque or is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
@@ -329,9 +333,15 @@ def record(
         state.regions[-1] if state.regions else None,
         python,
     )
+    if state.wrote:
+        state.writers.append(node)
     if not rule.writes and args and value is args[0]:
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, by_data, names if isinstance(names, tuple) else ())
+    if state.quiet and rule.target is GETATTR and isinstance(value, torch.Tensor):
+        # `.grad` may be None next time
+        seen = str(describe(value))
+        add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
     if rule.attribute == "data" and rule.writes and by_data:
         _stand_for(state, state.node_of(args[0]), args[0], by_data, ())
     if rule.name == "deepcopy":
@@ -339,8 +349,34 @@ def record(
     if isinstance(value, (tuple, list)):
         plain = tuple(item for item in value if isinstance(item, (bool, int, float, str)))
         if plain or (by_data and (rule.splits or rule.opaque)):
-            add_branch(state, rule.name, nodes[0], nodes[1], (len(value), *plain), where)
+            take = functools.partial(_count_parts, _taker(rule))
+            add_branch(state, rule.name, take, nodes[0], nodes[1], (len(value), *plain), where)
     return node
+
+
+def _taker(rule: Call) -> Callable[..., Any]:
+    """The call itself, as a function."""
+    if rule.op == "call_method":
+        return functools.partial(_call_method, rule.target)
+    return rule.target  # type: ignore[no-any-return]  # a callable, then
+
+
+def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> object:
+    return getattr(owner, name)(*args, **kwargs)
+
+
+def _describe_attribute(owner: torch.Tensor, name: str) -> str:
+    return str(describe(getattr(owner, name)))
+
+
+def _ask(name: str, tensor: torch.Tensor) -> object:
+    answer = getattr(tensor, name)
+    return answer() if callable(answer) else answer
+
+
+def _count_parts(call: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+    value = call(*args, **kwargs)
+    return (len(value), *(item for item in value if isinstance(item, (bool, int, float, str))))
 
 
 def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
@@ -435,6 +471,7 @@ def _tensor_nodes(nodes: Arguments) -> tuple[fx.Node, ...]:
 def add_branch(
     state: TracingState,
     op: str,
+    take: Callable[..., object],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     value: Any,
@@ -447,6 +484,9 @@ def add_branch(
         for tensor in taken:
             state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
     inputs = _tensor_nodes((args, kwargs))
-    branch = Branch(op, inputs, args, kwargs, value, where, state.scopes.current)
+    branch = Branch(
+        op, take, inputs, args, kwargs, value, where, state.scopes.current, tuple(state.writers)
+    )
     state.branches.append(branch)
-    warn_of(branch)
+    if not state.quiet:
+        warn_of(branch)

@@ -35,7 +35,8 @@ class Refusal:
 class Refused(Exception):
     """Carries a refusal from deep inside the recorder to the handler that stops recording."""
 
-    def __init__(self, slug: str, reason: str) -> None:
+    def __init__(self, slug: str, reason: str, where: SourceRange = NOWHERE) -> None:
         super().__init__(reason)
         self.slug = slug
         self.reason = reason
+        self.where = where

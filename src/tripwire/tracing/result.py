@@ -16,7 +16,10 @@ from torch import fx, nn
 from tripwire.errors import InputMismatch
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.effects import Effects
 from tripwire.tracing.ranges import SourceRange
+from tripwire.tracing.reach import Reach
+from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.render import render_trace
 from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
@@ -49,6 +52,21 @@ class Effect:
 
     def __str__(self) -> str:
         return str(self.source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """What else a later call needs: effects to repeat, and what was reached, and how."""
+
+    effects: Effects
+    uses_roots: bool  # result or effects are reached through this call's arguments
+    shape: tuple[int, tuple[str, ...], bool]  # arguments, keywords, whether their order counts
+    environment: frozenset[str] | None  # variables that were read; None: all of them
+    expressions: dict[str, str]  # how this call's locals are spelled
+    bound: dict[str, object]  # the locals themselves
+    reach: Reach
+    tensors: tuple[torch.Tensor | None, ...]  # of the inputs, those that are still alive
+    sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,7 @@ class Trace:
     result: object  # what the run returned
     branches: tuple[Branch, ...]
     effects: tuple[Effect, ...]
+    reads: ReadSet
     constants: tuple[Constant, ...]
     torch_state: TorchState  # found by the run
     strides_matter: bool  # inputs must have the strides that the run saw
@@ -109,6 +128,7 @@ class Trace:
     binding: Binding = field(repr=False)
     namespaces: dict[str, dict[str, Any]] = field(repr=False)
     skeletons: dict[str, tuple[object, ...]] = field(repr=False)
+    completion: Completion | None = field(repr=False)
     _module: _LazyModule = field(repr=False)
 
     @property
@@ -217,9 +237,13 @@ class Trace:
                     slug="input-object",
                 )
 
+    @property
+    def has_contexts(self) -> bool:
+        """Whether the graph enters autocast, inference mode, or another grad mode."""
+        return any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
+
     def _check_torch_state(self) -> None:
-        contexts = any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
-        if not contexts and not self.requires_grad_matters:
+        if not self.has_contexts and not self.requires_grad_matters:
             return
         changed = self.torch_state.find_changes(sample_torch_state())
         if changed:

@@ -7,7 +7,6 @@ a table that misses a function costs a branch too many, never a value baked in (
 
 from __future__ import annotations
 
-import builtins
 import copy
 import operator
 import sys
@@ -21,6 +20,9 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from tripwire.env import is_library_module, torch_path
+
+# As they are; while a run is observed, the names in builtins stand for others.
+GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +100,18 @@ class Refuse:
 Rule = Call | Query | Refuse
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Words of a text, as a set."""
     return frozenset(text.split())
 
 
-_SIZE_QUERIES = _words(
+_SIZE_QUERIES = words(
     "shape size __len__ numel nelement nbytes stride is_contiguous is_same_size "
     "storage_offset dim_order"
 )
-_STRIDE_QUERIES = _words("stride is_contiguous storage_offset dim_order _is_view is_set_to")
-_GRAD_QUERIES = _words("requires_grad is_leaf grad_fn")
-_QUERIES = _SIZE_QUERIES | _words(
+_STRIDE_QUERIES = words("stride is_contiguous storage_offset dim_order _is_view is_set_to")
+_GRAD_QUERIES = words("requires_grad is_leaf grad_fn")
+_QUERIES = _SIZE_QUERIES | words(
     "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
     "element_size "
     "is_cuda is_cpu is_xpu is_ipu is_hpu is_mps is_maia is_meta is_mkldnn is_mtia is_nested "
@@ -118,7 +121,7 @@ _QUERIES = _SIZE_QUERIES | _words(
     "result_type can_cast promote_types broadcast_shapes grad_dtype is_set_to __dir__ "
     "_has_compatible_shallow_copy_type"
 )
-_SIZED_BY_DATA = _words(
+_SIZED_BY_DATA = words(
     "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
     "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
     "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
@@ -127,7 +130,7 @@ _SIZED_BY_DATA = _words(
     "_pad_packed_sequence"
 )
 # Sizes among the arguments: where one is a tensor, the result's size depends on its value.
-_TAKES_SIZES = _words(
+_TAKES_SIZES = words(
     "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
     "new_zeros new_ones new_full new_empty view reshape expand repeat tile narrow unflatten "
     "split split_with_sizes chunk as_strided pad unfold interpolate resize_ broadcast_to "
@@ -136,19 +139,19 @@ _TAKES_SIZES = _words(
     "irfft hfft ihfft stft istft tensordot movedim select_scatter slice_scatter vander "
     "tril triu roll combinations cartesian_prod"
 )
-_SPLITS = _words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
+_SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
 _STORAGE = "it hands out a tensor's memory, and what happens to that can't be followed."
 _CALLBACK = "it keeps a Python function that would run later, outside the graph."
 _REFUSED = {
     **dict.fromkeys(
-        _words(
+        words(
             "data_ptr untyped_storage storage _typed_storage __dlpack__ __dlpack_device__ "
             "share_memory_ __reduce_ex__ __setstate__ __cuda_array_interface__ _storage"
         ),
         Refuse("tensor-memory", _STORAGE),
     ),
     **dict.fromkeys(
-        _words("register_hook register_post_accumulate_grad_hook apply_ map_ map2_"),
+        words("register_hook register_post_accumulate_grad_hook apply_ map_ map2_"),
         Refuse("callable-argument", _CALLBACK),
     ),
 }
@@ -184,7 +187,7 @@ _STATE = Refuse(
     "torch-state-changed",
     "one of torch's flags is set here, and a graph wouldn't set it again. Set it outside.",
 )
-_STATE_SETTERS = _words(
+_STATE_SETTERS = words(
     "set_default_dtype set_default_tensor_type set_default_device use_deterministic_algorithms "
     "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
 )
@@ -194,7 +197,7 @@ _COMPILED = Refuse(
     "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
     "function.",
 )
-_SEEDING = _words(
+_SEEDING = words(
     "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all fork_rng"
 )
 
@@ -360,10 +363,10 @@ def _property_rule(kind: str, descriptor: Any) -> Rule:
     if kind == "__get__":
         if name in _QUERIES:
             return _query(name)
-        return Call("call_function", builtins.getattr, name, name)
+        return Call("call_function", GETATTR, name, name)
     if kind == "__set__":
-        return Call("call_function", builtins.setattr, f"set_{name}", name, writes=True)
-    return Call("call_function", builtins.delattr, f"delete_{name}", name, writes=True)
+        return Call("call_function", SETATTR, f"set_{name}", name, writes=True)
+    return Call("call_function", DELATTR, f"delete_{name}", name, writes=True)
 
 
 def _writes(name: str) -> bool:
@@ -397,9 +400,9 @@ def _zero(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # Their namesakes without the underscore do something else.
-_NO_PLAIN_FORM = _words("bernoulli_ resize_ resize_as_ set_ requires_grad_ swapaxes_ rename_")
+_NO_PLAIN_FORM = words("bernoulli_ resize_ resize_as_ set_ requires_grad_ swapaxes_ rename_")
 # These write their result in the dtype of the tensor, and compute it in another.
-RESULT_IS_CAST = _words(
+RESULT_IS_CAST = words(
     "eq_ ne_ lt_ le_ gt_ ge_ equal_ not_equal_ less_ less_equal_ greater_ greater_equal_ "
     "logical_and_ logical_or_ logical_xor_ logical_not_"
 )

@@ -12,7 +12,9 @@ A source holds no value. Roots say where the paths begin.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 
@@ -68,6 +70,34 @@ class Global(Source):
 
     def fetch(self, roots: Roots) -> object:
         return roots.namespaces[self.module][self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported(Source):
+    """A Python module that the run imports by name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"M[{self.name}]"
+
+    def fetch(self, roots: Roots) -> object:
+        return sys.modules[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Source):
+    """A function that ran: the traced one, or one that no path leads to."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"F[{self.name}]"
+
+    def fetch(self, roots: Roots) -> object:
+        if getattr(roots.function, "__qualname__", None) == self.name:
+            return roots.function
+        raise LookupError(f"no path leads to {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,24 @@ class Item(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class Referent(Source):
+    """What a weak reference or a context variable leads to."""
+
+    owner: Source
+
+    def __str__(self) -> str:
+        return f"{self.owner}()"
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        owner = self.owner.fetch(roots)
+        return owner.get() if isinstance(owner, ContextVar) else owner()  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
 class Child(Source):
     """The nth child of an object that is registered with pytree and has no nicer path."""
 
@@ -213,8 +261,17 @@ def _label(source: Source) -> str:
     match source:
         case Local("self") | TypeOf():
             return ""
-        case Local(name) | Global(_, name) | Cell(_, name) | Attr(_, name):
+        case (
+            Local(name)
+            | Global(_, name)
+            | Imported(name)
+            | Running(name)
+            | Cell(_, name)
+            | Attr(_, name)
+        ):
             return name
         case Item(_, key) | Child(_, key):
             return str(key)
+        case Referent():
+            return "()"
     raise TypeError(source)

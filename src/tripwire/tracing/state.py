@@ -21,7 +21,7 @@ from types import CodeType
 from typing import NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
@@ -103,11 +103,20 @@ class TracingState:
         self.scope_paths = ScopePaths()
         self.calls = 0  # recorded so far
         self.written_storages: dict[int, int] = {}  # storage → the last call that wrote to it
+        self.wrote = False  # the call that is being recorded changed a tensor
+        self.writers: list[fx.Node] = []  # calls that did
         self.strides_matter = False  # Python, or a call that may return its argument, read them
         self.requires_grad_matters = False  # Python read it
         self.copied_storages: set[int] = set()  # made by deepcopy
         self.observer: Observer | None = None
+        self.quiet = False  # branches go untold: whoever asked for the run guards them
+        self.environment: set[str] | None = set()  # variables that were read; None: all of them
+        self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
+        self.computed_names: set[str] = set()  # given to getattr and its like
         self.refusal: Refusal | None = None
+        self.target: object = None  # what is traced
+        self.modules: dict[nn.Module, None] = {}  # called; those inside others left out
+        self.open_modules = 0  # calls of such modules that go on
         self._graph = fx.Graph()
 
     # --- as in torch.jit ---
@@ -176,6 +185,7 @@ class TracingState:
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """A recorded call changed this tensor, and with it all that share its memory."""
+        self.wrote = True
         if tensor.layout is torch.strided:
             self.written_storages[storage_of(tensor)] = self.calls
 
@@ -193,10 +203,12 @@ class TracingState:
         self.versions[known.node] = version_of(tensor)
         return known.node
 
-    def _reach_tensor(self, tensor: torch.Tensor, source: Source) -> None:
+    def _reach_tensor(self, tensor: torch.Tensor, source: Source, anchored: bool) -> None:
         known = self.values.add(tensor)
+        if not anchored and self.quiet:
+            self.given.append(tensor)
         if known.node is None or known.sources:  # not one that the run itself made
-            known.sources.setdefault(source)
+            known.sources.setdefault(source, anchored)
 
     def capture_range(self, depth: int) -> SourceRange:
         """The user's call stack, from `depth` callers of this on."""

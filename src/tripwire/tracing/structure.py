@@ -27,6 +27,22 @@ PLAIN = frozenset(
 )
 
 
+def same_plain(left: Any, right: Any) -> bool:
+    """Whether two plain values are one to Python: same type, same bits. 0.0 is not -0.0."""
+    if left is right:
+        return True
+    cls = type(left)
+    if cls is not type(right):
+        return False
+    if cls is float or cls is complex:
+        return repr(left) == repr(right)  # nan is nan
+    if cls in PLAIN:
+        return bool(left == right)
+    if cls is tuple:
+        return len(left) == len(right) and all(map(same_plain, left, right))
+    return False
+
+
 def is_namedtuple(cls: type) -> bool:
     """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
@@ -239,8 +255,11 @@ class SamePlan(Plan):
     """An object that came in with the call goes out as itself."""
 
     source: Source
+    held: Callable[[], object] | None = None  # leads to it, where it is the same on every call
 
     def build(self, building: Building) -> object:
+        if self.held is not None:
+            return self.held()
         return self.source.fetch(building.roots)
 
 
@@ -290,9 +309,12 @@ class Planner:
         self,
         find_source: Callable[[object], Source | None],
         was_written: Callable[[object], bool] = lambda _: False,
+        hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
     ) -> None:
         self._find_source = find_source
         self._was_written = was_written
+        self._hold = hold
+        self.uses_roots = False  # some part is fetched through the call's arguments
         self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
         self._keys: dict[int, int] = {}
         self._open: set[int] = set()
@@ -313,7 +335,9 @@ class Planner:
         if source is not None:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
-            return SamePlan(source)
+            held = self._hold(value)
+            self.uses_roots |= held is None
+            return SamePlan(source, held)
         self._alive.append(value)
         if id(value) in self._open:
             raise Unbuildable("the result contains itself")

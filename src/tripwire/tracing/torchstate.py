@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import TracebackType
+from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,75 @@ def sample_torch_state() -> TorchState:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
+    )
+
+
+def sample_quickly() -> tuple[object, ...]:
+    """All of the above that can differ between two calls, as fast as it goes: under 1 µs.
+
+    A default device is a mode on the stack of torch-function modes.
+    """
+    modes = _len_function_stack()
+    return (
+        _is_grad_enabled(),
+        _is_inference_mode_enabled(),
+        _sample_autocast() if _is_any_autocast_enabled() else None,
+        _get_default_dtype(),
+        torch.get_default_device() if modes else None,
+        modes,
+        _len_dispatch_stack(),
+        _get_deterministic(),
+        _get_matmul_precision(),
+        _get_num_threads(),
+    )
+
+
+_is_grad_enabled = torch.is_grad_enabled
+_is_inference_mode_enabled = torch.is_inference_mode_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_get_default_dtype = torch.get_default_dtype
+_len_function_stack = torch._C._len_torch_function_stack
+_len_dispatch_stack = torch._C._len_torch_dispatch_stack
+_get_deterministic = torch._C._get_deterministic_algorithms
+_get_matmul_precision = torch._C._get_float32_matmul_precision
+_get_num_threads = torch.get_num_threads
+QUICK_FIELDS = (
+    "grad mode",
+    "inference mode",
+    "autocast",
+    "default dtype",
+    "default device",
+    "number of torch-function modes",
+    "number of torch-dispatch modes",
+    "deterministic algorithms",
+    "float32 matmul precision",
+    "number of threads",
+)
+
+
+def sample_backends() -> tuple[object, ...]:
+    """Flags of torch.backends that programs read."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cuda: Any = torch.backends.cuda
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.allow_tf32,
+        matmul.allow_tf32,
+        matmul.allow_fp16_reduced_precision_reduction,
+        torch.backends.mkldnn.enabled,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+
+
+def has_foreign_modes() -> bool:
+    """Whether a mode other than a default device is active."""
+    return _len_dispatch_stack() > 0 or any(
+        not isinstance(torch._C._get_function_stack_at(i), DeviceContext)
+        for i in range(_len_function_stack())
     )
 
 

@@ -6,30 +6,33 @@ exception of the user's comes out as it is. A refusal stops recording, not the r
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from tripwire.env import is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
+from tripwire.tracing.effects import Effects, plan_effects, refer_to
+from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import observing
+from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.result import Effect, Input, Trace, _LazyModule
+from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
-from tripwire.tracing.sources import Local, Source
+from tripwire.tracing.sources import Local, Running, Source
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
 from tripwire.tracing.structure import (
-    Plan,
     Planner,
     Unbuildable,
     build_skeleton,
@@ -37,6 +40,7 @@ from tripwire.tracing.structure import (
     iter_tensors,
 )
 from tripwire.tracing.torchstate import sample_torch_state
+from tripwire.tracing.uses import find_uses
 from tripwire.tracing.values import TensorMeta, storage_of, version_of
 
 
@@ -47,6 +51,7 @@ class Run:
     result: object
     trace: Trace | None
     refusal: Refusal | None
+    modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,19 @@ class Tracer:
             check_trace(run.trace, lambda args, kwargs: self.run(fn, args, kwargs), *copied)
         return run.trace
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Run once, observed."""
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        complete: bool = False,
+    ) -> Run:
+        """Run once, observed.
+
+        complete: refuse what can't be repeated or whose reads can't be seen, and plan effects,
+        so that the trace can stand for later calls.
+        """
         if CURRENT.tracing:
             raise CannotTrace(
                 "trace was called inside a function that is being traced. Trace the inner "
@@ -106,13 +122,18 @@ class Tracer:
         bound = binding.bind(args, kwargs)
         state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
         state.name_fn = self.name_fn
+        state.target = fn
         state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
-        session = _Session(state, binding, bound)
+        state.quiet = complete
+        session = _Session(state, binding, bound, binding.expressions(args, kwargs), complete)
+        session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         try:
             result = session.execute(fn, args, kwargs)
         except BaseException as error:
             error.__traceback__ = _without_own_frames(error.__traceback__)
             raise
+        finally:
+            session.codes = session.leave()
         return session.freeze(result)
 
 
@@ -136,57 +157,105 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 class _Session:
     """One run: prepares a state, executes, freezes."""
 
-    def __init__(self, state: TracingState, binding: Binding, bound: dict[str, object]) -> None:
+    def __init__(
+        self,
+        state: TracingState,
+        binding: Binding,
+        bound: dict[str, object],
+        expressions: dict[str, str],
+        complete: bool,
+    ) -> None:
         self.state = state
         self.binding = binding
+        self.bound = bound
+        self.expressions = expressions
+        self.complete = complete
+        self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
+        self.codes: list[CodeType] = []
+        self.sees = False
         self.recorder: Recorder | None = None
         self.namespaces: dict[str, dict[str, Any]] = {}
         self.skeletons = {
             str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
         }
+        self._started: set[int] = set()
         self.before = sample_torch_state()
         self.seed = torch.initial_seed()
         for value, source in binding.sources(bound):
+            anchored = isinstance(source, Local) and source.name not in expressions
             for tensor, path in iter_tensors(value, source):
                 known = state.values.add(tensor)
-                known.sources.setdefault(path)
+                known.sources.setdefault(path, anchored)
                 if known.node is None:
                     state.lift(tensor, known)
         for name, value in bound.items():
-            state.reach.walk(value, Local(name))
+            state.reach.walk(value, Local(name), name not in expressions)
         function = binding.function
         if function is not None:
-            state.reach.walk_cells(function, None)
+            if binding.owner is None:
+                state.reach.walk_traced(function)
+            state.reach.known_code.add(id(function.__code__))
             self.on_start(function.__code__, function.__globals__)
 
     def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Reach the globals that a function names, when it first starts."""
+        if id(code) in self._started:  # the traced one was reached before the run
+            return
+        self._started.add(id(code))
         function = self.binding.function
         own = function is not None and namespace is function.__globals__
         module = "" if own else str(namespace.get("__name__", "?"))
         while self.namespaces.setdefault(module, namespace) is not namespace:
             module += "'"  # another namespace has the same name
+        reach = self.state.reach
         before, CURRENT.state = CURRENT.state, None  # what the walk asks of tensors isn't the run's
         try:
-            self.state.reach.walk_function(code, namespace, module)
+            reach.walk_function(code, namespace, module)
+            for name in find_uses(code).imports:
+                reach.walk_import(name, frozenset(code.co_names))
+            if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
+                self._adopt(code)
         finally:
             CURRENT.state = before
+        reach.known_code.update(id(const) for const in code.co_consts if type(const) is CodeType)
+
+    def _adopt(self, code: CodeType) -> None:
+        """Reach the functions with this code: no path that was walked leads to one."""
+        for function in gc.get_referrers(code):
+            if isinstance(function, FunctionType) and function.__code__ is code:
+                self.state.reach.walk(function, Running(function.__qualname__), True)
+
+    def on_impure(self, refuse: Refuse) -> None:
+        """A C function is called that does more than compute."""
+        self.on_refused(refuse)
 
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's that can't be followed starts."""
         self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
+        hooks.release(self)
         if self.recorder is not None:
             self.recorder.leave()
 
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         CURRENT.tracing = True
         try:
-            with hooks.installed(), observing(self) as observer:
+            with hooks.installed(self), observing(self, watch_calls=self.complete) as observer:
                 self.state.observer = observer
                 with recording(self.state) as self.recorder:
                     return _run_user(fn, args, kwargs)
         finally:
             CURRENT.tracing = False
+
+    def leave(self) -> list[CodeType]:
+        """The code that ran. Lets go of the observer: what was reached must die in time."""
+        observer, self.state.observer = self.state.observer, None
+        self.recorder = None
+        self.state.reach.close()
+        self.sees = observer is not None and observer.sees
+        codes = [] if observer is None else observer.codes()
+        if observer is not None:
+            observer.forget()
+        return codes
 
     def freeze(self, result: object) -> Run:
         """The finished run as a Trace, or its refusal."""
@@ -200,8 +269,8 @@ class _Session:
             if state.refusal is None:
                 return Run(result, self._build(result), None)
         except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason))
-        return Run(result, None, state.refusal)
+            state.refuse(Refusal(refused.slug, refused.reason, refused.where))
+        return Run(result, None, state.refusal, tuple(state.modules))
 
     def _check_torch_state(self) -> None:
         if torch.initial_seed() != self.seed:
@@ -235,12 +304,30 @@ class _Session:
                 f"{name} returned a {type(result).__name__}, whose code hasn't run yet. "
                 "Return a list or a tuple.",
             )
-        writes = list(state.reach.contents.find_writes())
-        effects = tuple(map(Effect, dict.fromkeys(path for _, path in writes)))
-        plan, tensors = self._plan(result, {id(owner) for owner, _ in writes})
+        reads = self._reads()
+        if self.complete:
+            self._check_reads(reads)
+            self._check_tables()
+        writes = list(state.reach.holders.find_writes())
+        self._writes = writes
+        planner = self._planner(writes)
+        effects = None
+        try:
+            if self.complete:
+                facts_of = state.reach.holders.facts_of
+                effects = plan_effects(writes, reads, planner.plan, facts_of)
+            plan = planner.plan(result)
+        except Unbuildable as error:
+            raise Refused(
+                "unbuildable-result",
+                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
+                "dataclasses or plain objects.",
+            ) from None
+        tensors = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         inputs = self._inputs()
-        self._check_result(result, tensors, inputs)
+        if effects is None or not effects.steps:
+            self._check_result(result, tensors, inputs)
         graph = state.graph()
         graph.output(outputs)
         _drop_unused_parts(state)
@@ -250,7 +337,8 @@ class _Session:
             outputs=plan,
             result=result,
             branches=tuple(state.branches),
-            effects=effects,
+            effects=tuple(map(Effect, dict.fromkeys(write.source for write in writes))),
+            reads=reads,
             constants=tuple(state.constants),
             torch_state=self.before,
             strides_matter=state.strides_matter,
@@ -258,22 +346,75 @@ class _Session:
             binding=self.binding,
             namespaces=self.namespaces,
             skeletons=self.skeletons,
+            completion=None if effects is None else self._completion(effects, planner),
             _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
         )
 
-    def _plan(self, result: object, written: set[int]) -> tuple[Plan, list[torch.Tensor]]:
-        def was_written(value: object) -> bool:
-            return id(value) in written or id(getattr(value, "__dict__", None)) in written
+    def _planner(self, writes: list[Write]) -> Planner:
+        written = {id(write.holder.owner) for write in writes}
+        if self.complete:  # effects come first, and leave what was written as it should be
+            fresh = self.state.reach.fresh
+            return Planner(
+                self.state.reach.find_source,
+                hold=lambda value: None if id(value) in fresh else refer_to(value),
+            )
+        return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 
-        planner = Planner(self.state.reach.find_source, was_written)
-        try:
-            return planner.plan(result), planner.tensors
-        except Unbuildable as error:
+    def _reads(self) -> ReadSet:
+        reach = self.state.reach
+        codes = self.codes
+        function = self.binding.function
+        if function is not None and not any(code is function.__code__ for code in codes):
+            codes.insert(0, function.__code__)
+        return ReadSet(reach, codes, frozenset(self.state.computed_names))
+
+    def _check_reads(self, reads: ReadSet) -> None:
+        """Refuse reads that can't be seen (L2)."""
+        if not self.sees:
             raise Refused(
-                "unbuildable-result",
-                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
-                "dataclasses or plain objects.",
-            ) from None
+                "not-observed",
+                "a profiler written in C is active, and on Python 3.11 functions can't be "
+                "observed then. Call it once without the profiler.",
+            )
+        if reads.uses.refused is not None:
+            name, place = reads.uses.refused
+            raise Refused(
+                "reads-frames",
+                f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "
+                "reads can't be told.",
+            )
+        for value, path in self.state.reach.opaque:
+            if reads.is_read(value, path):
+                raise Refused(
+                    "hidden-state",
+                    f"{path} is a {type(value).__qualname__}: it has state that Python doesn't "
+                    "show, so a change of it couldn't be noticed. Read what is needed from it "
+                    "outside.",
+                )
+
+    def _check_tables(self) -> None:
+        for module, table, path, _ in self.state.reach.empty_tables:
+            if module.__dict__.get(table):
+                raise Refused(
+                    "module-changed",
+                    f"the run put something into {path}.{table}, which was empty: a hook, a "
+                    "parameter, a buffer or a submodule. Do it before the first call.",
+                )
+
+    def _completion(self, effects: Effects, planner: Planner) -> Completion:
+        reach = self.state.reach
+        fetched = any(not write.holder.anchored for write in self._writes)
+        return Completion(
+            effects,
+            planner.uses_roots or fetched,
+            self.shape,
+            None if self.state.environment is None else frozenset(self.state.environment),
+            self.expressions,
+            self.bound,
+            reach,
+            tuple(known() for _, known in self.state.inputs),
+            tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
+        )
 
     def _check_result(
         self,
@@ -326,7 +467,7 @@ class _Session:
         return storage_of(tensor) in self.state.written_storages
 
 
-def _first_and_others(sources: dict[Source, None]) -> tuple[Source, tuple[Source, ...]]:
+def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:
     first, *others = sources
     return first, tuple(others)
 

@@ -105,7 +105,7 @@ class Known(weakref.ref[torch.Tensor]):
 
     key: int
     node: fx.Node | None
-    sources: dict[Source, None]  # in the order in which they were found
+    sources: dict[Source, bool]  # in the order in which they were found; whether anchored
     sized_by_data: bool  # its shape depends on the values of other tensors
     version: int | None  # its count of in-place changes when it was last looked at,
     seen_at: int  # and the number of calls recorded by then

@@ -1,0 +1,1 @@
+"""Back ends: a graph becomes a callable."""

@@ -1,0 +1,50 @@
+"""Back ends by name. A back end is `(GraphModule, example_inputs) -> callable`, as torch's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.errors import BadOption
+
+Runtime = Callable[..., Any]
+Backend = Callable[..., Runtime]
+
+
+def eager(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Runtime:
+    """The graph itself, one torch call after another."""
+    return module.forward
+
+
+_BY_NAME: dict[str, Backend] = {"eager": eager}
+
+
+def list_backends() -> list[str]:
+    """Names that `backend=` takes."""
+    return sorted(_BY_NAME)
+
+
+def find_backend(backend: str | Backend) -> Backend:
+    """The back end of a name; callables stand for themselves."""
+    if isinstance(backend, str):
+        if backend not in _BY_NAME:
+            raise BadOption(
+                f"There is no back end {backend!r}. Known: {', '.join(list_backends())}. "
+                "A callable (GraphModule, example_inputs) -> callable will do as well.",
+                slug="unknown-backend",
+            )
+        return _BY_NAME[backend]
+    if not callable(backend):
+        raise BadOption(
+            f"backend= takes a name or a callable, not {type(backend).__name__}.",
+            slug="unknown-backend",
+        )
+    return backend
+
+
+def name_of(backend: Backend) -> str:
+    """What to call a back end in messages."""
+    return getattr(backend, "__name__", type(backend).__name__)

@@ -1,0 +1,260 @@
+"""Dispatcher: a call is admitted by an entry, or traced into a new one, or runs plainly.
+
+Entries are tried newest first. A hit does work in its own arguments only. A miss says why.
+What can't be compiled runs as plain Python, and says so once (L5).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tripwire.backends.registry import Backend, Runtime, name_of
+from tripwire.dispatch.entry import Entry
+from tripwire.errors import BackendFailed
+from tripwire.tracing import Refusal, Trace, Tracer
+from tripwire.tracing.effects import Volatile
+from tripwire.tracing.reads import fingerprint
+from tripwire.tracing.refusals import Refused
+from tripwire.tracing.state import CURRENT
+from tripwire.tracing.torchstate import has_foreign_modes, sample_quickly
+from tripwire.validity.wires import Cause
+
+recompiles = logging.getLogger("tripwire.recompiles")
+refusals = logging.getLogger("tripwire.refusals")
+
+# A call that was refused this often stays plain. More than once, because much code does things
+# on its first call only: it warns, fills a cache, makes a buffer.
+REFUSALS_ALLOWED = 3
+# Traces after which a callable must have been worth it: as many hits as traces.
+TRACES_ON_TRUST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a compiled callable did so far."""
+
+    calls: int
+    hits: int
+    traces: int
+    refusals: int
+    retired: int
+    entries: int
+    causes: tuple[Cause, ...]  # of the latest retirements
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compile."""
+
+    backend: Backend
+    fullgraph: bool = False
+    cache_size: int = 8
+    backend_options: tuple[tuple[str, Any], ...] = ()
+
+
+class Dispatcher:
+    """Everything that is compiled of one callable."""
+
+    def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
+        self.target = target
+        self.name = name
+        self.options = options
+        self._entries: tuple[Entry, ...] = ()
+        self._refused: Counter[object] = Counter()
+        self._unsettled: Counter[object] = Counter()
+        self._plain: set[object] = set()
+        self._told: set[str] = set()
+        self._calls = self._traces = self._refusals = self._retired = self._hits = 0
+        self._causes: list[Cause] = []
+        self._clock = itertools.count(1)
+        self._inner: list[nn.Module] = []  # submodules that are compiled on their own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call."""
+        probed: dict[object, Any] | None = None
+        for entry in self._entries:
+            fetched = entry.admits(args, kwargs)
+            if fetched is not None:
+                inputs = entry.inputs(fetched)
+                probe = entry.probe
+                if probe is not None:
+                    if probed is None:
+                        probed = {}
+                    if probe.key not in probed:
+                        probed[probe.key] = probe.values(inputs)
+                    if not probe.agrees(probed[probe.key]):
+                        continue
+                entry.hits += 1
+                if entry is not self._entries[0]:
+                    entry.last_used = next(self._clock)
+                return entry.run(inputs, args, kwargs)
+        return self._miss(args, kwargs, probed or {})
+
+    # --- misses ---
+
+    def _miss(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+    ) -> Any:
+        if CURRENT.tracing or has_foreign_modes():  # an outer trace sees all that happens inside
+            return self.target(*args, **kwargs)
+        key = self._call_key(args, kwargs)
+        if key in self._plain:
+            self._calls += 1
+            return self.target(*args, **kwargs)
+        self._calls += 1
+        if self._entries:
+            self._tell_miss(args, kwargs, probed)
+        torch_state = sample_quickly()
+        run = Tracer().run(self.target, args, kwargs, complete=True)
+        self._traces += 1
+        try:
+            refusal = run.refusal or self._add(run.trace, torch_state, key)
+        except Refused as refused:
+            refusal = Refusal(refused.slug, refused.reason, refused.where)
+        if refusal is not None:
+            self._refuse(refusal, key, run.modules)
+        return run.result
+
+    def _call_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Calls that are refused alike: of one form, in one mode."""
+        training = self.target.training if isinstance(self.target, nn.Module) else None
+        return len(args), tuple(kwargs), training, torch.is_grad_enabled()
+
+    def _add(
+        self, trace: Trace | None, torch_state: tuple[object, ...], key: object
+    ) -> Refusal | None:
+        assert trace is not None
+        assert trace.completion is not None
+        volatile = trace.completion.effects.volatile
+        if volatile:
+            return self._note_volatile(volatile, key)
+        hits = sum(entry.hits for entry in self._entries) + self._hits
+        if self._traces > TRACES_ON_TRUST and hits < self._traces:
+            self._plain.add(key)
+            return Refusal(
+                "keeps-changing",
+                f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
+                "on keeps changing; see the log of tripwire.recompiles.",
+            )
+        entry = Entry(trace, torch_state, self._compile, self._note_retired)
+        entry.last_used = next(self._clock)
+        self._entries = (entry, *self._drop_entries())
+        return None
+
+    def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
+        """Not compiled this time. Whatever settles after a few calls may be compiled then."""
+        self._unsettled[key] += 1
+        if self._unsettled[key] < REFUSALS_ALLOWED:
+            return None
+        self._plain.add(key)
+        return _refuse_volatile(volatile)
+
+    def _drop_entries(self) -> tuple[Entry, ...]:
+        """Entries that stay beside a new one: the dead go, and the least used above the bound."""
+        alive = []
+        for entry in self._entries:
+            if entry.is_dead:
+                self._hits += entry.hits
+            else:
+                alive.append(entry)
+        while len(alive) >= self.options.cache_size:
+            oldest = min(alive, key=lambda entry: entry.last_used)
+            alive.remove(oldest)
+            self._hits += oldest.hits
+            oldest.close()
+        return tuple(alive)
+
+    def _compile(self, trace: Trace) -> Runtime:
+        assert trace.completion is not None
+        options = dict(self.options.backend_options)
+        examples = list(trace.completion.tensors)
+        try:
+            return self.options.backend(trace.graph_module, examples, **options)
+        except Exception as error:
+            raise BackendFailed(
+                f"The back end {name_of(self.options.backend)} failed on the graph of "
+                f"{self.name}: {type(error).__name__}: {error}",
+                slug="backend-failed",
+            ) from error
+
+    def _note_retired(self, entry: Entry, cause: Cause) -> None:
+        self._retired += 1
+        self._causes = [*self._causes[-15:], cause]
+
+    def _tell_miss(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+    ) -> None:
+        if not recompiles.isEnabledFor(logging.INFO):
+            return
+        reasons = []
+        for entry in self._entries:
+            failures = entry.find_failures(args, kwargs)
+            if not failures and entry.probe is not None:
+                failure = entry.probe.find_failure(probed.get(entry.probe.key))
+                failures = [failure] if failure else []
+            reasons.append("; ".join(failures) or "no reason found")
+        recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
+
+    # --- refusals ---
+
+    def _refuse(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
+        self._refusals += 1
+        if self.options.fullgraph:
+            raise refusal.error()
+        self._refused[key] += 1
+        if str(refusal) not in self._told:
+            self._told.add(str(refusal))
+            refusals.warning("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
+        if self._refused[key] >= REFUSALS_ALLOWED:
+            self._plain.add(key)
+            self._compile_inside(modules)
+
+    def _compile_inside(self, modules: tuple[nn.Module, ...]) -> None:
+        """Compile the modules that a refused run called, each on its own.
+
+        `_compiled_call_impl` is torch's own place for that; copies and pickles leave it out.
+        """
+        for module in modules:
+            if module._compiled_call_impl is None and next(module.children(), None) is not None:
+                inner = Dispatcher(
+                    module._call_impl, f"{self.name}.{type(module).__name__}", self.options
+                )
+                module._compiled_call_impl = inner
+                self._inner.append(module)
+
+    def statistics(self) -> Statistics:
+        """Counts so far."""
+        hits = self._hits + sum(entry.hits for entry in self._entries)
+        alive = sum(not (entry.is_dead or entry.causes) for entry in self._entries)
+        return Statistics(
+            self._calls + hits,
+            hits,
+            self._traces,
+            self._refusals,
+            self._retired,
+            alive,
+            tuple(self._causes),
+        )
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries, newest first."""
+        return self._entries
+
+
+def _refuse_volatile(volatile: tuple[Volatile, ...]) -> Refusal:
+    first = volatile[0]
+    return Refusal(
+        "volatile-source",
+        f"{first.source} is read by the run and left changed ({fingerprint(first.before)} → "
+        f"{fingerprint(first.after)}), so the next call finds something else. Counters that are "
+        "only counted, and tensors, are no hindrance.",
+    )

@@ -1,0 +1,308 @@
+"""Effects: the writes of a run, as steps that do the same again on a later call.
+
+An effect is the difference between what a holder held before the run and after it. It is
+repeated on the holder itself, past any `__setattr__` of the user's: what that did is an effect
+of its own. Values are planned together with the result, so that an object that was stored and
+returned is one object again.
+
+A source that the run reads and then leaves changed is *volatile*: the next call finds another
+value than this one did. Counters that are only counted (`self.step += 1`), lists that only
+grow, and tensors that carry state from call to call are no hindrance; others are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from tripwire.tracing.holders import ABSENT, ELEMENTS, Elements, Holder, Items, Kind, Members, Write
+from tripwire.tracing.reads import ReadSet
+from tripwire.tracing.sources import Source
+from tripwire.tracing.structure import Building, Plan
+from tripwire.tracing.values import TensorMeta, Traits
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A holder, as a later call finds it: itself where it is anchored, else by its path."""
+
+    kind: Kind
+    path: Source | None
+    owner: Callable[[], object] | None  # None: fetched by path
+
+    def find(self, building: Building) -> Any:
+        """The holder of this call."""
+        if self.owner is not None:
+            return self.owner()
+        assert self.path is not None
+        return self.path.fetch(building.roots)
+
+
+def place_of(holder: Holder) -> Place:
+    """Where a holder is on later calls."""
+    return Place(holder.kind, holder.path, refer_to(holder.owner) if holder.anchored else None)
+
+
+def refer_to(value: object) -> Callable[[], object]:
+    """A reference that keeps nothing alive, where Python allows one."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+class EffectStep:
+    """One write, to be done again."""
+
+    __slots__ = ()
+
+    def apply(self, building: Building) -> None:
+        """Write, with this call's values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Put(EffectStep):
+    """A value under a key."""
+
+    place: Place
+    key: Any
+    value: Plan
+
+    def apply(self, building: Building) -> None:
+        self.place.kind.put(self.place.find(building), self.key, self.value.build(building))
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(EffectStep):
+    """A key that is no longer there."""
+
+    place: Place
+    key: Any
+
+    def apply(self, building: Building) -> None:
+        self.place.kind.drop(self.place.find(building), self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(EffectStep):
+    """Elements at the end of a list."""
+
+    place: Place
+    values: tuple[Plan, ...]
+
+    def apply(self, building: Building) -> None:
+        self.place.find(building).extend([value.build(building) for value in self.values])
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(EffectStep):
+    """All elements of a list."""
+
+    place: Place
+    values: tuple[Plan, ...]
+
+    def apply(self, building: Building) -> None:
+        ELEMENTS.replace(
+            self.place.find(building), [value.build(building) for value in self.values]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite(EffectStep):
+    """All items of a dict, in a new order."""
+
+    place: Place
+    items: tuple[tuple[Any, Plan], ...]
+
+    def apply(self, building: Building) -> None:
+        owner = self.place.find(building)
+        built = [(key, value.build(building)) for key, value in self.items]
+        for key in self.place.kind.read(owner)[0]:
+            self.place.kind.drop(owner, key)
+        for key, value in built:
+            self.place.kind.put(owner, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(EffectStep):
+    """A number that the run only counts on: what it was doesn't matter."""
+
+    place: Place
+    key: Any
+    amount: Any
+
+    def apply(self, building: Building) -> None:
+        owner = self.place.find(building)
+        now: Any = self.place.kind.get(owner, self.key)
+        self.place.kind.put(owner, self.key, now + self.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that the run replaces: fetched on every call, and any of its kind will do."""
+
+    place: Place
+    key: Any
+    source: Source
+    meta: TensorMeta
+    traits: Traits
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter; it must stay a number of its type."""
+
+    place: Place
+    key: Any
+    source: Source
+    cls: type
+
+
+@dataclass(frozen=True, slots=True)
+class Volatile:
+    """A source that the run read, and left changed."""
+
+    source: Source
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Everything that a run wrote outside tensors."""
+
+    steps: tuple[EffectStep, ...]
+    carried: tuple[Carried, ...]
+    counted: tuple[Counted, ...]
+    volatile: tuple[Volatile, ...]
+    written: frozenset[tuple[int, Any]]  # (holder's identity, key): no longer what was read
+
+
+def plan_effects(
+    writes: Iterable[Write],
+    reads: ReadSet,
+    plan: Callable[[object], Plan],
+    facts_of: Callable[[Holder, Any], tuple[TensorMeta, Traits] | None],
+) -> Effects:
+    """The steps that repeat these writes. `facts_of` knows tensors that are gone by now."""
+    planner = _EffectPlanner(reads, plan, facts_of)
+    for _, group in groupby(writes, key=lambda write: id(write.holder)):
+        planner.add(list(group))
+    return Effects(
+        tuple(planner.steps),
+        tuple(planner.carried),
+        tuple(planner.counted),
+        tuple(planner.volatile),
+        frozenset(planner.written),
+    )
+
+
+class _EffectPlanner:
+    def __init__(self, reads: ReadSet, plan: Any, facts_of: Any) -> None:
+        self.reads = reads
+        self.plan = plan
+        self.facts_of = facts_of
+        self.steps: list[EffectStep] = []
+        self.carried: list[Carried] = []
+        self.counted: list[Counted] = []
+        self.volatile: list[Volatile] = []
+        self.written: set[tuple[int, Any]] = set()
+
+    def add(self, writes: list[Write]) -> None:
+        """Plan the writes to one holder."""
+        holder = writes[0].holder
+        place = place_of(holder)
+        self.written.update((id(holder), write.key) for write in writes)
+        if isinstance(holder.kind, Elements):
+            self._add_elements(holder, place)
+            return
+        if isinstance(holder.kind, Items) and self._is_reordered(holder):
+            self._note_volatile(writes)
+            keys, values = holder.kind.read(holder.owner)
+            items = zip(keys, map(self.plan, values), strict=True)
+            self.steps.append(Rewrite(place, tuple(items)))
+            return
+        for write in writes:
+            self._add(write, place)
+
+    def _add(self, write: Write, place: Place) -> None:
+        holder = write.holder
+        if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
+            self.volatile.append(Volatile(write.source, write.before, write.after))
+            return
+        if write.after is ABSENT:
+            self._note_volatile([write])
+            self.steps.append(Drop(place, write.key))
+            return
+        if self._is_counted(write):
+            amount = write.after - write.before  # type: ignore[operator]
+            self.steps.append(Count(place, write.key, amount))
+            if holder.anchored:
+                self.counted.append(Counted(place, write.key, write.source, type(write.after)))
+            return
+        if not self._note_carried(write, place):
+            self._note_volatile([write])
+        self.steps.append(Put(place, write.key, self.plan(write.after)))
+
+    def _add_elements(self, holder: Holder, place: Place) -> None:
+        now = tuple(holder.owner)
+        before = tuple(holder.before().values())
+        use = self.reads.use_of_container(holder.owner)
+        grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
+        if grown and not (use.whole or use.keys or use.attributes):
+            self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
+            return
+        if holder.anchored:
+            self.volatile.append(Volatile(holder.path, list(before), list(now)))
+        if grown:
+            self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
+        else:
+            self.steps.append(Replace(place, tuple(map(self.plan, now))))
+
+    def _is_reordered(self, holder: Holder) -> bool:
+        """Whether putting and dropping keys would leave them in another order."""
+        now, _ = holder.kind.read(holder.owner)
+        kept = [key for key in holder.keys if key in now]
+        return [*kept, *(key for key in now if key not in kept)] != list(now)
+
+    def _is_counted(self, write: Write) -> bool:
+        if type(write.before) not in (int, float) or type(write.after) is not type(write.before):
+            return False
+        if type(write.before) is float:
+            return False  # a sum of floats hangs on the order; let it be volatile
+        use = self.reads.use_of_key(write.holder, write.key)
+        return use.updated and not (use.whole or use.keys or use.attributes)
+
+    def _note_carried(self, write: Write, place: Place) -> bool:
+        if not write.holder.anchored or isinstance(write.holder.kind, (Elements, Members)):
+            return False
+        facts = self.facts_of(write.holder, write.key)
+        if facts is None or not isinstance(write.after, torch.Tensor):
+            return False
+        if self._is_read(write):
+            self.carried.append(Carried(place, write.key, write.source, *facts))
+        return True
+
+    def _note_volatile(self, writes: list[Write]) -> None:
+        self.volatile.extend(
+            Volatile(write.source, write.before, write.after)
+            for write in writes
+            if write.holder.anchored and self._is_read(write)
+        )
+
+    def _is_read(self, write: Write) -> bool:
+        holder = write.holder
+        wanted = self.reads.filter_of(holder)
+        if wanted is not None and write.key not in wanted:
+            return False
+        if isinstance(holder.kind, Members):
+            use = self.reads.use_of_container(holder.owner)
+            return use.whole or bool(use.keys or use.attributes)
+        use = self.reads.use_of_key(holder, write.key)
+        return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)

@@ -1,0 +1,372 @@
+"""Reads: what a run read. Compiled code is right as long as all of it is unchanged.
+
+A run can read an attribute only by a name, and names stand in the code that ran. So the read
+set is what was reached, narrowed to the names of the executed code: every object that holds
+`scale` was read if any executed line says `.scale`. That is more than what was read, never
+less; docs/design/0006 tells why no attribute access is hooked. Absences are part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tripwire.env import is_library_file
+from tripwire.tracing.holders import (
+    ABSENT,
+    Attributes,
+    Cells,
+    ClassDict,
+    Code,
+    Holder,
+    Items,
+    Names,
+    Slots,
+    Table,
+    ThreadLocal,
+)
+from tripwire.tracing.reach import Reach
+from tripwire.tracing.rules import words
+from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
+from tripwire.tracing.structure import PLAIN
+from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.tracing.values import meta_of
+
+# Looked up on classes by the interpreter itself, without a name in any code.
+SPECIAL = frozenset(
+    f"__{name}__"
+    for name in words(
+        "call getattr getattribute setattr delattr get set delete set_name len bool iter "
+        "next contains getitem setitem delitem missing eq ne lt le gt ge hash add radd "
+        "iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv "
+        "itruediv floordiv rfloordiv ifloordiv mod rmod imod pow rpow ipow and rand iand "
+        "or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift neg pos "
+        "abs invert int float complex index round trunc floor ceil enter exit repr str "
+        "format bytes instancecheck subclasscheck new init reversed length_hint "
+        "class_getitem init_subclass prepare torch_function dict slots match_args del"
+    )
+)
+_WHOLE = Use(whole=True)
+_UNUSED = Use()
+# Steps that no instruction names: what lies behind them may be used in any way.
+_HIDDEN_STEPS = words(
+    "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
+    "fget fset fdel"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a value was, in short: type and text."""
+
+    cls: type
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def fingerprint(value: object) -> Fingerprint:
+    """A value in short."""
+    cls = type(value)
+    if value is ABSENT or cls in PLAIN:
+        text = repr(value)
+    elif isinstance(value, torch.Tensor):
+        text = f"tensor {meta_of(value)}"
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        text = f"{cls.__name__} of {len(value)}"
+    elif isinstance(value, type):
+        text = f"class {value.__qualname__}"
+    elif isinstance(value, FunctionType):
+        text = f"function {value.__qualname__}"
+    elif isinstance(value, CodeType):
+        text = f"code of {value.co_qualname}"
+    else:
+        text = f"{cls.__qualname__} object"
+    return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One observation that compiled code depends on."""
+
+    source: Source  # how to reach the value again
+    seen: Fingerprint  # what it was
+    where: str  # the user's line, `file.py:41`; empty where no line names it
+
+
+class ReadSet:
+    """Everything that one run could read, narrowed to what its code names."""
+
+    def __init__(self, reach: Reach, codes: list[CodeType], computed: frozenset[str]) -> None:
+        self.holders = reach.holders.all
+        self._reach = reach
+        self._codes = codes
+        self._computed = computed  # names that the run computed, for getattr and its like
+        self._executed = {id(code) for code in codes}
+
+    @cached_property
+    def uses(self) -> Uses:
+        """What all the executed code may read and write."""
+        return join(map(find_uses, self._codes))
+
+    @cached_property
+    def is_dynamic(self) -> bool:
+        """Whether the executed code looks at objects as wholes: `vars(x)`, `x.__dict__`."""
+        return self._reach.hides_names or any(
+            find_uses(code).has_dynamic_names
+            for code in self._codes
+            if not (code.co_name in _ACCESSORS and _looks_by_name_only(find_uses(code)))
+            and not code.co_filename.endswith("torch/nn/modules/module.py")
+        )
+
+    @cached_property
+    def _opened(self) -> frozenset[type]:
+        """Classes with methods that look at `self` as a whole, and ran."""
+        return frozenset(
+            cls
+            for cls, _ in self._reach.classes
+            if any(
+                (uses := find_uses(code)).opens_self
+                or (uses.has_dynamic_names and code.co_name in _ACCESSORS)
+                for value in tuple(vars(cls).values())
+                if isinstance(value, FunctionType)
+                for code in _codes_in(value.__code__)
+                if id(code) in self._executed
+            )
+        )
+
+    def is_open(self, cls: type) -> bool:
+        """Whether names in the code tell nothing of what was read of an object."""
+        return not self._opened.isdisjoint(cls.__mro__)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Attribute names that the executed code loads or stores."""
+        return frozenset(self.uses.attributes) | self.uses.stored_attributes | self._computed
+
+    @cached_property
+    def live(self) -> frozenset[int]:
+        """Identities of objects that the executed code can come to, step by step, by name."""
+        live: set[int] = set()
+        waiting = self._reach.edges
+        while True:
+            left = []
+            for edge in waiting:
+                child, path = edge
+                if child in live:
+                    continue
+                if self._is_live(path, live):
+                    live.add(child)
+                else:
+                    left.append(edge)
+            if len(left) == len(waiting):
+                return frozenset(live)
+            waiting = left
+
+    def _is_live(self, path: Source, live: set[int]) -> bool:
+        base = path.base
+        if base is None:
+            return True
+        parent = self._reach.object_at.get(id(base))
+        if parent is None:  # a Python module: its names are those of executed code
+            return self._is_live(base, live)
+        owner, owner_id = parent
+        if owner_id not in live:
+            return False
+        match path:
+            case Cell() | Attr(_, "__defaults__" | "__kwdefaults__"):
+                return not isinstance(owner, FunctionType) or self.is_executed(owner)
+            case Attr() | Item() if isinstance(owner, nn.Module) and self._walks_tables:
+                return True
+            case Attr(_, name):
+                return (
+                    name in self.names
+                    or self.is_dynamic
+                    or name in _HIDDEN_STEPS
+                    or name in SPECIAL
+                    or not isinstance(name, str)
+                    or self.is_open(type(owner))
+                    or name.isdecimal()
+                )
+        return True
+
+    @cached_property
+    def _class_names(self) -> frozenset[str]:
+        return self.names | SPECIAL
+
+    @cached_property
+    def _walks_tables(self) -> bool:
+        """Whether code outside nn.Module's own lookups goes through tables of modules."""
+        return any(
+            {"_modules", "_parameters", "_buffers"} & find_uses(code).attributes.keys()
+            for code in self._codes
+            if not code.co_filename.endswith(_TABLE_FILES)
+        ) or any(code.co_name in _TABLE_WALKERS for code in self._codes)
+
+    def is_executed(self, function: FunctionType) -> bool:
+        """Whether a function's code ran."""
+        return id(function.__code__) in self._executed
+
+    def filter_of(self, holder: Holder) -> frozenset[Any] | None:
+        """The keys of a holder that count; None where all of them do."""
+        if id(holder.owner) not in self.live and not isinstance(holder.kind, Names):
+            return frozenset()
+        match holder.kind:
+            case Names() as kind:
+                return kind.names
+            case Cells() | Code():
+                return None if self.is_executed(holder.owner) else frozenset()
+            case _ if self.is_dynamic:
+                return None
+            case Attributes() | Slots() | ThreadLocal():
+                return None if self.is_open(type(holder.owner)) else self.names
+            case Table():
+                whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
+                return None if whole or _is_container(holder.owner) else self.names
+            case ClassDict():
+                return self._class_names
+            case Items():
+                use = self.use_of_container(holder.owner)
+                return None if use.whole or use.attributes else use.keys | use.stored_keys
+            case _:
+                use = self.use_of_container(holder.owner)
+                return None if use.whole or use.keys or use.attributes else frozenset()
+
+    def use_of_container(self, container: object) -> Use:
+        """How the executed code uses a container, by whatever path it comes to it."""
+        paths = self._reach.paths.get(id(container))
+        if not paths or self.is_dynamic:
+            return _WHOLE
+        use = _UNUSED
+        for path in paths:
+            use = merge(use, self._use_at(path))
+        return use
+
+    def use_of_key(self, holder: Holder, key: Any) -> Use:
+        """How the executed code uses what a holder holds under a key."""
+        if self.is_dynamic:
+            return _WHOLE
+        if isinstance(holder.kind, Items):
+            use = self.use_of_container(holder.owner)
+            if use.whole or use.attributes:
+                return _WHOLE
+            found = self.uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
+            return found if key in use.keys else _UNUSED
+        return self._use_at(holder.step(key))
+
+    def _use_at(self, path: Source) -> Use:
+        uses = self.uses
+        match path:
+            case Attr(_, name):
+                if name in _HIDDEN_STEPS:
+                    return _WHOLE
+                step = Step(StepKind.ATTRIBUTE, name)
+                missing = _WHOLE if name in self.names else _UNUSED
+                if name in self._computed:
+                    return _WHOLE
+            case Global(_, name):  # or `module.name`
+                found = [
+                    uses.steps[step]
+                    for kind in (StepKind.GLOBAL, StepKind.ATTRIBUTE)
+                    if (step := Step(kind, name)) in uses.steps
+                ]
+                return reduce(merge, found) if found else _WHOLE
+            case Cell(_, name):  # or an argument that an inner function uses
+                if Step(StepKind.LOCAL, name) in uses.steps:
+                    return _WHOLE
+                step, missing = Step(StepKind.FREE, name), _WHOLE
+            case Local(name):
+                step, missing = Step(StepKind.LOCAL, name), _WHOLE
+            case Item(base, key):
+                above = self._use_at(base)
+                if above.whole or above.attributes:
+                    return _WHOLE
+                step, missing = Step(StepKind.ITEM, key), _UNUSED
+            case _:
+                return _WHOLE
+        return uses.steps.get(step, missing)
+
+    def is_read(self, value: object, path: Source) -> bool:
+        """Whether the executed code may have used a value."""
+        if id(value) not in self.live:
+            return False
+        use = _WHOLE if self.is_dynamic else self._use_at(path)
+        return use.whole or use.appended or use.updated or bool(use.keys or use.attributes)
+
+    def relevant(self, holder: Holder) -> dict[Any, object]:
+        """What a holder held before the run under the keys that count."""
+        wanted = self.filter_of(holder)
+        before = holder.before()
+        return before if wanted is None else {k: v for k, v in before.items() if k in wanted}
+
+    def __iter__(self) -> Iterator[Read]:
+        seen: set[str] = set()
+        for holder in self.holders:
+            for key, value in self.relevant(holder).items():
+                source = holder.step(key)
+                if str(source) not in seen:
+                    seen.add(str(source))
+                    yield Read(source, fingerprint(value), self._line_of(key))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _line_of(self, key: object) -> str:
+        return self._lines.get(key, "") if isinstance(key, str) else ""
+
+    @cached_property
+    def _lines(self) -> dict[str, str]:
+        """Where a name is first loaded; the user's lines before torch's."""
+        lines: dict[str, str] = {}
+        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
+            file = code.co_filename.rpartition("/")[2]
+            uses = find_uses(code)
+            for name, line in (*uses.attributes.items(), *uses.globals.items()):
+                lines.setdefault(name, f"{file}:{line}")
+        return lines
+
+    def __str__(self) -> str:
+        rows = [(str(r.source), str(r.seen), r.where) for r in self]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"{s:{widths[0]}}  {v:{widths[1]}}  {w}".rstrip() for s, v, w in rows]
+        return "\n".join([f"{len(rows)} reads", *lines])
+
+
+# Functions through which attributes are looked up: names in them are names at their callers.
+_ACCESSORS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})
+_CONTAINER_MODULE = "torch.nn.modules.container"
+_TABLE_FILES = ("nn/modules/module.py", "nn/modules/container.py")
+# Functions of nn.Module that go through its tables key by key.
+_TABLE_WALKERS = words(
+    "named_modules modules named_children children _named_members named_parameters "
+    "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
+    "zero_grad __dir__"
+)
+
+
+def _is_container(module: nn.Module) -> bool:
+    return isinstance(
+        module,
+        (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
+    )
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes_in(const)
+
+
+def _looks_by_name_only(uses: Uses) -> bool:
+    return _WHOLE_LOOKS.isdisjoint(uses.globals) and _WHOLE_LOOKS.isdisjoint(uses.attributes)
+
+
+_WHOLE_LOOKS = frozenset({"vars", "dir", "attrgetter", "getmembers", "__dict__"})

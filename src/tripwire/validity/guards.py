@@ -1,0 +1,353 @@
+"""Guards: checks on a call's own arguments, as one generated function per entry.
+
+Arguments are compared by structure and value, along the paths that the run could read. What
+the run wrote to them is undone first: a guard asks for what the run found. The text of the
+function can be read (`Guards.source`), and each check can say what it wanted and what it got.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import MethodType, WrapperDescriptorType
+from typing import Any
+
+import torch
+
+from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
+from tripwire.tracing.reach import PINNED, is_array
+from tripwire.tracing.reads import ReadSet, fingerprint
+from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
+from tripwire.tracing.values import meta_of, traits_of
+from tripwire.validity.wires import Kept
+
+_dispatch_keys = torch._C._dispatch_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition, and how to tell why it failed."""
+
+    path: str  # in the user's words: L['x'].scale
+    condition: str  # an expression over the guard's variables
+    expected: str
+    found: str  # an expression for what is there now
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """The checks of one entry, compiled."""
+
+    source: str
+    checks: tuple[Check, ...]
+    # The tensors that come with the call, or None where it isn't for this entry.
+    admits: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+    _explain: Callable[..., Any]
+
+    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Which check fails first, with expected and found values."""
+        found: list[str] = self._explain(args, kwargs)
+        return found
+
+
+class GuardWriter:
+    """Collects checks and writes the function."""
+
+    def __init__(self, reads: ReadSet) -> None:
+        self._reads = reads
+        self._holders: dict[tuple[int, object], Holder] = {
+            (id(holder.owner), holder.kind): holder
+            for holder in reads.holders
+            if not holder.anchored
+        }
+        self.space: dict[str, Any] = {
+            "_same": same_plain,
+            "_keys": _dispatch_keys,
+            "_fingerprint": fingerprint,
+            "_own_dict": own_dict,
+            "_same_members": _same_members,
+            "_same_array": _same_array,
+        }
+        self._lines: list[tuple[str, Check | None]] = []  # an assignment, or a check
+        self.variables: dict[int, str] = {}  # fresh objects met so far
+        self.tensors: dict[int, str] = {}  # tensors met so far, by identity
+        self._alive: list[object] = []
+
+    # --- building blocks ---
+
+    def constant(self, value: object) -> str:
+        """A name for a value in the generated code."""
+        name = f"k{len(self.space)}"
+        self.space[name] = value
+        return name
+
+    def assign(self, expression: str) -> str:
+        """A variable for what an expression gives."""
+        name = f"v{len(self._lines)}"
+        self._lines.append((f"{name} = {expression}", None))
+        return name
+
+    def check(self, path: str, condition: str, expected: str, found: str) -> None:
+        """Add a condition."""
+        self._lines.append(("", Check(path, condition, expected, found)))
+
+    # --- values ---
+
+    def add(self, path: str, expression: str, value: object) -> None:
+        """Checks for one value and all that the run could read below it."""
+        if isinstance(value, torch.Tensor):
+            self._add_tensor(path, expression, value)
+        elif type(value) in PLAIN or type(value) is slice:
+            self._add_plain(path, expression, value)
+        elif id(value) in self.variables:
+            other = self.variables[id(value)]
+            self.check(path, f"{expression} is {other}", "an object passed twice", "'another'")
+        else:
+            self._alive.append(value)
+            self._add_object(path, expression, value)
+
+    def _add_plain(self, path: str, expression: str, value: object) -> None:
+        name = self.assign(expression)
+        found = f"_fingerprint({name})"
+        cls = type(value)
+        if value is None or cls is bool or value is ...:
+            condition = f"{name} is {value!r}"
+        elif cls is int or cls is str:
+            condition = f"type({name}) is {cls.__name__} and {name} == {value!r}"
+        else:
+            condition = f"_same({name}, {self.constant(value)})"
+        self.check(path, condition, str(fingerprint(value)), found)
+
+    def _add_tensor(self, path: str, expression: str, tensor: torch.Tensor) -> None:
+        name = self.assign(expression)
+        if id(tensor) in self.tensors:
+            other = self.tensors[id(tensor)]
+            self.check(path, f"{name} is {other}", "one tensor passed twice", "'two tensors'")
+            return
+        self.tensors[id(tensor)] = name
+        self._alive.append(tensor)
+        self.check_tensor(path, name, tensor)
+
+    def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
+        """A tensor's class and metadata."""
+        meta, traits = meta_of(tensor), traits_of(tensor)
+        cls = self.constant(traits.cls)
+        parts = [
+            f"type({name}) is {cls}",
+            f"{name}.dtype is {self.constant(meta.dtype)}",
+            f"{name}.shape == {self.constant(tensor.shape)}",
+            f"_keys({name}) == {self.constant(_dispatch_keys(tensor))}",
+            f"{name}.requires_grad is {meta.requires_grad}",
+        ]
+        if meta.stride is not None:
+            parts.append(f"{name}.stride() == {meta.stride!r}")
+            parts.append(f"{name}.storage_offset() == {traits.offset}")
+        if meta.requires_grad:
+            parts.append(f"{name}.is_leaf is {traits.is_leaf}")
+        if meta.device.type != "cpu":
+            parts.append(f"{name}.device == {self.constant(meta.device)}")
+        own = own_dict(tensor)
+        held = {k: v for k, v in (own or {}).items() if k in self._reads.names}
+        if held:
+            for attribute, value in held.items():
+                self.add(f"{path}.{attribute}", f"{name}.__dict__[{attribute!r}]", value)
+        rest = self.constant(self._reads.names - held.keys())
+        parts.append(f"(not {name}.__dict__ or {name}.__dict__.keys().isdisjoint({rest}))")
+        describe = self.constant(_describe_tensor)
+        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+
+    def _add_object(self, path: str, expression: str, value: Any) -> None:
+        name = self.assign(expression)
+        self.variables[id(value)] = name
+        cls = type(value)
+        if isinstance(value, (*PINNED, Enum)) or self._is_opaque(value):
+            self._pin(path, name, value)
+            return
+        self.check(
+            path,
+            f"type({name}) is {self.constant(cls)}",
+            f"a {cls.__qualname__}",
+            f"type({name}).__qualname__",
+        )
+        match value:
+            case MethodType():
+                self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
+                self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+            case functools.partial():
+                self.add(f"{path}.func", f"{name}.func", value.func)
+                self.add(f"{path}.args", f"{name}.args", value.args)
+                self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
+            case tuple():
+                self._add_elements(path, name, value)
+            case list() | deque():
+                holder = self._holders.get((id(value), ELEMENTS))
+                if holder is None or self._reads.filter_of(holder) is None:
+                    before = value if holder is None else tuple(holder.before().values())
+                    self._add_elements(path, name, before)
+            case dict():
+                self._add_items(path, name, value)
+            case set() | frozenset():
+                held = self._holders.get((id(value), MEMBERS))
+                members = frozenset(value if held is None else held.before().values())
+                self._compare(path, name, "_same_members", members)
+            case _ if is_array(value) or isinstance(value, bytearray):
+                seen = self._holders[id(value), ARRAY].before()["values"]
+                self._compare(path, name, "_same_array", seen)
+        self._add_attributes(path, name, value)
+
+    def _is_opaque(self, value: object) -> bool:
+        known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, bytearray)
+        if isinstance(value, known) or is_array(value):
+            return False
+        return own_dict(value) is None and not slots_of(type(value))
+
+    def _pin(self, path: str, name: str, value: object) -> None:
+        kept = self.constant(Kept(value))
+        what = str(fingerprint(value))
+        self.check(path, f"{kept}.is_same({name})", what, f"f'another {{_fingerprint({name})}}'")
+
+    def _compare(self, path: str, name: str, function: str, seen: object) -> None:
+        condition = f"{function}({name}, {self.constant(seen)})"
+        self.check(path, condition, "equal values", "'other values'")
+
+    def _add_elements(self, path: str, name: str, values: Any) -> None:
+        self.check(path, f"len({name}) == {len(values)}", f"length {len(values)}", f"len({name})")
+        fields = type(values)._fields if is_namedtuple(type(values)) else None
+        for index, value in enumerate(values):
+            label = f"{path}[{index}]" if fields is None else f"{path}.{fields[index]}"
+            self.add(label, f"{name}[{index}]", value)
+
+    def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
+        holder = self._holders.get((id(value), ITEMS))
+        before = dict(value) if holder is None else holder.before()
+        wanted = None if holder is None else self._reads.filter_of(holder)
+        if wanted is None:
+            keys = self.constant([Kept(key) for key in before])
+            same = self.constant(_same_keys)
+            if isinstance(value, OrderedDict) or all(type(key) is str for key in before):
+                condition = f"list({name}) == {self.constant(list(before))}"
+            else:
+                condition = f"{same}({name}, {keys})"
+            self.check(path, condition, f"keys {list(before)!r:.80}", f"list({name})")
+        else:
+            for key in wanted:
+                spelled = self.constant(key)
+                present = key in before
+                self.check(
+                    f"{path}[{key!r}]",
+                    f"{spelled} in {name}" if present else f"{spelled} not in {name}",
+                    "there" if present else "nothing",
+                    "'the contrary'",
+                )
+        for key, item in before.items():
+            if wanted is None or key in wanted:
+                spelled = repr(key) if type(key) in (str, int) else self.constant(key)
+                self.add(f"{path}[{key!r}]", f"{name}[{spelled}]", item)
+
+    def _add_attributes(self, path: str, name: str, value: object) -> None:
+        held: dict[Any, object] = {}
+        for kind in (ATTRIBUTES, SLOTS):
+            holder = self._holders.get((id(value), kind))
+            if holder is None:
+                continue
+            wanted = self._reads.filter_of(holder)
+            before = holder.before()
+            held |= before if wanted is None else {k: v for k, v in before.items() if k in wanted}
+            if kind is ATTRIBUTES:
+                self._check_absences(path, name, wanted, before)
+        for attribute, item in held.items():
+            get = f"{name}.{attribute}"
+            if self._reads.is_open(type(value)) or _answers(type(value)):
+                get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
+            self.add(f"{path}.{attribute}", get, item)
+
+    def _check_absences(
+        self, path: str, name: str, wanted: frozenset[Any] | None, before: dict[Any, object]
+    ) -> None:
+        space = f"_own_dict({name})"
+        if wanted is None:
+            condition = f"{space}.keys() == {self.constant(frozenset(before))}"
+        else:
+            condition = f"{space}.keys().isdisjoint({self.constant(wanted - before.keys())})"
+        self.check(path, condition, "no other attributes", f"list({space})")
+
+    # --- the function ---
+
+    def build(self, fetched: list[str]) -> Guards:
+        """Write and compile the function, which returns these variables where it admits."""
+        nothing = "        pass\n"
+        body = "".join(
+            f"        {line}\n"
+            if check is None
+            else f"        if not ({check.condition}): return None\n"
+            for line, check in self._lines
+        )
+        explain = "".join(
+            f"        {line}\n"
+            if check is None
+            else f"        if not ({check.condition}): return [_failed({i}, {check.found})]\n"
+            for i, (line, check) in enumerate(self._lines)
+        )
+        caught = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
+        source = (
+            f"def admits(args, kwargs):\n    try:\n{body or nothing}"
+            f"        return {_tuple(fetched)}\n    except {caught}: return None\n"
+        )
+        source_explain = (
+            f"def explain(args, kwargs):\n    try:\n{explain or nothing}"
+            f"    except {caught} as error: return [f'{{error}}']\n    return []\n"
+        )
+        checks = [check for _, check in self._lines]
+
+        def failed(index: int, found: object) -> str:
+            check = checks[index]
+            assert check is not None
+            return f"{check.path}: expected {check.expected}, found {found}"
+
+        self.space["_failed"] = failed
+        space = self.space
+        exec(compile(source, "<tripwire guards>", "exec"), space)
+        exec(compile(source_explain, "<tripwire guards>", "exec"), space)
+        return Guards(
+            source, tuple(c for c in checks if c is not None), space["admits"], space["explain"]
+        )
+
+
+def _answers(cls: type) -> bool:
+    """Whether looking up an attribute runs code of the user's."""
+    return not isinstance(cls.__getattribute__, WrapperDescriptorType)
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)},)" if names else "()"
+
+
+def _describe_tensor(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(fingerprint(value))
+    traits = traits_of(value)
+    offset = f", offset {traits.offset}" if traits.offset else ""
+    leaf = "" if traits.is_leaf else ", no leaf"
+    return f"{traits.cls.__name__} {meta_of(value).full}{offset}{leaf}"
+
+
+def _same_members(value: Any, expected: frozenset[Any]) -> bool:
+    if len(value) != len(expected):
+        return False
+    mine = sorted((type(item).__name__, repr(item)) for item in value if type(item) in PLAIN)
+    theirs = sorted((type(item).__name__, repr(item)) for item in expected if type(item) in PLAIN)
+    others = {id(item) for item in value if type(item) not in PLAIN}
+    return mine == theirs and others == {id(i) for i in expected if type(i) not in PLAIN}
+
+
+def _same_array(value: Any, seen: object) -> bool:
+    return bool(ARRAY.read(value)[1][0] == seen)
+
+
+def _same_keys(value: Any, keys: list[Kept]) -> bool:
+    return len(value) == len(keys) and all(
+        kept.is_same(key) for kept, key in zip(keys, value, strict=True)
+    )

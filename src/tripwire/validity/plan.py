@@ -1,0 +1,392 @@
+"""Plan: what one trace needs to be right again, as guards on a call and wires on the world."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_globals
+
+from tripwire.tracing.effects import Carried, Counted
+from tripwire.tracing.holders import ORDER, Code, Holder, Names
+from tripwire.tracing.reach import HOOK_TABLES
+from tripwire.tracing.refusals import Refused
+from tripwire.tracing.result import Completion, Trace
+from tripwire.tracing.sources import Attr, Global, Item, Source
+from tripwire.tracing.structure import own_dict
+from tripwire.tracing.torchstate import QUICK_FIELDS, sample_backends, sample_quickly
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.validity.guards import Guards, GuardWriter
+from tripwire.validity.probes import Probe, build_probe
+from tripwire.validity.sentry import Sentry
+from tripwire.validity.wires import DictWire, Held, Kept, ObjectWire, PulledWire
+
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Guards and wires of one entry, not yet armed."""
+
+    guards: Guards
+    dicts: tuple[DictWire, ...]
+    objects: tuple[ObjectWire, ...]
+    sentry: Sentry
+    probe: Probe | None
+    held: Held  # the graph's inputs that are state
+    fetched: tuple[int, ...]  # positions of the others, which the guard function returns
+
+
+def build_plan(
+    trace: Trace,
+    torch_state: tuple[object, ...],
+    settle: Callable[[], bool],
+    causes: object,
+    on_death: Callable[[object], None],
+) -> Plan:
+    """What must hold for a complete trace. See Entry for `settle`, `causes` and `on_death`."""
+    completion = trace.completion
+    assert completion is not None
+    planner = _Planner(trace, completion)
+    held, fetched = planner.find_inputs()
+    dicts, objects, watched = planner.find_wires(held, on_death)
+    sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
+    guards = planner.write_guards(sentry, settle, causes, torch_state, held)
+    return Plan(guards, tuple(dicts), tuple(objects), sentry, build_probe(trace), held, fetched)
+
+
+class _Planner:
+    def __init__(self, trace: Trace, completion: Completion) -> None:
+        self.trace = trace
+        self.reads = trace.reads
+        self.completion = completion
+        self.reach = completion.reach
+        self.written: dict[int, set[Any]] = {}
+        for holder, key in completion.effects.written:
+            self.written.setdefault(holder, set()).add(key)
+        self.pulled: list[PulledWire] = []
+        self._carried_variables: dict[str, str] = {}
+        self.backend_flags: tuple[object, ...] | None = None
+
+    def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
+        """Which inputs of the graph are state, and which come with each call."""
+        carried = {str(c.source) for c in self.completion.effects.carried}
+        state, fetched = [], []
+        pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
+        for index, (tensor, sources) in enumerate(pairs):
+            by_path = not any(is_anchored for _, is_anchored in sources)
+            if by_path or any(str(source) in carried for source, _ in sources):
+                fetched.append(index)
+            elif tensor is None:
+                raise Refused("volatile-source", f"{sources[0][0]} is gone after the run.")
+            else:
+                state.append(tensor)
+        return Held(tuple(state)), tuple(fetched)
+
+    # --- wires ---
+
+    def find_wires(
+        self, held: Held, on_death: Callable[[object], None]
+    ) -> tuple[list[DictWire], list[ObjectWire], list[object]]:
+        """Wires on everything anchored that was read."""
+        spaces: dict[int, _Space] = {}
+        for holder in self.reads.holders:
+            if not holder.anchored or isinstance(holder.kind, Code):
+                continue
+            wanted = self.reads.filter_of(holder)
+            ignored = frozenset(self.written.get(id(holder), ()))
+            if wanted is not None and not (wanted - ignored):
+                continue
+            space = holder.kind.dict_of(holder.owner)
+            step = functools.partial(holder.kind.step, holder.path)
+            if space is None:
+                self.pulled.append(PulledWire(holder.owner, holder.kind, step, wanted, ignored))
+            else:
+                _join(spaces, space, wanted, step, ignored)
+                if isinstance(holder.owner, OrderedDict) and wanted is None and len(space) > 1:
+                    self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset()))
+            if isinstance(holder.kind, Names) and holder.kind.module is not None:
+                self._watch_builtins(spaces, holder)
+        self._watch_tables(spaces)
+        self._watch_environment(spaces)
+        live = self.reads.live
+        objects: list[tuple[object, Source]] = [
+            (module, path)
+            for module, path, anchored in self.reach.modules
+            if anchored and id(module) in live
+        ]
+        objects += [
+            (value, path)
+            for value, path, anchored in self.reach.objects
+            if anchored and id(value) in live
+        ]
+        objects += [(f, path) for f, path in self.reach.functions if self.reads.is_executed(f)]
+        objects += [(cls, path) for cls, path in self.reach.classes if id(cls) in live]
+        carried = {str(c.source) for c in self.completion.effects.carried}
+        if "backends" in self.reads.names:
+            self.backend_flags = sample_backends()
+        for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
+            anchored = [source for source, is_anchored in sources if is_anchored]
+            if tensor is not None and anchored and str(anchored[0]) not in carried:
+                objects.append((tensor, anchored[0]))
+                own = own_dict(tensor)
+                if own is not None:
+                    attribute = functools.partial(Attr, anchored[0])
+                    names = None if self.reads.is_dynamic else self.reads.names
+                    _join(spaces, own, names, attribute, frozenset())
+        objects = [(value, path) for value, path in objects if _is_weakly_held(value)]
+        wires = [ObjectWire(value, path, held, on_death) for value, path in objects]
+        dicts = [
+            DictWire(found.space, found.wanted, found.step, frozenset(found.ignored), held)
+            for found in spaces.values()
+        ]
+        return dicts, wires, [value for value, _ in objects]
+
+    def _watch_builtins(self, spaces: dict[int, _Space], holder: Holder) -> None:
+        """A name that isn't in the module was looked for in builtins."""
+        kind = holder.kind
+        assert isinstance(kind, Names)
+        missing = kind.names - frozenset(holder.keys)
+        if missing and kind.module != "sys.modules":
+            step = functools.partial(Global, "builtins")
+            _join(spaces, vars(builtins), missing, step, frozenset())
+
+    def _watch_tables(self, spaces: dict[int, _Space]) -> None:
+        names: frozenset[str] | None = self.reads.names
+        if self.reads.is_dynamic:
+            names = None
+        for module, table, path, anchored in self.reach.empty_tables:
+            space = module.__dict__.get(table)
+            if anchored and space is not None and id(module) in self.reads.live:
+                wanted = None if table in HOOK_TABLES else names
+                _join(spaces, space, wanted, functools.partial(Attr, path), frozenset())
+        if self.reach.modules:
+            for name in _GLOBAL_HOOKS:
+                step = functools.partial(Item, Global("torch.nn.modules.module", name))
+                _join(spaces, getattr(module_globals, name), None, step, frozenset())
+
+    def _watch_environment(self, spaces: dict[int, _Space]) -> None:
+        keys = self.completion.environment
+        if keys != frozenset():
+            step = functools.partial(Item, Global("os", "environ"))
+            encoded = None if keys is None else frozenset(map(os.environ.encodekey, keys))
+            _join(spaces, os.environ._data, encoded, step, frozenset())  # type: ignore[attr-defined]
+
+    # --- guards ---
+
+    def write_guards(
+        self,
+        sentry: Sentry,
+        settle: Callable[[], bool],
+        causes: object,
+        torch_state: tuple[object, ...],
+        held: Held,
+    ) -> Guards:
+        """The function that admits a call."""
+        writer = GuardWriter(self.reads)
+        space = writer.space
+        count, keywords, ordered = self.completion.shape
+        named = (
+            f"list(kwargs) == {list(keywords)!r}"
+            if ordered
+            else (f"kwargs.keys() == {set(keywords)!r}" if keywords else "not kwargs")
+        )
+        called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
+        writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
+        space["_state"], space["_fields"] = sample_quickly, QUICK_FIELDS
+        names = writer.constant(torch_state)
+        changes = writer.constant(_describe_changes)
+        writer.check(
+            "torch's state", f"_state() == {names}", "as traced", f"{changes}(_state(), {names})"
+        )
+        if self.backend_flags is not None:
+            sample, seen = writer.constant(sample_backends), writer.constant(self.backend_flags)
+            writer.check("torch.backends", f"{sample}() == {seen}", "as traced", f"{sample}()")
+        if self._has_abstract_classes():
+            token = writer.constant(abc.get_cache_token)
+            now = abc.get_cache_token()
+            writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
+        space["_quiet"], space["_settle"], space["_causes"] = sentry.is_quiet, settle, causes
+        writer.check("", "(_quiet() and not _causes) or _settle()", "", "''")
+        frozen = tuple(i for i, tensor in enumerate(held.tensors) if not tensor.requires_grad)
+        if frozen and torch_state[0]:
+            wants = writer.constant(held.wants_grad)
+            writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
+        for wire in self.pulled:
+            self._write_pulled(writer, wire)
+        return self._write_arguments(writer)
+
+    def _has_abstract_classes(self) -> bool:
+        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or bool(
+            {"isinstance", "issubclass"} & self.reads.uses.globals.keys()
+        )
+
+    def _write_pulled(self, writer: GuardWriter, wire: PulledWire) -> None:
+        name = writer.constant(wire)
+        condition = f"{name}.is_same()"
+        quick = wire.spell(writer.constant)
+        if quick is not None:
+            condition = f"({quick}) or {condition}"
+        writer.check("", condition, "", f"{name}.find_cause(None)")
+
+    def _write_arguments(self, writer: GuardWriter) -> Guards:
+        completion = self.completion
+        bound = completion.bound
+        for name, expression in completion.expressions.items():
+            writer.add(f"L[{name!r}]", expression, bound[name])
+        for carried in completion.effects.carried:
+            self._write_carried(writer, carried)
+        for counted in completion.effects.counted:
+            self._write_counted(writer, counted)
+        fetched: list[str] = []
+        carried_names = {str(c.source): c for c in completion.effects.carried}
+        for tensor, sources in zip(completion.tensors, completion.sources, strict=True):
+            by_state = next((c for s, _ in sources if (c := carried_names.get(str(s)))), None)
+            if by_state is not None:
+                fetched.append(self._carried_variables[str(by_state.source)])
+            elif not any(is_anchored for _, is_anchored in sources):
+                assert tensor is not None
+                fetched.append(writer.tensors[id(tensor)])
+            elif id(tensor) in writer.tensors:
+                kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
+                writer.check(
+                    str(sources[0][0]), f"{kept}.is_same({variable})", "itself", "'another'"
+                )
+        self._write_distinctness(writer)
+        return writer.build(fetched)
+
+    def _write_carried(self, writer: GuardWriter, carried: Carried) -> None:
+        fetch = writer.constant(functools.partial(_fetch, carried))
+        name = writer.assign(f"{fetch}()")
+        self._carried_variables[str(carried.source)] = name
+        facts = writer.constant((carried.meta, carried.traits))
+        has = writer.constant(_has_facts)
+        writer.check(
+            str(carried.source),
+            f"{has}({name}, {facts})",
+            carried.meta.full,
+            f"_fingerprint({name})",
+        )
+
+    def _write_counted(self, writer: GuardWriter, counted: Counted) -> None:
+        fetch = writer.constant(functools.partial(_fetch, counted))
+        cls = writer.constant(counted.cls)
+        writer.check(
+            str(counted.source),
+            f"type({fetch}()) is {cls}",
+            f"a {counted.cls.__name__}",
+            f"{fetch}()",
+        )
+
+    def _write_distinctness(self, writer: GuardWriter) -> None:
+        """Objects that were two must be two."""
+        fresh = [*writer.tensors.values(), *writer.variables.values()]
+        anchored = {
+            id(tensor)
+            for tensor, sources in zip(
+                self.completion.tensors, self.completion.sources, strict=True
+            )
+            if any(is_anchored for _, is_anchored in sources)
+        }
+        anchored |= {id(value) for value, _, is_anchored in self.reach.objects if is_anchored}
+        anchored |= {
+            id(holder.owner)
+            for holder in self.reads.holders
+            if holder.anchored and isinstance(holder.owner, (list, dict, set))
+        }
+        known = set(writer.tensors) | set(writer.variables)
+        anchored -= known  # those that were the same are checked already
+        if len(fresh) > 1:
+            ids = ", ".join(f"id({name})" for name in fresh)
+            writer.check(
+                "arguments", f"len({{{ids}}}) == {len(fresh)}", "different objects", "'one twice'"
+            )
+        if fresh and anchored:
+            names = writer.constant(frozenset(anchored))
+            ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
+            writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
+        self._write_overlap(writer)
+
+    def _write_overlap(self, writer: GuardWriter) -> None:
+        """Where a tensor is changed in place, which others share its memory matters."""
+        if not any(wanted.written for wanted in self.trace.inputs) or len(writer.tensors) < 2:
+            return
+        names = list(writer.tensors.values())
+        pattern = writer.constant(_storage_pattern)
+        tensors = [t for t in self.completion.tensors if t is not None and id(t) in writer.tensors]
+        by_id = {id(tensor): tensor for tensor in tensors}
+        seen = _storage_pattern(*[by_id[i] for i in writer.tensors if i in by_id])
+        listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
+        if names:
+            writer.check(
+                "arguments", f"{pattern}({listed}) == {seen!r}", "memory shared as traced", "'not'"
+            )
+
+
+def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
+    storages = [t.untyped_storage()._cdata for t in tensors]
+    return tuple(storages.index(s) for s in storages)
+
+
+def _fetch(item: Carried | Counted) -> object:
+    owner = item.place.owner
+    assert owner is not None
+    return item.place.kind.get(owner(), item.key)
+
+
+def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    meta, traits = facts
+    now = traits_of(value)
+    return meta_of(value) == meta and now[:3] == traits[:3] and now.is_leaf == traits.is_leaf
+
+
+def _describe_changes(now: tuple[object, ...], before: tuple[object, ...]) -> str:
+    pairs = zip(QUICK_FIELDS, before, now, strict=True)
+    return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
+
+
+def _is_weakly_held(value: object) -> bool:
+    return (
+        hasattr(type(value), "__weakref__")
+        or isinstance(value, (type, torch.Tensor))
+        or (type(value).__weakrefoffset__ != 0)
+    )
+
+
+@dataclass(slots=True)
+class _Space:
+    space: dict[Any, Any]
+    wanted: frozenset[Any] | None
+    step: Callable[[Any], Source]
+    ignored: set[Any]
+
+
+def _join(
+    spaces: dict[int, _Space],
+    space: dict[Any, Any],
+    wanted: frozenset[Any] | None,
+    step: Callable[[Any], Source],
+    ignored: frozenset[Any],
+) -> None:
+    """One wire per dict, for all that was read of it."""
+    found = spaces.get(id(space))
+    if found is None:
+        spaces[id(space)] = _Space(space, wanted, step, set(ignored))
+        return
+    found.ignored |= ignored
+    if found.wanted is not None:
+        found.wanted = None if wanted is None else found.wanted | wanted

@@ -1,0 +1,338 @@
+"""Wires: a compiled entry dies when something it read is written.
+
+A wire compares what it guards with what was seen, after its sentry was touched; a sentry that
+can't tell is touched always. A wire holds values weakly where Python allows it, so a watched
+object dies when nobody else holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from tripwire.tracing.holders import ABSENT, Cells, Context, Elements, Kind, Members
+from tripwire.tracing.reads import fingerprint
+from tripwire.tracing.sources import Source, cells_of
+from tripwire.tracing.structure import PLAIN, own_dict, same_plain
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote: the innermost Python frame at the time."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an entry was retired: what was written, and by whom where that is known."""
+
+    source: Source | str
+    old: str
+    new: str
+    writer: Writer | None
+
+    def __str__(self) -> str:
+        who = f"written at {self.writer}" if self.writer else "writer unknown"
+        return f"{self.source}: {self.old} → {self.new} ({who})"
+
+
+def writer_of(place: tuple[CodeType, int] | None) -> Writer | None:
+    """The writer that a sentry noted."""
+    if place is None:
+        return None
+    code, line = place
+    return Writer(code.co_filename, line, code.co_qualname)
+
+
+class Held:
+    """The tensors of one entry: held strongly while it is in use, weakly while it is retired.
+
+    In use there is no weak reference to them: torch.utils.swap_tensors takes no tensor with one.
+    """
+
+    __slots__ = ("_indices", "_weak", "tensors")
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.tensors = tensors
+        self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+
+    def refer_to(self, value: object) -> Callable[[], object] | None:
+        """A reference to one of the tensors; None for anything else."""
+        index = self._indices.get(id(value))
+        return None if index is None else functools.partial(self._get, index)
+
+    def _get(self, index: int) -> torch.Tensor | None:
+        if self.tensors:
+            return self.tensors[index]
+        return self._weak[index]() if self._weak else None
+
+    def wants_grad(self, indices: tuple[int, ...]) -> bool:
+        """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
+        tensors = self.tensors
+        return any(tensors[i].requires_grad for i in indices) if tensors else False
+
+    def release(self) -> None:
+        """Let them die."""
+        self._weak = tuple(map(weakref.ref, self.tensors))
+        self.tensors = ()
+
+    def restore(self) -> bool:
+        """Hold them again; whether all were still there."""
+        alive = [ref() for ref in self._weak]
+        found = tuple(tensor for tensor in alive if tensor is not None)
+        if len(found) < len(alive):
+            return False
+        self.tensors, self._weak = found, ()
+        return True
+
+    def drop(self) -> None:
+        """Forget them."""
+        self.tensors = self._weak = ()
+
+
+class Kept:
+    """A value to compare with later, held weakly where it can be."""
+
+    __slots__ = ("_ref", "_value")
+
+    def __init__(self, value: object, held: Held | None = None) -> None:
+        self._value: object = None
+        self._ref: Callable[[], object] | None = None
+        if type(value) in PLAIN:
+            self._value = value
+            return
+        if held is not None and isinstance(value, torch.Tensor):
+            self._ref = held.refer_to(value)
+        if self._ref is None:
+            try:
+                self._ref = weakref.ref(value)
+            except TypeError:
+                self._value = value
+
+    def is_same(self, value: object) -> bool:
+        """Whether a value is still this one, or an equal plain one."""
+        if self._ref is not None:
+            return self._ref() is value
+        kept = self._value
+        return kept is value or (type(kept) in PLAIN and same_plain(kept, value))
+
+    def spell(self, constant: Callable[[object], str]) -> str:
+        """The value itself, as an expression."""
+        return constant(self._value) if self._ref is None else f"{constant(self._ref)}()"
+
+    def __str__(self) -> str:
+        value = self._value if self._ref is None else self._ref()
+        return "an object that is gone" if self._ref and value is None else str(fingerprint(value))
+
+
+@functools.lru_cache(1024)  # most dicts of an entry share one set
+def _are_names(keys: frozenset[Any]) -> bool:
+    return all(type(key) is str for key in keys)
+
+
+class DictWire:
+    """Some keys of one dict, or all of them."""
+
+    __slots__ = ("_ignored", "_kept", "_order", "_step", "_wanted", "space")
+
+    def __init__(
+        self,
+        space: dict[Any, Any],
+        wanted: frozenset[Any] | None,
+        step: Callable[[Any], Source],
+        ignored: frozenset[Any],
+        held: Held,
+    ) -> None:
+        self.space = space
+        self._wanted = wanted - ignored if wanted is not None and ignored else wanted
+        self._ignored = ignored
+        self._step = step
+        now = self._read()
+        self._kept = {key: Kept(value, held) for key, value in now.items()}
+        self._order = tuple(now) if wanted is None else None
+
+    def _read(self) -> dict[Any, object]:
+        wanted = self._wanted
+        if wanted is None:
+            ignored = self._ignored
+            return {k: v for k, v in dict.items(self.space) if not ignored or k not in ignored}
+        if len(wanted) < len(self.space):
+            return {k: self.space[k] for k in wanted if k in self.space}
+        return {k: v for k, v in dict.items(self.space) if k in wanted}
+
+    @property
+    def keys(self) -> frozenset[str] | None:
+        """What a sentry should look at: names, or everything."""
+        wanted = self._wanted
+        return wanted if wanted is not None and _are_names(wanted) else None
+
+    def find_cause(self, writer: Writer | None) -> Cause | None:
+        """The first key that holds something else now."""
+        now = self._read()
+        for key, kept in self._kept.items():
+            value = now.get(key, ABSENT)
+            if not kept.is_same(value):
+                return Cause(self._step(key), str(kept), str(fingerprint(value)), writer)
+        for key, value in now.items():
+            if key not in self._kept:
+                return Cause(self._step(key), "nothing", str(fingerprint(value)), writer)
+        if self._order is not None and self._order != tuple(now):
+            key = next(iter(now), None)
+            return Cause(self._step(key), "one order", "another order", writer)
+        return None
+
+
+class ObjectWire:
+    """What an object is, beside what its dict holds: its class, its dict, a tensor's form."""
+
+    __slots__ = ("_cls", "_facts", "_path", "_ref", "_space")
+
+    def __init__(
+        self, value: object, path: Source, held: Held, on_death: Callable[[object], None]
+    ) -> None:
+        self._ref = held.refer_to(value) or weakref.ref(value, on_death)
+        self._path = path
+        self._cls = type(value)
+        self._space = id(own_dict(value))  # kept alive by its object, which is compared first
+        self._facts = _facts_of(value)
+
+    def find_cause(self, writer: Writer | None) -> Cause | None:
+        """How the object differs now."""
+        value = self._ref()
+        if value is None:
+            return Cause(self._path, "an object", "gone", writer)
+        if type(value) is not self._cls:
+            return Cause(self._path, _class(self._cls), _class(type(value)), writer)
+        if not isinstance(value, torch.Tensor) and id(own_dict(value)) != self._space:
+            return Cause(self._path, "its own __dict__", "another __dict__", writer)
+        facts = _facts_of(value)
+        if facts != self._facts:
+            return Cause(self._path, _describe(self._facts), _describe(facts), writer)
+        return None
+
+
+def _class(cls: type) -> str:
+    return f"{cls.__qualname__} object"
+
+
+Facts = tuple[object, ...]
+
+
+def _facts_of(value: object) -> Facts:
+    if isinstance(value, torch.Tensor):
+        return meta_of(value), traits_of(value)
+    if isinstance(value, FunctionType):
+        return value.__code__, value.__defaults__, value.__kwdefaults__
+    if isinstance(value, type):
+        return (value.__mro__,)
+    return ()
+
+
+def _describe(facts: Facts) -> str:
+    match facts:
+        case (TensorMeta() as meta, Traits() as traits):
+            leaf = "" if traits.is_leaf else ", no leaf"
+            return f"{traits.cls.__name__} {meta.full}{leaf}"
+        case (CodeType() as code, defaults, kwdefaults):
+            return f"code of {code.co_qualname}:{code.co_firstlineno}, {defaults}, {kwdefaults}"
+        case (tuple() as mro,):
+            return "bases " + ", ".join(getattr(cls, "__name__", "?") for cls in mro[1:])
+    return "?"
+
+
+def _copy(owner: Any, values: tuple[Any, ...]) -> object:
+    return type(owner)(values)
+
+
+class PulledWire:
+    """Something that no sentry can watch: looked at on every call."""
+
+    __slots__ = ("_kept", "_keys", "_kind", "_owner", "_step", "_wanted")
+
+    def __init__(
+        self,
+        owner: object,
+        kind: Kind,
+        step: Callable[[Any], Source],
+        wanted: frozenset[Any] | None,
+        ignored: frozenset[Any],
+    ) -> None:
+        self._owner = owner
+        self._kind = kind
+        self._step = step
+        self._wanted = None if wanted is None else wanted - ignored
+        keys, values = self._read()
+        self._keys = keys
+        self._kept = [Kept(value) for value in values]
+
+    def _read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        keys, values = self._kind.read(self._owner)
+        if self._wanted is None:
+            return keys, values
+        pairs = [(k, v) for k, v in zip(keys, values, strict=True) if k in self._wanted]
+        return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
+
+    def spell(self, constant: Callable[[object], str]) -> str | None:
+        """A quick test of the same for few elements, as an expression; a miss proves nothing."""
+        kept = [k.spell(constant) for k in self._kept]
+        if isinstance(self._kind, Cells) and self._wanted is None:
+            cells = cells_of(self._owner)
+            if set(cells) != set(self._keys):
+                return None
+            names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
+        elif isinstance(self._kind, Elements) and len(kept) <= 4:
+            owner = constant(self._owner)
+            names = [f"{owner}[{i}]" for i in range(len(kept))]
+            tests = [f"len({owner}) == {len(kept)}"]
+            tests += [f"{n} is {k}" for n, k in zip(names, kept, strict=True)]
+            return " and ".join(tests)
+        elif isinstance(self._kind, (Elements, Members)) and self._wanted is None:
+            values = self._kind.read(self._owner)[1]
+            if all(type(value) in (str, type) for value in values):  # equal means the same
+                return f"{constant(self._owner)} == {constant(_copy(self._owner, values))}"
+            return None
+        elif isinstance(self._kind, Context):
+            (value,) = kept or [constant(ABSENT)]
+            return f"{constant(self._owner)}.get({constant(ABSENT)}) is {value}"
+        else:
+            return None
+        return " and ".join(f"{n} is {k}" for n, k in zip(names, kept, strict=True))
+
+    def is_same(self) -> bool:
+        """Whether it holds what it held."""
+        keys, values = self._read()
+        return keys == self._keys and all(
+            kept.is_same(value) for kept, value in zip(self._kept, values, strict=True)
+        )
+
+    def find_cause(self, writer: Writer | None) -> Cause | None:
+        """The first key that holds something else now."""
+        keys, values = self._read()
+        now = dict(zip(keys, values, strict=True))
+        before = dict(zip(self._keys, self._kept, strict=True))
+        for key in dict.fromkeys((*before, *now)):
+            value = now.get(key, ABSENT)
+            kept = before.get(key)
+            if kept is None or not kept.is_same(value):
+                old = "nothing" if kept is None else str(kept)
+                return Cause(self._step(key), old, str(fingerprint(value)), writer)
+        if keys != self._keys:
+            return Cause(self._step(keys[0]), "one order", "another order", writer)
+        return None
+
+
+Wire = DictWire | ObjectWire | PulledWire
