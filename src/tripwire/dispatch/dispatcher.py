@@ -70,6 +70,7 @@ class Dispatcher:
         self._entries: tuple[Entry, ...] = ()
         self._refused: Counter[object] = Counter()
         self._unsettled: Counter[object] = Counter()
+        self._hits_when_unsettled = 0
         self._plain: set[object] = set()
         self._told: set[str] = set()
         self._calls = self._traces = self._refusals = self._retired = self._hits = 0
@@ -135,8 +136,10 @@ class Dispatcher:
         assert trace.completion is not None
         volatile = trace.completion.effects.volatile
         if volatile:
-            return self._note_volatile(volatile, key)
-        hits = sum(entry.hits for entry in self._entries) + self._hits
+            refusal = self._note_volatile(volatile, key)
+            if refusal is not None or not all(_can_return(v) for v in volatile):
+                return refusal
+        hits = self._count_hits()
         if self._traces > TRACES_ON_TRUST and hits < self._traces:
             self._plain.add(key)
             return Refusal(
@@ -147,10 +150,16 @@ class Dispatcher:
         entry = Entry(trace, torch_state, self._compile, self._note_retired)
         entry.last_used = next(self._clock)
         self._entries = (entry, *self._drop_entries())
+        if not volatile:
+            self._unsettled[key] = self._refused[key] = 0
         return None
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
-        """Not compiled this time. Whatever settles after a few calls may be compiled then."""
+        """What settles after a few calls is compiled then, and so is what goes in circles."""
+        hits = self._count_hits()
+        if hits > self._hits_when_unsettled:
+            self._unsettled[key] = 0
+        self._hits_when_unsettled = hits
         self._unsettled[key] += 1
         if self._unsettled[key] < REFUSALS_ALLOWED:
             return None
@@ -230,9 +239,12 @@ class Dispatcher:
                 module._compiled_call_impl = inner
                 self._inner.append(module)
 
+    def _count_hits(self) -> int:
+        return self._hits + sum(entry.hits for entry in self._entries)
+
     def statistics(self) -> Statistics:
         """Counts so far."""
-        hits = self._hits + sum(entry.hits for entry in self._entries)
+        hits = self._count_hits()
         alive = sum(not (entry.is_dead or entry.causes) for entry in self._entries)
         return Statistics(
             self._calls + hits,
@@ -248,6 +260,11 @@ class Dispatcher:
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
+
+
+def _can_return(volatile: Volatile) -> bool:
+    """Whether a value that was written over may come back, and be known again."""
+    return type(volatile.before) in (bool, int, float, str, type(None), list)
 
 
 def _refuse_volatile(volatile: tuple[Volatile, ...]) -> Refusal:

@@ -78,6 +78,12 @@ class Entry:
         )
         self.admits = self._plan.guards.admits
         self.probe = self._plan.probe
+        for index in self._plan.suspects:
+            cause = self._plan.dicts[index].find_cause(None)
+            if cause is not None:
+                self._causes[True, index] = cause
+        if self._causes:  # until the value comes back that the run found
+            self._held.release()
         # What was watched may have been written while the back end compiled.
         self._settle()
 

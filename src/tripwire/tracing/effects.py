@@ -171,6 +171,8 @@ class Volatile:
     source: Source
     before: object
     after: object
+    holder: int  # its identity
+    key: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class Effects:
     steps: tuple[EffectStep, ...]
     carried: tuple[Carried, ...]
     counted: tuple[Counted, ...]
+    counted_keys: frozenset[tuple[int, Any]]  # of those, and of counters in arguments
     volatile: tuple[Volatile, ...]
     written: frozenset[tuple[int, Any]]  # (holder's identity, key): no longer what was read
 
@@ -198,6 +201,7 @@ def plan_effects(
         tuple(planner.steps),
         tuple(planner.carried),
         tuple(planner.counted),
+        frozenset(planner.counted_keys),
         tuple(planner.volatile),
         frozenset(planner.written),
     )
@@ -211,6 +215,7 @@ class _EffectPlanner:
         self.steps: list[EffectStep] = []
         self.carried: list[Carried] = []
         self.counted: list[Counted] = []
+        self.counted_keys: set[tuple[int, Any]] = set()
         self.volatile: list[Volatile] = []
         self.written: set[tuple[int, Any]] = set()
 
@@ -234,7 +239,7 @@ class _EffectPlanner:
     def _add(self, write: Write, place: Place) -> None:
         holder = write.holder
         if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
-            self.volatile.append(Volatile(write.source, write.before, write.after))
+            self._add_volatile(write)
             return
         if write.after is ABSENT:
             self._note_volatile([write])
@@ -243,6 +248,7 @@ class _EffectPlanner:
         if self._is_counted(write):
             amount = write.after - write.before  # type: ignore[operator]
             self.steps.append(Count(place, write.key, amount))
+            self.counted_keys.add((id(holder), write.key))
             if holder.anchored:
                 self.counted.append(Counted(place, write.key, write.source, type(write.after)))
             return
@@ -259,7 +265,8 @@ class _EffectPlanner:
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
             return
         if holder.anchored:
-            self.volatile.append(Volatile(holder.path, list(before), list(now)))
+            found = Volatile(holder.path, list(before), list(now), id(holder), ABSENT)
+            self.volatile.append(found)
         if grown:
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
         else:
@@ -290,10 +297,13 @@ class _EffectPlanner:
         return True
 
     def _note_volatile(self, writes: list[Write]) -> None:
-        self.volatile.extend(
-            Volatile(write.source, write.before, write.after)
-            for write in writes
-            if write.holder.anchored and self._is_read(write)
+        for write in writes:
+            if write.holder.anchored and self._is_read(write):
+                self._add_volatile(write)
+
+    def _add_volatile(self, write: Write) -> None:
+        self.volatile.append(
+            Volatile(write.source, write.before, write.after, id(write.holder), write.key)
         )
 
     def _is_read(self, write: Write) -> bool:

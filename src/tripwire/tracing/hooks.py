@@ -302,6 +302,17 @@ def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
     return staticmethod(make_subclass)
 
 
+def _wrap_from_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def from_numpy(array: Any, /) -> Any:
+        state = _recording()
+        if state is None or not state.quiet:
+            return plain(array)
+        rule = Call("call_function", Target(plain, "from_numpy"), "from_numpy")
+        return _observe(state, rule, plain, (array,), {})
+
+    return from_numpy
+
+
 def _wrap_method(rule: Call) -> Callable[[Callable[..., Any]], object]:
     """Observe a tensor method that no mode sees."""
 
@@ -461,6 +472,7 @@ PATCHES = (
     ),
     Patch(torch.Tensor, "set_", _wrap_method(Call("call_method", "set_", "set_", writes=True))),
     Patch(torch.overrides, "has_torch_function", _wrap_has_torch_function),
+    Patch(torch, "from_numpy", _wrap_from_numpy),
     *_watch_context(
         autocast_mode.autocast,
         autocast_mode._enter_autocast,

@@ -18,6 +18,7 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import sys
 import threading
 import types
@@ -114,6 +115,7 @@ class Reach:
         self.paths: dict[int, list[Source]] = {}  # every path of a container
         self.edges: list[tuple[int, Source]] = []  # every step to an object, by its identity
         self.object_at: dict[int, tuple[object, int]] = {}  # by the identity of its first path
+        self.spelled_names: set[str] = set()  # by attrgetter and its like
         self.hides_names = False  # an alias of getattr was bound before the run
         self.modules: list[tuple[nn.Module, Source, bool]] = []
         self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no modules
@@ -133,6 +135,10 @@ class Reach:
     def find_source(self, value: object) -> Source | None:
         """The first path that reached this very object."""
         return self._sources.get(id(value))
+
+    def is_anchored(self, value: object) -> bool:
+        """Whether a value is the same on every call."""
+        return id(value) in self._sources and id(value) not in self.fresh
 
     def walk(
         self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
@@ -248,6 +254,10 @@ class Reach:
                 yield from _inside_descriptor(item, path)
             case types.BuiltinFunctionType() if not isinstance(item.__self__, types.ModuleType):
                 yield item.__self__, Attr(path, "__self__")
+            case types.BuiltinFunctionType():
+                pass  # of a module: what it does is judged when it is called
+            case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
+                self._spelled_by(item)
             case types.MappingProxyType():
                 yield dict_behind(item), path
             case _ if is_array(item) or isinstance(item, _BYTES):
@@ -404,13 +414,19 @@ class Reach:
         for name, value in bound_cells(function).items():
             yield value, Cell(path, name)
 
+    def _spelled_by(self, getter: Any) -> None:
+        """Names that C code will look up: they are in no code object."""
+        parts = getter.__reduce__()[1]
+        self.spelled_names.update(
+            name for part in parts if isinstance(part, str) for name in part.split(".")
+        )
+
     def _memo_children(self, memo: Any, path: Source) -> Reached:
         yield memo.__wrapped__, Attr(path, "__wrapped__")
         for result in MEMO.read(memo)[1]:
-            yield result, Attr(path, "cache")
-            if type(result).__name__ == "_lru_list_elem":
-                for held in gc.get_referents(result):
-                    yield held, Attr(path, "cache")
+            links = type(result).__name__ == "_lru_list_elem"
+            for held in gc.get_referents(result) if links else [result]:
+                yield held, Attr(path, "cache")
 
 
 # What a call must find unchanged itself, not an equal one.

@@ -108,13 +108,23 @@ class ReadSet:
         self.holders = reach.holders.all
         self._reach = reach
         self._codes = codes
-        self._computed = computed  # names that the run computed, for getattr and its like
+        # Names that the run computed, for getattr and its like, and names that C code looks up.
+        self._computed = computed | reach.spelled_names
         self._executed = {id(code) for code in codes}
 
     @cached_property
     def uses(self) -> Uses:
         """What all the executed code may read and write."""
         return join(map(find_uses, self._codes))
+
+    @cached_property
+    def refused(self) -> tuple[str, str] | None:
+        """What a user's function names that reads can't be told of, and its line."""
+        for code in self._codes:
+            found = find_uses(code).refused
+            if found is not None and not is_library_file(code.co_filename):
+                return found[0], f"{code.co_filename}:{found[1]}"
+        return None
 
     @cached_property
     def is_dynamic(self) -> bool:

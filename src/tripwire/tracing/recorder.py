@@ -250,6 +250,9 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     return _constant(state, rule, value, where)
 
 
+_SHARES_MEMORY = frozenset({"as_tensor", "asarray", "from_numpy"})
+
+
 def _constant(
     state: TracingState, rule: Call, value: Any, where: Callable[[], SourceRange]
 ) -> fx.Node:
@@ -266,13 +269,14 @@ def _constant(
             "a graph would run it outside this trace's sight.",
         )
     if type(value).__module__ == "numpy":
-        if rule.name in ("as_tensor", "asarray"):
+        if rule.name in _SHARES_MEMORY and not (state.quiet and state.reach.is_anchored(value)):
             raise Refused(
                 "numpy-memory",
                 f"`{rule.name}` shares memory with a NumPy array, and writes to that array can't "
                 "be followed. Use torch.tensor, which copies.",
             )
-        value = value.copy()
+        if rule.name not in _SHARES_MEMORY:
+            value = value.copy()
     source = state.reach.find_source(value)
     if isinstance(value, torch.Generator) and source is None:
         raise Refused(

@@ -36,7 +36,7 @@ def same_plain(left: Any, right: Any) -> bool:
         return False
     if cls is float or cls is complex:
         return repr(left) == repr(right)  # nan is nan
-    if cls in PLAIN:
+    if cls in PLAIN or cls is slice:
         return bool(left == right)
     if cls is tuple:
         return len(left) == len(right) and all(map(same_plain, left, right))

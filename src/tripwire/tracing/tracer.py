@@ -376,8 +376,8 @@ class _Session:
                 "a profiler written in C is active, and on Python 3.11 functions can't be "
                 "observed then. Call it once without the profiler.",
             )
-        if reads.uses.refused is not None:
-            name, place = reads.uses.refused
+        if reads.refused is not None:
+            name, place = reads.refused
             raise Refused(
                 "reads-frames",
                 f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "

@@ -56,8 +56,9 @@ class Guards:
 class GuardWriter:
     """Collects checks and writes the function."""
 
-    def __init__(self, reads: ReadSet) -> None:
+    def __init__(self, reads: ReadSet, counted: frozenset[tuple[int, Any]]) -> None:
         self._reads = reads
+        self._counted = counted  # holders and keys whose value doesn't matter
         self._holders: dict[tuple[int, object], Holder] = {
             (id(holder.owner), holder.kind): holder
             for holder in reads.holders
@@ -255,9 +256,10 @@ class GuardWriter:
                 continue
             wanted = self._reads.filter_of(holder)
             before = holder.before()
+            before = {k: v for k, v in before.items() if (id(holder), k) not in self._counted}
             held |= before if wanted is None else {k: v for k, v in before.items() if k in wanted}
             if kind is ATTRIBUTES:
-                self._check_absences(path, name, wanted, before)
+                self._check_absences(path, name, wanted, frozenset(holder.keys))
         for attribute, item in held.items():
             get = f"{name}.{attribute}"
             if self._reads.is_open(type(value)) or _answers(type(value)):
@@ -265,13 +267,13 @@ class GuardWriter:
             self.add(f"{path}.{attribute}", get, item)
 
     def _check_absences(
-        self, path: str, name: str, wanted: frozenset[Any] | None, before: dict[Any, object]
+        self, path: str, name: str, wanted: frozenset[Any] | None, before: frozenset[Any]
     ) -> None:
         space = f"_own_dict({name})"
         if wanted is None:
-            condition = f"{space}.keys() == {self.constant(frozenset(before))}"
+            condition = f"{space}.keys() == {self.constant(before)}"
         else:
-            condition = f"{space}.keys().isdisjoint({self.constant(wanted - before.keys())})"
+            condition = f"{space}.keys().isdisjoint({self.constant(wanted - before)})"
         self.check(path, condition, "no other attributes", f"list({space})")
 
     # --- the function ---

@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import module as module_globals
 
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ORDER, Code, Holder, Names
+from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Names
 from tripwire.tracing.reach import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
@@ -46,6 +46,7 @@ class Plan:
     sentry: Sentry
     probe: Probe | None
     held: Held  # the graph's inputs that are state
+    suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
 
 
@@ -64,7 +65,10 @@ def build_plan(
     dicts, objects, watched = planner.find_wires(held, on_death)
     sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
     guards = planner.write_guards(sentry, settle, causes, torch_state, held)
-    return Plan(guards, tuple(dicts), tuple(objects), sentry, build_probe(trace), held, fetched)
+    suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
+    return Plan(
+        guards, tuple(dicts), tuple(objects), sentry, build_probe(trace), held, suspects, fetched
+    )
 
 
 class _Planner:
@@ -73,9 +77,19 @@ class _Planner:
         self.reads = trace.reads
         self.completion = completion
         self.reach = completion.reach
+        self.before: dict[int, dict[Any, object]] = {}  # what the run read, and changed
+        for volatile in completion.effects.volatile:
+            found = self.before.setdefault(volatile.holder, {})
+            if volatile.key is ABSENT:  # a list as a whole
+                before: Any = volatile.before
+                after: Any = volatile.after
+                found |= dict.fromkeys(range(len(after)), ABSENT) | dict(enumerate(before))
+            else:
+                found[volatile.key] = volatile.before
         self.written: dict[int, set[Any]] = {}
         for holder, key in completion.effects.written:
-            self.written.setdefault(holder, set()).add(key)
+            if key not in self.before.get(holder, ()):
+                self.written.setdefault(holder, set()).add(key)
         self.pulled: list[PulledWire] = []
         self._carried_variables: dict[str, str] = {}
         self.backend_flags: tuple[object, ...] | None = None
@@ -107,16 +121,20 @@ class _Planner:
                 continue
             wanted = self.reads.filter_of(holder)
             ignored = frozenset(self.written.get(id(holder), ()))
+            before = self.before.get(id(holder), {})
             if wanted is not None and not (wanted - ignored):
                 continue
             space = holder.kind.dict_of(holder.owner)
             step = functools.partial(holder.kind.step, holder.path)
             if space is None:
-                self.pulled.append(PulledWire(holder.owner, holder.kind, step, wanted, ignored))
+                self.pulled.append(
+                    PulledWire(holder.owner, holder.kind, step, wanted, ignored, before)
+                )
             else:
                 _join(spaces, space, wanted, step, ignored)
+                spaces[id(space)].before |= before
                 if isinstance(holder.owner, OrderedDict) and wanted is None and len(space) > 1:
-                    self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset()))
+                    self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)
         self._watch_tables(spaces)
@@ -149,7 +167,9 @@ class _Planner:
         objects = [(value, path) for value, path in objects if _is_weakly_held(value)]
         wires = [ObjectWire(value, path, held, on_death) for value, path in objects]
         dicts = [
-            DictWire(found.space, found.wanted, found.step, frozenset(found.ignored), held)
+            DictWire(
+                found.space, found.wanted, found.step, frozenset(found.ignored), held, found.before
+            )
             for found in spaces.values()
         ]
         return dicts, wires, [value for value, _ in objects]
@@ -195,7 +215,7 @@ class _Planner:
         held: Held,
     ) -> Guards:
         """The function that admits a call."""
-        writer = GuardWriter(self.reads)
+        writer = GuardWriter(self.reads, self.completion.effects.counted_keys)
         space = writer.space
         count, keywords, ordered = self.completion.shape
         named = (
@@ -373,6 +393,7 @@ class _Space:
     wanted: frozenset[Any] | None
     step: Callable[[Any], Source]
     ignored: set[Any]
+    before: dict[Any, object]
 
 
 def _join(
@@ -385,7 +406,7 @@ def _join(
     """One wire per dict, for all that was read of it."""
     found = spaces.get(id(space))
     if found is None:
-        spaces[id(space)] = _Space(space, wanted, step, set(ignored))
+        spaces[id(space)] = _Space(space, wanted, step, set(ignored), {})
         return
     found.ignored |= ignored
     if found.wanted is not None:

@@ -7,6 +7,7 @@ tensor changed in place on the way. Equal probes are shared by the entries of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,10 @@ from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
 from tripwire.tracing.rules import words
 from tripwire.tracing.structure import same_plain
+from tripwire.tracing.values import TensorMeta
 
 LARGEST_PROBE = 128  # calls
+LARGEST_COST = 1_000_000  # multiplications in matrix products: some 50 µs
 _HEAVY = words(
     "linear bilinear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm addbmm mv addmv "
     "einsum tensordot conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
@@ -174,10 +177,12 @@ def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, 
     for writer in branch.writers:
         if order[writer] <= last or writer in ancestors:
             raise _refuse(branch, f"`{writer.name}` changes a tensor in place before it")
+    heavy = [node for node in ancestors if _name_of(node) in _HEAVY]
+    if sum(map(_cost_of, heavy)) > LARGEST_COST:
+        name = _name_of(heavy[0])
+        raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
     for node in ancestors:
         name = _name_of(node)
-        if name in _HEAVY:
-            raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
         if name in _RANDOM:
             raise _refuse(branch, f"`{name}` leads to it, and is random")
         if node.meta["tripwire"].python is not None:
@@ -187,6 +192,18 @@ def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, 
             break
         if _name_of(node) in ("_enter_autocast", "_enter_inference_mode"):
             raise _refuse(branch, "autocast or inference mode is entered before it")
+
+
+def _cost_of(node: fx.Node) -> int:
+    """Multiplications, roughly: outputs times the length of a row."""
+    shapes = [
+        facts.value.shape
+        for one in (node, *node.all_input_nodes)
+        if isinstance((facts := one.meta["tripwire"]).value, TensorMeta)
+    ]
+    if len(shapes) < 2 or not all(shapes):
+        return LARGEST_COST + 1
+    return math.prod(shapes[0]) * max(shape[-1] for shape in shapes[1:])
 
 
 def _name_of(node: fx.Node) -> str:

@@ -130,6 +130,11 @@ class Kept:
         kept = self._value
         return kept is value or (type(kept) in PLAIN and same_plain(kept, value))
 
+    @property
+    def value(self) -> object:
+        """The value, or None where it is gone."""
+        return self._value if self._ref is None else self._ref()
+
     def spell(self, constant: Callable[[object], str]) -> str:
         """The value itself, as an expression."""
         return constant(self._value) if self._ref is None else f"{constant(self._ref)}()"
@@ -147,7 +152,7 @@ def _are_names(keys: frozenset[Any]) -> bool:
 class DictWire:
     """Some keys of one dict, or all of them."""
 
-    __slots__ = ("_ignored", "_kept", "_order", "_step", "_wanted", "space")
+    __slots__ = ("_ignored", "_kept", "_order", "_step", "_wanted", "space", "was_changed")
 
     def __init__(
         self,
@@ -156,12 +161,17 @@ class DictWire:
         step: Callable[[Any], Source],
         ignored: frozenset[Any],
         held: Held,
+        before: dict[Any, object],
     ) -> None:
         self.space = space
         self._wanted = wanted - ignored if wanted is not None and ignored else wanted
         self._ignored = ignored
+        self.was_changed = bool(before)  # by the run itself: it isn't as it was
         self._step = step
         now = self._read()
+        if before:  # what the run itself changed must be again as it was
+            now |= before
+            now = {key: value for key, value in now.items() if value is not ABSENT}
         self._kept = {key: Kept(value, held) for key, value in now.items()}
         self._order = tuple(now) if wanted is None else None
 
@@ -270,12 +280,17 @@ class PulledWire:
         step: Callable[[Any], Source],
         wanted: frozenset[Any] | None,
         ignored: frozenset[Any],
+        before: dict[Any, object],
     ) -> None:
         self._owner = owner
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored
         keys, values = self._read()
+        if before:
+            now = dict(zip(keys, values, strict=True)) | before
+            now = {key: value for key, value in now.items() if value is not ABSENT}
+            keys, values = tuple(now), tuple(now.values())
         self._keys = keys
         self._kept = [Kept(value) for value in values]
 
@@ -301,7 +316,7 @@ class PulledWire:
             tests += [f"{n} is {k}" for n, k in zip(names, kept, strict=True)]
             return " and ".join(tests)
         elif isinstance(self._kind, (Elements, Members)) and self._wanted is None:
-            values = self._kind.read(self._owner)[1]
+            values = tuple(k.value for k in self._kept)
             if all(type(value) in (str, type) for value in values):  # equal means the same
                 return f"{constant(self._owner)} == {constant(_copy(self._owner, values))}"
             return None
