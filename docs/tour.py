@@ -209,4 +209,41 @@ with recording(state):
 assert get_value_trace(doubled, state).target == "mul"
 assert state.current_scope() == ""
 
+# --- 9. Compiling: guards on the call, wires on the world ----------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    """Reads an attribute, counts its calls, and asks a tensor for its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale up where all is positive."""
+        self.calls += 1
+        return x * self.scale if bool((x > 0).all()) else x
+
+
+scaled = Scaled()
+fast = tripwire.compile(scaled, backend="eager", fullgraph=True)
+ones = torch.ones(3)
+for _ in range(3):
+    assert fast(ones).tolist() == [2, 2, 2]
+assert (fast.statistics().traces, fast.statistics().hits) == (1, 2)
+assert scaled.calls == 3  # an effect: repeated by compiled calls
+
+scaled.scale = 3.0  # a wire trips
+assert fast(ones).tolist() == [3, 3, 3]
+print(f"retired: {fast.statistics().causes[0]}")
+
+assert fast(-ones).tolist() == [-1, -1, -1]  # another value of the branch: another entry
+assert fast(ones).tolist() == [3, 3, 3]
+assert fast.statistics().traces == 3
+
+scaled.scale = 2.0  # the old value is back, and so is the entry that was traced with it
+assert fast(ones).tolist() == [2, 2, 2]
+assert fast.statistics().traces == 3
+
 print("\nThe end.")

@@ -33,8 +33,33 @@ def main() -> None:
     print(f"the node {node.name!r} in scope {node.scope!r} comes from")
     for frame in node.where.frames:
         print(f"    {frame}{'  (library)' if frame.library else ''}")
-    if not same:
+    if not same or not compile_and_write(model, tokens):
         raise SystemExit(1)
+
+
+def compile_and_write(model: Transformer, tokens: torch.Tensor) -> bool:
+    """Compile, call, write to the model, call again. Whether all results are the model's."""
+    compiled = tripwire.compile(model, backend="eager")
+    same = []
+    print()
+    for name, write in (
+        ("nothing", lambda: None),
+        ("nothing", lambda: None),
+        ("a parameter, in place", lambda: model.head.weight.data.mul_(2)),
+        ("a submodule", lambda: setattr(model, "norm", torch.nn.Identity())),
+        ("nothing", lambda: None),
+        ("the mode", model.eval),
+    ):
+        write()
+        same.append(torch.equal(compiled(tokens), model(tokens)))
+        done = compiled.statistics()
+        print(
+            f"{name} changed: {'equal' if same[-1] else 'DIFFERENT'}, "
+            f"{done.traces} traces, {done.hits} hits"
+        )
+    for cause in compiled.statistics().causes:
+        print(f"retired by {cause}")
+    return all(same)
 
 
 if __name__ == "__main__":
