@@ -36,6 +36,10 @@ class Check:
     expected: str
     found: str  # an expression for what is there now
 
+    def tell(self, found: object) -> str:
+        """The failure in words; a check of a wire has them already."""
+        return f"{self.path}: expected {self.expected}, found {found}" if self.path else str(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
@@ -48,9 +52,9 @@ class Guards:
     _explain: Callable[..., Any]
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Which check fails first, with expected and found values."""
+        """Which checks fail, with expected and found values."""
         found: list[str] = self._explain(args, kwargs)
-        return found
+        return [text for text in found if text]
 
 
 class GuardWriter:
@@ -280,42 +284,39 @@ class GuardWriter:
 
     def build(self, fetched: list[str]) -> Guards:
         """Write and compile the function, which returns these variables where it admits."""
-        nothing = "        pass\n"
         body = "".join(
             f"        {line}\n"
             if check is None
             else f"        if not ({check.condition}): return None\n"
             for line, check in self._lines
         )
-        explain = "".join(
-            f"        {line}\n"
-            if check is None
-            else f"        if not ({check.condition}): return [_failed({i}, {check.found})]\n"
-            for i, (line, check) in enumerate(self._lines)
-        )
-        caught = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
         source = (
-            f"def admits(args, kwargs):\n    try:\n{body or nothing}"
-            f"        return {_tuple(fetched)}\n    except {caught}: return None\n"
+            f"def admits(args, kwargs):\n    try:\n{body}"
+            f"        return {_tuple(fetched)}\n    except {_CAUGHT}: return None\n"
         )
-        source_explain = (
-            f"def explain(args, kwargs):\n    try:\n{explain or nothing}"
-            f"    except {caught} as error: return [f'{{error}}']\n    return []\n"
-        )
-        checks = [check for _, check in self._lines]
+        checks = tuple(check for _, check in self._lines if check is not None)
+        self.space["_failed"] = lambda index, found: checks[index].tell(found)
+        exec(compile(source, "<tripwire guards>", "exec"), self.space)
+        exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self.space)
+        return Guards(source, checks, self.space["admits"], self.space["explain"])
 
-        def failed(index: int, found: object) -> str:
-            check = checks[index]
-            assert check is not None
-            return f"{check.path}: expected {check.expected}, found {found}"
+    def _write_explain(self) -> str:
+        """The same checks, each on its own: what can't be reached is passed over."""
+        lines = ["def explain(args, kwargs):", "    failed = []"]
+        number = 0
+        for line, check in self._lines:
+            lines.append("    try:")
+            if check is None:
+                lines.append(f"        {line}")
+            else:
+                failed = f"failed.append(_failed({number}, {check.found}))"
+                lines.append(f"        if not ({check.condition}): {failed}")
+                number += 1
+            lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
+        return "\n".join([*lines, "    return failed", ""])
 
-        self.space["_failed"] = failed
-        space = self.space
-        exec(compile(source, "<tripwire guards>", "exec"), space)
-        exec(compile(source_explain, "<tripwire guards>", "exec"), space)
-        return Guards(
-            source, tuple(c for c in checks if c is not None), space["admits"], space["explain"]
-        )
+
+_CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
 
 
 def _answers(cls: type) -> bool:

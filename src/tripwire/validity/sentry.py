@@ -68,8 +68,9 @@ def _find_writers() -> Iterator[tuple[str, object]]:
         return
     yield "torch._C._swap_tensor_impl", torch._C._swap_tensor_impl
     for name in _TENSOR_WRITERS:
-        if hasattr(torch.Tensor, name):
-            yield f"torch.Tensor.{name}", inspect.getattr_static(torch.Tensor, name)
+        method = inspect.getattr_static(torch.Tensor, name, None)
+        if method is not None and not isinstance(method, FunctionType):  # which calls another
+            yield f"torch.Tensor.{name}", method
         if hasattr(torch, name):
             yield f"torch.{name}", getattr(torch, name)
         if hasattr(torch.ops.aten, name):
