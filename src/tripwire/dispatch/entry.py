@@ -18,7 +18,7 @@ from tripwire.tracing.sources import Roots
 from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import restoring_contexts
 from tripwire.validity.plan import Plan, build_plan
-from tripwire.validity.wires import Cause, writer_of
+from tripwire.validity.wires import NOBODY, Cause, Writers
 
 _NO_ROOTS = Roots({}, None, {})
 
@@ -79,7 +79,7 @@ class Entry:
         self.admits = self._plan.guards.admits
         self.probe = self._plan.probe
         for index in self._plan.suspects:
-            cause = self._plan.dicts[index].find_cause(None)
+            cause = self._plan.dicts[index].find_cause(NOBODY)
             if cause is not None:
                 self._causes[True, index] = cause
         if self._causes:  # until the value comes back that the run found
@@ -113,10 +113,16 @@ class Entry:
         if plan is None:
             return False
         retired = bool(self._causes)
-        for is_dict, index, place in plan.sentry.take():
-            wire = plan.dicts[index] if is_dict else plan.objects[index]
-            cause = wire.find_cause(writer_of(place))
-            key = (is_dict, index)
+        touches = plan.sentry.take()
+        owners = {touch.index: touch for touch in touches if not touch.is_dict}
+        for touch in touches:
+            if touch.is_dict:
+                wire = plan.dicts[touch.index]
+                owner = None if wire.owner is None else owners.get(wire.owner)
+                cause = wire.find_cause(Writers(touch, owner))
+            else:
+                cause = plan.objects[touch.index].find_cause(Writers(touch))
+            key = (touch.is_dict, touch.index)
             if cause is None:
                 self._causes.pop(key, None)
             elif key not in self._causes:

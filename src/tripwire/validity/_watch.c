@@ -35,6 +35,14 @@
 
 typedef struct Sentry Sentry;
 
+/* One write: the key, and the code and line that wrote. */
+typedef struct {
+    PyObject *key, *code;
+    int line;
+} Note;
+
+#define MAX_NOTES 32 /* per watch between two takes; later writers stay unknown */
+
 /* One dict or object that one sentry watches. */
 typedef struct Watch {
     Sentry *sentry;
@@ -45,6 +53,8 @@ typedef struct Watch {
     PyObject *keys; /* frozenset of exact str; NULL: all keys */
     PyObject *writer; /* code object of the first write since the last take() */
     int line;
+    Note *notes; /* what was written since the last take(), key by key */
+    int n_notes;
     char is_touched;
     char is_blind; /* its writes may go unseen: always counts as touched */
 } Watch;
@@ -184,7 +194,34 @@ static PyObject *find_writer(int *line) {
 #endif
 }
 
-static void touch(Watch *watch, PyObject *writer, int line) {
+/* Allocates plain memory only: see find_writer(). */
+static void note(Watch *watch, PyObject *key, PyObject *writer, int line) {
+    if (key == NULL || writer == NULL || !PyUnicode_CheckExact(key)) {
+        return;
+    }
+    if (watch->notes == NULL) {
+        watch->notes = PyMem_RawMalloc(MAX_NOTES * sizeof(Note));
+    }
+    if (watch->notes != NULL && watch->n_notes < MAX_NOTES) {
+        watch->notes[watch->n_notes++] = (Note){Py_NewRef(key), Py_NewRef(writer), line};
+    }
+}
+
+/* Releasing a note may run any code: the watch is clean before. */
+static void drop_notes(Watch *watch) {
+    Note *notes = watch->notes;
+    int n = watch->n_notes;
+    watch->notes = NULL;
+    watch->n_notes = 0;
+    for (int i = 0; i < n; i++) {
+        Py_DECREF(notes[i].key);
+        Py_DECREF(notes[i].code);
+    }
+    PyMem_RawFree(notes);
+}
+
+static void touch(Watch *watch, PyObject *key, PyObject *writer, int line) {
+    note(watch, key, writer, line);
     if (!watch->is_touched) {
         watch->is_touched = 1;
         watch->line = line;
@@ -194,14 +231,14 @@ static void touch(Watch *watch, PyObject *writer, int line) {
     watch->sentry->is_touched = 1;
 }
 
-static void touch_object(const void *address) {
+static void touch_object(const void *address, PyObject *key) {
     if (first_at(&objects, address) == NULL) {
         return;
     }
     int line = 0;
     PyObject *writer = find_writer(&line); /* may run the gc: look the object up again */
     for (Watch *watch = first_at(&objects, address); watch != NULL; watch = next_at(watch)) {
-        touch(watch, writer, line);
+        touch(watch, key, writer, line);
     }
     Py_XDECREF(writer);
 }
@@ -230,11 +267,11 @@ on_dict_event(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *
         if (!hits_every_key && watch->keys != NULL && PySet_Contains(watch->keys, key) == 0) {
             continue;
         }
-        if (is_first && !watch->is_touched) {
+        if (is_first && watch->n_notes < MAX_NOTES) {
             writer = find_writer(&line);
             is_first = 0;
         }
-        touch(watch, writer, line);
+        touch(watch, hits_every_key ? NULL : key, writer, line);
     }
     Py_XDECREF(writer);
     return 0;
@@ -262,9 +299,9 @@ static int n_hooks;
 
 static int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
     setter original = (setter)hooks[number].original;
-    touch_object(self);
+    touch_object(self, NULL);
     int result = original(self, value, closure);
-    touch_object(self);
+    touch_object(self, NULL);
     return result;
 }
 
@@ -274,18 +311,18 @@ static void touch_arguments(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (objects.n_watches == 0) {
         return;
     }
-    touch_object(self);
-    touch_object(args); /* METH_O */
+    touch_object(self, NULL);
+    touch_object(args, NULL); /* METH_O */
     if (args != NULL && PyTuple_Check(args)) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-            touch_object(PyTuple_GET_ITEM(args, i));
+            touch_object(PyTuple_GET_ITEM(args, i), NULL);
         }
     }
     if (kwargs != NULL) {
         Py_ssize_t position = 0;
         PyObject *value;
         while (PyDict_Next(kwargs, &position, NULL, &value)) {
-            touch_object(value);
+            touch_object(value, NULL);
         }
     }
 }
@@ -314,9 +351,9 @@ run_function_with_keywords(int number, PyObject *self, PyObject *args, PyObject 
 }
 
 static void touch_array(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    touch_object(self);
+    touch_object(self, NULL);
     for (Py_ssize_t i = 0; i < n; i++) {
-        touch_object(args[i]);
+        touch_object(args[i], NULL);
     }
 }
 
@@ -480,6 +517,52 @@ static int hook_dict_setters(PyObject *object) {
     return 0;
 }
 
+#if !HAS_WATCHERS
+/* ---- Writers of attributes ------------------------------------------------------------------- */
+
+/* Version tags don't tell who wrote. A Python `__setattr__` that many classes share (nn.Module's)
+   is called through its function's vectorcall pointer; while objects are watched, that pointer
+   leads here first. A slot of the classes would be simpler, but object.__setattr__ refuses to
+   work below a slot that it doesn't know (hackcheck in CPython's typeobject.c). */
+#define MAX_SETTERS 8
+static PyFunctionObject *setters[MAX_SETTERS];
+static vectorcallfunc plain_calls[MAX_SETTERS];
+static int n_setters;
+
+static PyObject *
+note_setter(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    vectorcallfunc plain = NULL;
+    for (int i = 0; i < n_setters; i++) {
+        if ((PyObject *)setters[i] == callable) {
+            plain = plain_calls[i];
+        }
+    }
+    PyObject *result = plain(callable, args, nargsf, names);
+    if (result != NULL && PyVectorcall_NARGS(nargsf) > 0) {
+        touch_object(args[0], PyVectorcall_NARGS(nargsf) > 1 ? args[1] : NULL);
+    }
+    return result;
+}
+
+static void install_setters(void) {
+    for (int i = 0; i < n_setters; i++) {
+        if (setters[i]->vectorcall != note_setter) {
+            plain_calls[i] = setters[i]->vectorcall;
+            setters[i]->vectorcall = note_setter;
+        }
+    }
+}
+
+static void uninstall_setters(void) {
+    for (int i = 0; i < n_setters; i++) {
+        if (setters[i]->vectorcall == note_setter) {
+            setters[i]->vectorcall = plain_calls[i];
+        }
+    }
+}
+#endif
+
 /* ---- Sentries -------------------------------------------------------------------------------- */
 
 static void unsubscribe(Watch *watch) {
@@ -501,6 +584,9 @@ static void unsubscribe(Watch *watch) {
         for (int i = 0; i < n_hooks; i++) {
             uninstall(&hooks[i]);
         }
+#if !HAS_WATCHERS
+        uninstall_setters();
+#endif
     }
 }
 
@@ -517,6 +603,7 @@ static void let_go(Sentry *self, char state) {
         Py_CLEAR(self->watches[i].keys);
         if (state == CLOSED) {
             Py_CLEAR(self->watches[i].writer);
+            drop_notes(&self->watches[i]);
         }
     }
 }
@@ -615,6 +702,9 @@ static int watch_object(Sentry *self, Py_ssize_t index, PyObject *object) {
         for (int i = 0; i < n_hooks; i++) {
             install(&hooks[i]);
         }
+#if !HAS_WATCHERS
+        install_setters();
+#endif
     }
     return 0;
 }
@@ -704,8 +794,22 @@ static PyObject *build_touch(Sentry *self, Py_ssize_t index) {
     PyObject *writer = watch->writer;
     watch->writer = NULL;
     writer = writer == NULL ? Py_NewRef(Py_None) : Py_BuildValue("(Ni)", writer, watch->line);
-    return PyObject_CallFunction(touch_class, "NnN", PyBool_FromLong(is_dict),
-                                 is_dict ? index : index - self->n_dicts, writer);
+    PyObject *writers = PyList_New(0);
+    for (int i = 0; writers != NULL && i < watch->n_notes; i++) {
+        Note *note = &watch->notes[i];
+        PyObject *item = Py_BuildValue("(OOi)", note->key, note->code, note->line);
+        if (item == NULL || PyList_Append(writers, item) < 0) {
+            Py_CLEAR(writers);
+        }
+        Py_XDECREF(item);
+    }
+    drop_notes(watch);
+    if (writers == NULL) {
+        Py_XDECREF(writer);
+        return NULL;
+    }
+    return PyObject_CallFunction(touch_class, "NnNN", PyBool_FromLong(is_dict),
+                                 is_dict ? index : index - self->n_dicts, writer, writers);
 }
 
 static PyObject *take(Sentry *self, PyObject *Py_UNUSED(none)) {
@@ -755,6 +859,10 @@ static int sentry_traverse(Sentry *self, visitproc visit, void *arg) {
         Py_VISIT(self->watches[i].hold);
         Py_VISIT(self->watches[i].keys);
         Py_VISIT(self->watches[i].writer);
+        for (int j = 0; j < self->watches[i].n_notes; j++) {
+            Py_VISIT(self->watches[i].notes[j].key);
+            Py_VISIT(self->watches[i].notes[j].code);
+        }
     }
     return 0;
 }
@@ -824,6 +932,21 @@ static PyObject *hook_weakrefs(PyObject *Py_UNUSED(module), PyObject *function) 
     Py_RETURN_NONE;
 }
 
+/* Python functions stay for as long as the process: nobody lets go of nn.Module.__setattr__. */
+static PyObject *note_writers_of(PyObject *Py_UNUSED(module), PyObject *function) {
+#if !HAS_WATCHERS
+    if (!PyFunction_Check(function) || n_setters == MAX_SETTERS) {
+        PyErr_SetString(PyExc_TypeError, "note_writers_of() takes a few Python functions");
+        return NULL;
+    }
+    plain_calls[n_setters] = ((PyFunctionObject *)function)->vectorcall;
+    setters[n_setters++] = (PyFunctionObject *)Py_NewRef(function);
+#else
+    (void)function; /* dict watchers tell */
+#endif
+    Py_RETURN_NONE;
+}
+
 static PyObject *distrust_inline_values(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     is_missing_inline_values = 1;
     Py_RETURN_NONE;
@@ -835,6 +958,9 @@ static PyMethodDef module_methods[] = {
      "Where that fails, every object counts as touched from now on."},
     {"hook_weakrefs", hook_weakrefs, METH_O,
      "Drop the sentries' weakrefs to an object before this function lists the object's weakrefs."},
+    {"note_writers_of", note_writers_of, METH_O,
+     "Touch the first argument of this Python function after each call that came out of C.\n\n"
+     "Only on 3.11, where dicts don't tell who wrote."},
     {"distrust_inline_values", distrust_inline_values, METH_NOARGS,
      "Count each dict that shares its values with an instance as always touched."},
     {NULL, NULL, 0, NULL},

@@ -26,7 +26,7 @@ from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.sentry import Sentry
-from tripwire.validity.wires import DictWire, Held, Kept, ObjectWire, PulledWire
+from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -133,6 +133,7 @@ class _Planner:
             else:
                 _join(spaces, space, wanted, step, ignored)
                 spaces[id(space)].before |= before
+                spaces[id(space)].owner = id(holder.owner)
                 if isinstance(holder.owner, OrderedDict) and wanted is None and len(space) > 1:
                     self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
@@ -172,6 +173,9 @@ class _Planner:
             )
             for found in spaces.values()
         ]
+        positions = {id(value): index for index, (value, _) in enumerate(objects)}
+        for wire, found in zip(dicts, spaces.values(), strict=True):
+            wire.owner = positions.get(found.owner)
         return dicts, wires, [value for value, _ in objects]
 
     def _watch_builtins(self, spaces: dict[int, _Space], holder: Holder) -> None:
@@ -190,8 +194,14 @@ class _Planner:
         for module, table, path, anchored in self.reach.empty_tables:
             space = module.__dict__.get(table)
             if anchored and space is not None and id(module) in self.reads.live:
-                wanted = None if table in HOOK_TABLES else names
-                _join(spaces, space, wanted, functools.partial(Attr, path), frozenset())
+                hooks = table in HOOK_TABLES
+                step = (
+                    functools.partial(Item, Attr(path, table))
+                    if hooks
+                    else (functools.partial(Attr, path))
+                )
+                _join(spaces, space, None if hooks else names, step, frozenset())
+                spaces[id(space)].owner = id(module)
         if self.reach.modules:
             for name in _GLOBAL_HOOKS:
                 step = functools.partial(Item, Global("torch.nn.modules.module", name))
@@ -254,12 +264,12 @@ class _Planner:
         )
 
     def _write_pulled(self, writer: GuardWriter, wire: PulledWire) -> None:
-        name = writer.constant(wire)
+        name, nobody = writer.constant(wire), writer.constant(NOBODY)
         condition = f"{name}.is_same()"
         quick = wire.spell(writer.constant)
         if quick is not None:
             condition = f"({quick}) or {condition}"
-        writer.check("", condition, "", f"{name}.find_cause(None)")
+        writer.check("", condition, "", f"{name}.find_cause({nobody})")
 
     def _write_arguments(self, writer: GuardWriter) -> Guards:
         completion = self.completion
@@ -394,6 +404,7 @@ class _Space:
     step: Callable[[Any], Source]
     ignored: set[Any]
     before: dict[Any, object]
+    owner: int = 0  # identity of the object that has this dict
 
 
 def _join(

@@ -126,6 +126,11 @@ def _choose() -> tuple[type[twin.Sentry], tuple[str, ...]]:
     # (pytorch#186796). It asks this function, and finds none of ours where the hook holds.
     with contextlib.suppress(TypeError):
         watch.hook_weakrefs(weakref.getweakrefs)
+    with contextlib.suppress(ImportError):
+        from torch import nn
+
+        for setter in (nn.Module.__setattr__, nn.Module.__delattr__):
+            watch.note_writers_of(setter)
     if not _sees_attribute_stores(watch.Sentry):
         watch.distrust_inline_values()
     return watch.Sentry, unhooked

@@ -19,6 +19,7 @@ class Touch(NamedTuple):
     is_dict: bool  # a dict of the first list, else an object of the second
     index: int  # type: ignore[assignment]  # position in that list; hides tuple.index
     writer: tuple[CodeType, int] | None  # innermost Python code and line; None where unknown
+    writers: Sequence[tuple[str, CodeType, int]] = ()  # of single keys, those that are known
 
 
 @final

@@ -21,6 +21,7 @@ from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Source, cells_of
 from tripwire.tracing.structure import PLAIN, own_dict, same_plain
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.validity.twin import Touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,36 @@ class Cause:
         return f"{self.source}: {self.old} → {self.new} ({who})"
 
 
-def writer_of(place: tuple[CodeType, int] | None) -> Writer | None:
-    """The writer that a sentry noted."""
+class Writers:
+    """Who wrote, as a sentry noted it: key by key, or for an object as a whole."""
+
+    __slots__ = ("_by_key", "_whole")
+
+    def __init__(self, touch: Touch | None = None, owner: Touch | None = None) -> None:
+        self._by_key: dict[object, tuple[CodeType, int]] = {}
+        for one in (owner, touch):
+            if one is not None:
+                self._by_key.update((key, (code, line)) for key, code, line in one.writers)
+        self._whole = None if touch is None or touch.is_dict else touch.writer
+
+    def of(self, key: object) -> Writer | None:
+        """Who wrote under a key; None where it isn't known."""
+        return _writer(self._by_key.get(key))
+
+    @property
+    def whole(self) -> Writer | None:
+        """Who changed an object other than by its attributes."""
+        return None if self._by_key else _writer(self._whole)
+
+
+def _writer(place: tuple[CodeType, int] | None) -> Writer | None:
     if place is None:
         return None
     code, line = place
     return Writer(code.co_filename, line, code.co_qualname)
+
+
+NOBODY = Writers()
 
 
 class Held:
@@ -152,7 +177,7 @@ def _are_names(keys: frozenset[Any]) -> bool:
 class DictWire:
     """Some keys of one dict, or all of them."""
 
-    __slots__ = ("_ignored", "_kept", "_order", "_step", "_wanted", "space", "was_changed")
+    __slots__ = ("_ignored", "_kept", "_order", "_step", "_wanted", "owner", "space", "was_changed")
 
     def __init__(
         self,
@@ -164,6 +189,7 @@ class DictWire:
         before: dict[Any, object],
     ) -> None:
         self.space = space
+        self.owner: int | None = None  # the object whose attributes these are, by its position
         self._wanted = wanted - ignored if wanted is not None and ignored else wanted
         self._ignored = ignored
         self.was_changed = bool(before)  # by the run itself: it isn't as it was
@@ -190,19 +216,19 @@ class DictWire:
         wanted = self._wanted
         return wanted if wanted is not None and _are_names(wanted) else None
 
-    def find_cause(self, writer: Writer | None) -> Cause | None:
+    def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
         now = self._read()
         for key, kept in self._kept.items():
             value = now.get(key, ABSENT)
             if not kept.is_same(value):
-                return Cause(self._step(key), str(kept), str(fingerprint(value)), writer)
+                return Cause(self._step(key), str(kept), str(fingerprint(value)), writers.of(key))
         for key, value in now.items():
             if key not in self._kept:
-                return Cause(self._step(key), "nothing", str(fingerprint(value)), writer)
+                return Cause(self._step(key), "nothing", str(fingerprint(value)), writers.of(key))
         if self._order is not None and self._order != tuple(now):
             key = next(iter(now), None)
-            return Cause(self._step(key), "one order", "another order", writer)
+            return Cause(self._step(key), "one order", "another order", None)
         return None
 
 
@@ -220,18 +246,18 @@ class ObjectWire:
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = _facts_of(value)
 
-    def find_cause(self, writer: Writer | None) -> Cause | None:
+    def find_cause(self, writers: Writers) -> Cause | None:
         """How the object differs now."""
         value = self._ref()
         if value is None:
-            return Cause(self._path, "an object", "gone", writer)
+            return Cause(self._path, "an object", "gone", writers.whole)
         if type(value) is not self._cls:
-            return Cause(self._path, _class(self._cls), _class(type(value)), writer)
+            return Cause(self._path, _class(self._cls), _class(type(value)), writers.whole)
         if not isinstance(value, torch.Tensor) and id(own_dict(value)) != self._space:
-            return Cause(self._path, "its own __dict__", "another __dict__", writer)
+            return Cause(self._path, "its own __dict__", "another __dict__", writers.whole)
         facts = _facts_of(value)
         if facts != self._facts:
-            return Cause(self._path, _describe(self._facts), _describe(facts), writer)
+            return Cause(self._path, _describe(self._facts), _describe(facts), writers.whole)
         return None
 
 
@@ -334,7 +360,7 @@ class PulledWire:
             kept.is_same(value) for kept, value in zip(self._kept, values, strict=True)
         )
 
-    def find_cause(self, writer: Writer | None) -> Cause | None:
+    def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
         keys, values = self._read()
         now = dict(zip(keys, values, strict=True))
@@ -344,9 +370,9 @@ class PulledWire:
             kept = before.get(key)
             if kept is None or not kept.is_same(value):
                 old = "nothing" if kept is None else str(kept)
-                return Cause(self._step(key), old, str(fingerprint(value)), writer)
+                return Cause(self._step(key), old, str(fingerprint(value)), writers.of(key))
         if keys != self._keys:
-            return Cause(self._step(keys[0]), "one order", "another order", writer)
+            return Cause(self._step(keys[0]), "one order", "another order", None)
         return None
 
 
