@@ -34,6 +34,8 @@ lint: $(BUILT)  ## ruff, and mypy --strict over src
 bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_trace.py --json benchmarks/results/trace.json
 	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
+	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
+	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
 
 soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow

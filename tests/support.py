@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -113,3 +114,46 @@ def run_python(code: str) -> str:
     """What a program prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Write:
+    """A step of `check_compiles` that writes instead of calling."""
+
+    obj: Any
+    name: Any
+    value: Any
+
+    def apply(self) -> None:
+        """Write: an item of a dict, else an attribute."""
+        if isinstance(self.obj, dict):
+            self.obj[self.name] = self.value
+        else:
+            setattr(self.obj, self.name, self.value)
+
+
+def write(obj: Any, name: Any, value: Any) -> Write:
+    """Between two calls, `obj.name = value`; for a dict, `obj[name] = value`."""
+    return Write(obj, name, value)
+
+
+def check_compiles(
+    fn: Callable[..., Any], calls: list[Any], *, traces: int, **options: Any
+) -> Callable[..., Any]:
+    """Every call returns what the plain callable returns, and this many of them are traced.
+
+    A call is its argument, or a tuple of arguments; among the calls stand `write` steps. The
+    callable has no effects: it runs plainly beside each call. The compiled one is returned.
+    """
+    compiled: Any = tripwire.compile(fn, **{"fullgraph": True, **options})
+    for step in calls:
+        if isinstance(step, Write):
+            step.apply()
+            continue
+        args = step if isinstance(step, tuple) else (step,)
+        _seed()
+        expected = fn(*args)
+        _seed()
+        check_same(expected, compiled(*args))
+    assert compiled.statistics().traces == traces
+    return compiled

@@ -1,6 +1,6 @@
 """tripwire: a tracing compiler front end for PyTorch."""
 
-from tripwire.api import compile, trace
+from tripwire.api import compile, statistics, trace
 from tripwire.errors import (
     BackendFailed,
     BadOption,
@@ -29,6 +29,7 @@ __all__ = [
     "TripwireError",
     "Watch",
     "compile",
+    "statistics",
     "trace",
     "watch",
 ]

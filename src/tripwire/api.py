@@ -8,10 +8,12 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.dispatch.compiled import CompiledFunction, compile_module
+from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Options
 from tripwire.errors import BadOption
 from tripwire.tracing import Trace, Tracer
+
+__all__ = ["compile", "statistics", "trace"]
 
 
 def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:

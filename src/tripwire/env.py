@@ -75,11 +75,18 @@ def torch_path(filename: str) -> str | None:
     return filename.removeprefix(_TORCH_ROOT).replace(os.sep, "/")
 
 
-@cache
 def is_library_module(name: str) -> bool:
     """Whether a module, by name, is torch or part of the standard library."""
     top = name.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names
+    if top != "torch" and top not in sys.stdlib_module_names:
+        return False
+    return not _is_users_module(top)
+
+
+def _is_users_module(top: str) -> bool:
+    """Whether somebody's own file has the name of a library's module."""
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return isinstance(file, str) and top != "__main__" and not is_library_file(file)
 
 
 def is_stdlib_module(name: str) -> bool:

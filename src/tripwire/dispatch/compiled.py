@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 from torch import nn
 
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
+from tripwire.tracing.structure import slots_of
 
 
 class CompiledFunction:
     """A callable whose calls are dispatched. Copies and pickles compile anew."""
+
+    __slots__ = ("__dict__", "__weakref__", "_dispatcher")
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
         functools.update_wrapper(self, target)
@@ -35,7 +39,14 @@ class CompiledFunction:
 
     def __reduce__(self) -> Any:
         dispatcher = self._dispatcher
+        name = getattr(self, "__qualname__", "")
+        if getattr(sys.modules.get(getattr(self, "__module__", "")), name, None) is self:
+            return name  # a decorated function is found by its name, as functions are
         return CompiledFunction, (dispatcher.target, dispatcher.name, dispatcher.options)
+
+    def __copy__(self) -> CompiledFunction:
+        dispatcher = self._dispatcher
+        return CompiledFunction(dispatcher.target, dispatcher.name, dispatcher.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         dispatcher = self._dispatcher
@@ -47,50 +58,122 @@ class CompiledModule:
     """Mixed into a subclass of the module's own class. Shares the module's `__dict__`.
 
     So parameters, hooks, attributes and flags are the module's own, whichever of the two is
-    written, and `isinstance` says what it said before.
+    written, and `isinstance` says what it said before. An instance that the class's own methods
+    make, a slice of a Sequential, say, has no original and is a plain module.
     """
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **_: Any) -> None:
+        """The user's class isn't asked: nobody subclassed it."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _dispatcher_of(self)(*args, **kwargs)
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            return nn.Module.__call__(self, *args, **kwargs)
+        return dispatcher(*args, **kwargs)
 
     def statistics(self) -> Statistics:
         """What the compiled module did so far."""
-        return _dispatcher_of(self).statistics()
+        return statistics(self)
+
+    def __getattr__(self, name: str) -> Any:
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            return super().__getattr__(name)  # type: ignore[misc]
+        return getattr(dispatcher.target, name)  # its class may have changed meanwhile
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        dispatcher = _dispatcher_of(self)
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            return super().__reduce_ex__(protocol)
         return compile_module, (dispatcher.target, dispatcher.name, dispatcher.options)
 
+    def __copy__(self) -> Any:
+        return self._copied(copy.copy)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        dispatcher = _dispatcher_of(self)
-        module: Any = copy.deepcopy(dispatcher.target, memo)
-        return compile_module(module, dispatcher.name, dispatcher.options)
+        return self._copied(functools.partial(copy.deepcopy, memo=memo))
+
+    def _copied(self, copied: Callable[[Any], Any]) -> Any:
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            plain: Any = object.__new__(type(self))
+            plain.__dict__ = copied(dict(self.__dict__))
+            return plain
+        return compile_module(copied(dispatcher.target), dispatcher.name, dispatcher.options)
 
 
-def _dispatcher_of(compiled: Any) -> Dispatcher:
-    dispatcher: Dispatcher = object.__getattribute__(compiled, "_tripwire_dispatcher")
+def find_dispatcher(compiled: Any) -> Dispatcher | None:
+    """The dispatcher behind something compiled."""
+    try:
+        dispatcher: Dispatcher = object.__getattribute__(compiled, "_tripwire_dispatcher")
+    except AttributeError:
+        return None
     return dispatcher
+
+
+def statistics(compiled: Any) -> Statistics:
+    """What a compiled function or module did so far."""
+    if isinstance(compiled, CompiledFunction):
+        return compiled.statistics()
+    dispatcher = find_dispatcher(compiled)
+    if dispatcher is None:
+        raise TypeError(f"{type(compiled).__name__} was not compiled by tripwire.")
+    return dispatcher.statistics()
 
 
 def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
     """A compiled stand-in for a module."""
-    cls: Any = type(module)
-    compiled: Any = object.__new__(_compiled_class(cls))
+    compiled: Any = object.__new__(_compiled_class(type(module)))
     slot = type(compiled).__dict__["_tripwire_dispatcher"]
     slot.__set__(compiled, Dispatcher(module, name, options))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled  # type: ignore[no-any-return]
 
 
-@functools.cache
 def _compiled_class(cls: Any) -> Any:
-    body = {
+    """The subclass of a module's class whose instances are compiled; one per class."""
+    for known in cls.__subclasses__():
+        if "_tripwire_dispatcher" in vars(known):
+            return known
+    body: dict[str, Any] = {
         "__slots__": ("_tripwire_dispatcher",),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        **{name: value for name, value in vars(CompiledModule).items() if callable(value)},
+        "__class__": property(_class_of, _set_class),
+        **{name: _forwarded(name) for name in slots_of(cls)},
     }
-    return type(cls)(cls.__name__, (cls,), body)
+    if "statistics" in dir(cls):
+        body["statistics"] = cls.statistics
+    return type(cls)(cls.__name__, (CompiledModule, cls), body)
+
+
+def _class_of(compiled: Any) -> type:
+    dispatcher = find_dispatcher(compiled)
+    return type(compiled) if dispatcher is None else type(dispatcher.target)
+
+
+def _set_class(compiled: Any, cls: type) -> None:
+    """What replaces the class of a module, a parametrization, say, replaces the original's."""
+    dispatcher = find_dispatcher(compiled)
+    if dispatcher is None:
+        object.__setattr__(compiled, "__class__", cls)
+    else:
+        dispatcher.target.__class__ = cls
+
+
+def _forwarded(name: str) -> property:
+    """A slot has one place per object: the original's."""
+
+    def target(compiled: Any) -> Any:
+        dispatcher = find_dispatcher(compiled)
+        assert dispatcher is not None
+        return dispatcher.target
+
+    return property(
+        lambda self: getattr(target(self), name),
+        lambda self, value: setattr(target(self), name, value),
+        lambda self: delattr(target(self), name),
+    )

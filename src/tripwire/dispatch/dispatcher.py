@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ import torch
 from torch import nn
 
 from tripwire.backends.registry import Backend, Runtime, name_of
-from tripwire.dispatch.entry import Entry
-from tripwire.errors import BackendFailed
+from tripwire.dispatch.entry import Entry, RunAgain
+from tripwire.errors import BackendFailed, CannotTrace
 from tripwire.tracing import Refusal, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
@@ -30,6 +32,8 @@ from tripwire.validity.wires import Cause
 recompiles = logging.getLogger("tripwire.recompiles")
 refusals = logging.getLogger("tripwire.refusals")
 
+# What is raised before any code of the user's ran.
+_BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 # A call that was refused this often stays plain. More than once, because much code does things
 # on its first call only: it warns, fills a cache, makes a buffer.
 REFUSALS_ALLOWED = 3
@@ -76,15 +80,25 @@ class Dispatcher:
         self._calls = self._traces = self._refusals = self._retired = self._hits = 0
         self._causes: list[Cause] = []
         self._clock = itertools.count(1)
-        self._inner: list[nn.Module] = []  # submodules that are compiled on their own
+        self._lock = threading.Lock()
+        # Submodules that are compiled on their own, until this goes.
+        self._inner: list[tuple[weakref.ref[nn.Module], Dispatcher]] = []
+        weakref.finalize(self, _make_plain, self._inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call."""
+        if CURRENT.tracing:  # an outer trace sees all that happens inside
+            return self.target(*args, **kwargs)
+        if self._plain and self._call_key(args, kwargs) in self._plain:
+            self._calls += 1
+            return self.target(*args, **kwargs)
         probed: dict[object, Any] | None = None
         for entry in self._entries:
             fetched = entry.admits(args, kwargs)
             if fetched is not None:
                 inputs = entry.inputs(fetched)
+                if inputs is None:
+                    continue
                 probe = entry.probe
                 if probe is not None:
                     if probed is None:
@@ -94,32 +108,46 @@ class Dispatcher:
                     if not probe.agrees(probed[probe.key]):
                         continue
                 entry.hits += 1
-                if entry is not self._entries[0]:
-                    entry.last_used = next(self._clock)
-                return entry.run(inputs, args, kwargs)
-        return self._miss(args, kwargs, probed or {})
+                entry.last_used = next(self._clock)
+                try:
+                    return entry.run(inputs, args, kwargs)
+                except RunAgain:
+                    break  # the plain call raises at its own line, after its own effects
+        else:
+            return self._miss(args, kwargs, probed or {})
+        return self.target(*args, **kwargs)
 
     # --- misses ---
 
     def _miss(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> Any:
-        if CURRENT.tracing or has_foreign_modes():  # an outer trace sees all that happens inside
+        if has_foreign_modes():
             return self.target(*args, **kwargs)
         key = self._call_key(args, kwargs)
-        if key in self._plain:
-            self._calls += 1
-            return self.target(*args, **kwargs)
         self._calls += 1
         if self._entries:
+            for entry in self._entries:
+                entry.look_at_pulled()
             self._tell_miss(args, kwargs, probed)
         torch_state = sample_quickly()
-        run = Tracer().run(self.target, args, kwargs, complete=True)
+        try:
+            run = Tracer().run(self.target, args, kwargs, complete=True)
+        except CannotTrace as error:
+            if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
+                raise
+            self._plain.add(key)
+            refusals.warning("%s runs as plain Python: %s", self.name, error)
+            return self.target(*args, **kwargs)
         self._traces += 1
         try:
             refusal = run.refusal or self._add(run.trace, torch_state, key)
         except Refused as refused:
             refusal = Refusal(refused.slug, refused.reason, refused.where)
+        if refusal is not None and refusal.slug == "module-changed":
+            self._unsettled[key] += 1  # hooks that a model puts on itself when it first needs them
+            if self._unsettled[key] < REFUSALS_ALLOWED:
+                return run.result
         if refusal is not None:
             self._refuse(refusal, key, run.modules)
         return run.result
@@ -147,9 +175,11 @@ class Dispatcher:
                 f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
                 "on keeps changing; see the log of tripwire.recompiles.",
             )
-        entry = Entry(trace, torch_state, self._compile, self._note_retired)
+        tell = weakref.WeakMethod(self._note_retired)
+        entry = Entry(trace, torch_state, self._compile, tell)
         entry.last_used = next(self._clock)
-        self._entries = (entry, *self._drop_entries())
+        with self._lock:
+            self._entries = (entry, *self._drop_entries())
         if not volatile:
             self._unsettled[key] = self._refused[key] = 0
         return None
@@ -194,7 +224,7 @@ class Dispatcher:
                 slug="backend-failed",
             ) from error
 
-    def _note_retired(self, entry: Entry, cause: Cause) -> None:
+    def _note_retired(self, cause: Cause) -> None:
         self._retired += 1
         self._causes = [*self._causes[-15:], cause]
 
@@ -237,7 +267,7 @@ class Dispatcher:
                     module._call_impl, f"{self.name}.{type(module).__name__}", self.options
                 )
                 module._compiled_call_impl = inner
-                self._inner.append(module)
+                self._inner.append((weakref.ref(module), inner))
 
     def _count_hits(self) -> int:
         return self._hits + sum(entry.hits for entry in self._entries)
@@ -260,6 +290,14 @@ class Dispatcher:
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
+
+
+def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:
+    """Take dispatchers away from modules again."""
+    for ref, dispatcher in inner:
+        module = ref()
+        if module is not None and module._compiled_call_impl is dispatcher:
+            module._compiled_call_impl = None
 
 
 def _can_return(volatile: Volatile) -> bool:

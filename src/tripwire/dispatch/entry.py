@@ -6,6 +6,7 @@ traced with comes back. While retired it holds no tensor, so what was replaced c
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,15 @@ from tripwire.tracing.sources import Roots
 from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import restoring_contexts
 from tripwire.validity.plan import Plan, build_plan
+from tripwire.validity.probes import can_repeat
+from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
 
 _NO_ROOTS = Roots({}, None, {})
+
+
+class RunAgain(Exception):
+    """The compiled code raised, and did nothing that running plainly would do twice."""
 
 
 class Entry:
@@ -31,7 +38,7 @@ class Entry:
         trace: Trace,
         torch_state: tuple[object, ...],
         compile_graph: Callable[[Trace], Runtime],
-        on_retired: Callable[[Entry, Cause], None],
+        on_retired: Callable[[], Callable[[Cause], None] | None],
     ) -> None:
         me = weakref.ref(self)  # the guard function is mine: no cycle through it
         self.is_dead = False
@@ -40,15 +47,19 @@ class Entry:
             entry = me()
             return entry is not None and entry._settle()
 
-        def on_death(_: object) -> None:
+        def on_death(ref: object) -> None:
             entry = me()
             if entry is not None:
-                entry.close()
+                entry._note_death(ref)
 
+        self._lock = threading.RLock()  # a death may come while settling
         self._causes: dict[tuple[bool, int], Cause] = {}
-        self._plan: Plan | None = build_plan(trace, torch_state, settle, self._causes, on_death)
+        self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
+        trouble = _Trouble(self._causes, self._pending)
+        self._plan: Plan | None = build_plan(trace, torch_state, settle, trouble, on_death)
         self._runtime = compile_graph(trace)
         self._on_retired = on_retired
+        self._told = ""
         self.hits = 0
         self.last_used = 0
         completion = trace.completion
@@ -58,7 +69,7 @@ class Entry:
         self._effects = completion.effects.steps
         self._binding = trace.binding
         self._namespaces = trace.namespaces
-        self._uses_roots = completion.uses_roots
+        self._fetched = completion.fetched
         self._expressions = _compile_locals(completion.expressions)
         self._fixed = (
             {
@@ -66,11 +77,13 @@ class Entry:
                 for name, value in completion.bound.items()
                 if name not in completion.expressions
             }
-            if completion.uses_roots
+            if completion.fetched
             else {}
         )
         self._has_contexts = trace.has_contexts
+        self._can_repeat = can_repeat(trace)
         self._held = self._plan.held
+        self._n_held = len(self._held.tensors)
         self._positions = self._plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
         self._direct = (
@@ -107,13 +120,34 @@ class Entry:
 
     # --- validity ---
 
+    def look_at_pulled(self) -> None:
+        """Tell, once, what differs of the things that no sentry watches."""
+        if self._plan is None or self._causes:
+            return
+        found = (wire.find_cause(NOBODY) for wire in self._plan.pulled)
+        cause = next(filter(None, found), None)
+        if cause is not None and str(cause) != self._told:
+            self._tell(cause)
+        self._told = str(cause)
+
+    def _tell(self, cause: Cause) -> None:
+        tell = self._on_retired()
+        if tell is not None:
+            tell(cause)
+
     def _settle(self) -> bool:
         """Look at what was touched. Whether everything is as it was traced."""
+        with self._lock:
+            return self._settle_alone()
+
+    def _settle_alone(self) -> bool:
         plan = self._plan
         if plan is None:
             return False
         retired = bool(self._causes)
-        touches = plan.sentry.take()
+        self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
+        self._pending.extend(plan.sentry.take())
+        touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
         for touch in touches:
             if touch.is_dict:
@@ -127,34 +161,53 @@ class Entry:
                 self._causes.pop(key, None)
             elif key not in self._causes:
                 self._causes[key] = cause
+        self._pending.clear()
         if self._causes and not retired:
             self._held.release()
-            self._on_retired(self, next(iter(self._causes.values())))
+            self._tell(next(iter(self._causes.values())))
         elif retired and not self._causes:
             if not self._held.restore():
                 self.close()
         return not self._causes and not self.is_dead
 
+    def _note_death(self, ref: object) -> None:
+        """Something that was read is gone, and so is this entry.
+
+        Nothing is looked at now: objects may be half taken apart.
+        """
+        plan = self._plan
+        retired = bool(self._causes)
+        self.close()
+        for wire in () if plan is None or retired else plan.objects:
+            if wire.is_about(ref):
+                self._tell(wire.gone())
+                break
+
     def close(self) -> None:
         """Let go of everything: never to be used again. May come in the midst of a call."""
-        self.is_dead = True
-        self._held.drop()
-        plan, self._plan = self._plan, None
-        if plan is not None:
-            plan.sentry.close()
-            self.admits = _admit_nothing
+        with self._lock:
+            self.is_dead = True
+            self._held.drop()
+            plan, self._plan = self._plan, None
+            if plan is not None:
+                plan.sentry.close()
+                self.admits = _admit_nothing
 
     # --- running ---
 
-    def inputs(self, fetched: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The graph's inputs: those that came with the call, and state."""
+    def inputs(self, fetched: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """The graph's inputs: those that came with the call, and state.
+
+        None where the entry was retired by another thread since it admitted the call.
+        """
+        held = self._held.tensors
+        if len(held) != self._n_held:
+            return None
         if self._leading:
-            return fetched + self._held.tensors
-        inputs: list[Any] = []
-        state, new = iter(self._held.tensors), iter(fetched)
-        positions = set(self._positions)
-        for index in range(len(self._held.tensors) + len(fetched)):
-            inputs.append(next(new) if index in positions else next(state))
+            return fetched + held
+        inputs = list(held)
+        for position, tensor in zip(self._positions, fetched, strict=True):
+            inputs.insert(position, tensor)
         return tuple(inputs)
 
     def run(
@@ -162,21 +215,44 @@ class Entry:
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
         runtime = self._runtime
-        if self._has_contexts:
-            with restoring_contexts():
+        try:
+            if self._has_contexts:
+                with restoring_contexts():
+                    tensors = runtime(*inputs)
+            else:
                 tensors = runtime(*inputs)
-        else:
-            tensors = runtime(*inputs)
+        except Exception as error:
+            if self._can_repeat:
+                raise RunAgain from error
+            raise
         if self._direct is not None:
             return tensors[self._direct]
         roots = _NO_ROOTS
-        if self._uses_roots:
+        if self._fetched:
             bound = self._fixed | self._expressions(args, kwargs)
             roots = self._binding.roots(bound, self._namespaces)
-        building = Building(tensors, roots, {})
+        # All before the first effect, which may move what a path leads to.
+        fetched = {source: source.fetch(roots) for source in self._fetched}
+        building = Building(tensors, roots, {}, fetched)
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)
+
+
+class _Trouble:
+    """True while an entry is retired, or somebody looks whether it is."""
+
+    __slots__ = ("_causes", "_pending")
+
+    def __init__(self, causes: dict[tuple[bool, int], Cause], pending: list[Touch]) -> None:
+        self._causes = causes
+        self._pending = pending
+
+    def __bool__(self) -> bool:
+        return bool(self._causes or self._pending)
+
+
+_ANYTHING = Touch(False, -1, None)
 
 
 def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

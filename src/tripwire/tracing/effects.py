@@ -20,7 +20,20 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.holders import ABSENT, ELEMENTS, Elements, Holder, Items, Kind, Members, Write
+from tripwire.tracing.holders import (
+    ABSENT,
+    ELEMENTS,
+    Attributes,
+    ClassDict,
+    Elements,
+    Holder,
+    Items,
+    Kind,
+    Members,
+    Names,
+    Slots,
+    Write,
+)
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.sources import Source
 from tripwire.tracing.structure import Building, Plan
@@ -40,7 +53,7 @@ class Place:
         if self.owner is not None:
             return self.owner()
         assert self.path is not None
-        return self.path.fetch(building.roots)
+        return building.fetched[self.path]
 
 
 def place_of(holder: Holder) -> Place:
@@ -241,6 +254,11 @@ class _EffectPlanner:
         if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
             self._add_volatile(write)
             return
+        if isinstance(holder.kind, (Attributes, Slots, ClassDict, Names)):
+            if not self.reads.may_store(holder, write.key):
+                # A torch call with Python inside did it, and will again; or another thread did.
+                self._note_volatile([write])
+                return
         if write.after is ABSENT:
             self._note_volatile([write])
             self.steps.append(Drop(place, write.key))
@@ -261,7 +279,8 @@ class _EffectPlanner:
         before = tuple(holder.before().values())
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
-        if grown and not (use.whole or use.keys or use.attributes):
+        bounded = getattr(holder.owner, "maxlen", None) is not None
+        if grown and not (bounded or use.whole or use.keys or use.attributes or use.stored_keys):
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
             return
         if holder.anchored:

@@ -196,6 +196,12 @@ class ClassDict(_DictKind):
             type.__delattr__(owner, key)
 
 
+class LibraryClass(ClassDict):
+    """What a class of torch's holds: a write to it counts, and no run is taken to make one."""
+
+    __slots__ = ()
+
+
 class Names(_DictKind):
     """Some names of a namespace: globals of a module, or attributes of one."""
 
@@ -434,6 +440,7 @@ class Array(Kind):
 ATTRIBUTES = Attributes()
 ITEMS = Items()
 CLASS_DICT = ClassDict()
+LIBRARY_CLASS = LibraryClass()
 ELEMENTS = Elements()
 MEMBERS = Members()
 SLOTS = Slots()
@@ -532,6 +539,8 @@ class Holders:
         """What the run changed."""
         told: set[tuple[int, Any]] = set()  # functions of one module share its globals
         for holder in self.all:
+            if isinstance(holder.kind, LibraryClass):  # hooks of other threads come and go there
+                continue
             keys, values = holder.kind.read(holder.owner)
             kept = self._keep(values)
             if keys == holder.keys and tuple(map(id, kept)) == tuple(map(id, holder.kept)):

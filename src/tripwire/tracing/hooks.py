@@ -103,8 +103,8 @@ class Patches:
 @contextmanager
 def installed(user: object) -> Iterator[None]:
     """Keep the patches in place for somebody, a run, say."""
-    _OF_TORCH.enter(id(user))
     try:
+        _OF_TORCH.enter(id(user))
         _OF_PYTHON.enter(id(user))
         yield
     finally:
@@ -353,10 +353,11 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
 def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Names in code are read off the code; names that are computed are noted here."""
 
+    @functools.wraps(plain)  # pickles as what it stands for
     def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
         state = CURRENT.state
-        if state is not None and type(name) is str:
-            state.computed_names.add(name)
+        if state is not None and isinstance(name, str):
+            state.computed_names.add(str(name))
         return plain(owner, name, *rest)
 
     return by_name

@@ -108,8 +108,8 @@ class Observer:
         if self.paused and not own:
             return False  # it runs inside an op, which is the op's business; it may run again
         refuse = find_refused_code(code)
-        if refuse is not None and self._is_importing(frame):
-            return False  # torch imports parts of itself when they are first used
+        if not own and self._is_importing(frame):
+            return False  # a module's body runs once, and what it reads is no call's business
         self._seen[id(code)] = code
         if own:
             self._own.add(id(code))
@@ -282,6 +282,8 @@ class _ProfileObserver(Observer):
                 self._report(refuse)
 
     def stop(self) -> None:
+        if self.profile is not None and sys.getprofile() is not self.profile:
+            self.sees = False  # Python drops a profile function that raises, or the run did
         self.profile = None
         if sys.getprofile() is self._installed:  # the run may have set one of its own
             sys.setprofile(self._before)

@@ -23,7 +23,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import defaultdict, deque, namedtuple
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -42,6 +42,7 @@ from tripwire.tracing.holders import (
     ELEMENTS,
     FACTORY,
     ITEMS,
+    LIBRARY_CLASS,
     MEMBERS,
     MEMO,
     SLOTS,
@@ -72,7 +73,7 @@ from tripwire.tracing.structure import (
     read_slots,
     slots_of,
 )
-from tripwire.tracing.uses import RECORDED
+from tripwire.tracing.uses import RECORDED, find_uses
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
@@ -84,9 +85,8 @@ _LEAVES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), object}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
     | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
-    | {types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType}
+    | {types.GetSetDescriptorType, types.MemberDescriptorType}
     | {types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType}
-    | {weakref.ProxyType, weakref.CallableProxyType}
     | {type(namedtuple("_", "x").x)}  # type: ignore[attr-defined]  # a field's descriptor
     | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
 )
@@ -95,6 +95,7 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostl
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
 
@@ -109,7 +110,9 @@ class Reach:
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
         self._classes: set[int] = set()
+        self._python_modules: dict[int, tuple[types.ModuleType, Source]] = {}
         self._module_names: set[tuple[int, str]] = set()
+        self._names: frozenset[str] = frozenset()  # attribute names of the code that ran so far
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.holders = Holders()
         self.paths: dict[int, list[Source]] = {}  # every path of a container
@@ -122,7 +125,7 @@ class Reach:
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []
         self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
-        self.aliases: list[tuple[Source, Source]] = []  # one object by two paths, one of them new
+        self.aliases: list[object] = []  # arguments, and below them, that are state as well
         self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
         # Tables of modules that held nothing: whoever fills one changes what the module does.
         self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
@@ -149,19 +152,29 @@ class Reach:
             item, path, anchored = queue.popleft()
             if type(item) in _LEAVES:
                 continue
+            if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
+                self.hides_names = True
+            if type(item) in _PROXIES:
+                item = _behind_proxy(item)
+                if item is None:
+                    continue
+                path = Referent(path)
             if isinstance(item, torch.Tensor):
                 self._on_tensor(item, path, anchored)
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
-                queue.extend((v, p, True) for v, p in self._names_of(item, path, names))
+                if not is_library_module(item.__name__):
+                    self._python_modules.setdefault(id(item), (item, path))
+                found = self._names_of(item, path, names | self._names)
+                queue.extend((v, p, True) for v, p in found)
                 continue
             known = self._sources.get(id(item))
             self.edges.append((id(item), path))
             if isinstance(item, _CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
             if known is not None:
-                if not anchored or id(item) in self.fresh:
-                    self.aliases.append((known, path))
+                if anchored and id(item) in self.fresh:
+                    self.aliases.append(item)
                 continue
             self._sources[id(item)] = path
             self.object_at[id(path)] = (item, id(item))
@@ -176,16 +189,23 @@ class Reach:
         globals_ = find_global_names(code)
         self.hides_names |= not RECORDED.isdisjoint(globals_ & namespace.keys())
         self.holders.remember(namespace, Names(globals_, module), None, True)
-        names = frozenset(code.co_names)  # attributes as well: those of Python modules
+        names = frozenset(find_uses(code).attributes) - self._names
+        self._names |= names
         for name in sorted(globals_ & namespace.keys()):
-            self.walk(namespace[name], Global(module, name), True, names)
+            self.walk(namespace[name], Global(module, name), True)
+        self.walk_names(names)
 
-    def walk_import(self, name: str, names: frozenset[str]) -> None:
+    def walk_names(self, names: frozenset[str]) -> None:
+        """Reach attributes of the Python modules that are known so far."""
+        for python_module, path in tuple(self._python_modules.values()) if names else ():
+            self.walk(python_module, path, True, names)
+
+    def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
         module = sys.modules.get(name)
         if module is not None and not is_library_module(name):
             self.holders.remember(sys.modules, Names(frozenset({name}), "sys.modules"), None, True)
-            self.walk(module, Imported(name), True, names)
+            self.walk(module, Imported(name), True)
 
     def walk_traced(self, function: types.FunctionType) -> None:
         """Reach the closure variables of the traced function, its defaults, and itself."""
@@ -237,6 +257,7 @@ class Reach:
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
+                yield from self._attributes(item, path, anchored)
             case weakref.ReferenceType():
                 self.holders.remember(item, WEAK, path, anchored)
                 yield item(), Referent(path)
@@ -254,14 +275,21 @@ class Reach:
                 yield from _inside_descriptor(item, path)
             case types.BuiltinFunctionType() if not isinstance(item.__self__, types.ModuleType):
                 yield item.__self__, Attr(path, "__self__")
+            case types.MethodWrapperType():
+                self.hides_names |= item.__name__ == "__getattribute__"
+                yield item.__self__, Attr(path, "__self__")
             case types.BuiltinFunctionType():
                 pass  # of a module: what it does is judged when it is called
             case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
                 self._spelled_by(item)
             case types.MappingProxyType():
                 yield dict_behind(item), path
+            case _ if type(item).__module__ == "numpy" and not is_array(item):
+                pass  # a scalar, a dtype, a function: nothing there changes
             case _ if is_array(item) or isinstance(item, _BYTES):
                 self.holders.remember(item, ARRAY, path, anchored)
+            case _ if type(item).__module__ == _COMPILED:  # a compiled function's own attributes
+                yield from self._attributes(item, path, anchored)
             case _ if has_pytree(item):
                 self.objects.append((item, path, anchored))
                 yield from iter_pytree(item, path)
@@ -272,11 +300,11 @@ class Reach:
                 self.holders.remember(item.manager, ATTRIBUTES, Attr(path, "manager"), anchored)
             case _ if _is_looked_into(type(item)):
                 self.objects.append((item, path, anchored))
-                if not is_library_module(_module_of(type(item))) or own_dict(item) is not None:
-                    yield from self._attributes(item, path, anchored)
-                    yield from self._class_of(item, path)
-                elif not slots_of(type(item)):
+                shows = own_dict(item) is not None or slots_of(type(item))
+                if hides_state(type(item)) or not shows:
                     self.opaque.append((item, path))
+                yield from self._attributes(item, path, anchored)
+                yield from self._class_of(item, path)
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
         if is_library_module(module.__name__):
@@ -298,7 +326,8 @@ class Reach:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._alive.append(path)
         for base in cls.__mro__:
-            if is_library_module(_module_of(base)):
+            if is_library_class(base):
+                self._remember_library_class(base, path)
                 continue
             self.edges.append((id(base), path))
             if id(base) in self._classes:
@@ -313,8 +342,16 @@ class Reach:
                     not name.startswith("__") and type(value) not in _LEAVES
                 ):
                     yield value, Attr(path, name)
-        if type(cls) is not type and not is_library_module(_module_of(type(cls))):
+        if type(cls) is not type and not is_library_class(type(cls)):
             yield from self._class_children(type(cls), TypeOf(path))
+
+    def _remember_library_class(self, cls: type, path: Source) -> None:
+        """A method of torch's that somebody replaces counts; what it holds isn't walked."""
+        self.edges.append((id(cls), path))
+        if id(cls) not in self._classes and issubclass(cls, nn.Module):
+            self._classes.add(id(cls))
+            self._alive.append(cls)
+            self.holders.remember(cls, LIBRARY_CLASS, path, True)
 
     def _module_children(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
         remember = self.holders.remember
@@ -350,9 +387,9 @@ class Reach:
                 yield value, Attr(path, name)
 
     def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
-        if len(item) > LARGEST_CONTAINER:
-            return  # watched as a whole
         self.holders.remember(item, ITEMS, path, anchored)
+        if self._is_too_large(item, dict.values(item), path):
+            return
         for key, value in dict.items(item):
             if type(key) not in _LEAVES:
                 yield key, Item(path, key)
@@ -363,11 +400,12 @@ class Reach:
         if is_namedtuple(type(item)):
             for name in type(item)._fields:
                 yield getattr(item, name), Attr(path, name)
+            yield from self._attributes(item, path, anchored)
             yield from self._class_of(item, path)
             return
         if not isinstance(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
-        if len(item) > LARGEST_CONTAINER:
+        if self._is_too_large(item, item, path):
             return
         for index, value in enumerate(item):
             if type(value) not in _LEAVES:
@@ -376,10 +414,19 @@ class Reach:
             yield from self._attributes(item, path, anchored)
             yield from self._class_of(item, path)
 
-    def _members(self, item: Any, path: Source) -> Reached:
+    def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
+        """Whether a container isn't looked into; what it holds must then show all there is."""
         if len(item) <= LARGEST_CONTAINER:
+            return False
+        if not set(map(type, values)) <= _LEAVES:
+            self.opaque.append((item, path))
+        return True
+
+    def _members(self, item: Any, path: Source) -> Reached:
+        if not self._is_too_large(item, item, path):
             for element in item:
                 yield element, Item(path, element)
+        yield from self._attributes(item, path, True)
         yield from self._class_of(item, path)
 
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
@@ -458,6 +505,42 @@ def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
     return gc.get_referents(proxy)[0]
 
 
+def is_library_class(cls: type) -> bool:
+    """Whether torch or the standard library has this very class under its name."""
+    module = _module_of(cls)
+    if not is_library_module(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls or module == "builtins" or not isinstance(found, type)
+
+
+_SHOWN_BASES: tuple[type, ...] = (
+    *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
+    *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
+)
+
+
+def hides_state(cls: type) -> bool:
+    """Whether part of an object is in C, where Python can't see it change."""
+    return any(
+        base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
+        for base in cls.__mro__
+    )
+
+
+IS_HEAP_TYPE = 1 << 9
+_LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
+
+
+def _behind_proxy(proxy: Any) -> object:
+    try:
+        return proxy.__repr__.__self__
+    except ReferenceError:
+        return None
+
+
 def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
@@ -470,9 +553,10 @@ def _ignore(tensor: torch.Tensor, source: Source, anchored: bool) -> None:
 
 def _is_shadowed(item: object, name: str, value: object) -> bool:
     """Whether `getattr` would find something else: a property of the class, say."""
-    return isinstance(value, torch.Tensor) and hasattr(type(item), name)
+    return issubclass(type(value), torch.Tensor) and hasattr(type(item), name)
 
 
+_COMPILED = "tripwire.dispatch.compiled"
 _UNSEEN_PACKAGES = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "logging")
 
 

@@ -8,6 +8,8 @@ less; docs/design/0006 tells why no attribute access is hooked. Absences are par
 
 from __future__ import annotations
 
+import functools
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -26,12 +28,14 @@ from tripwire.tracing.holders import (
     Code,
     Holder,
     Items,
+    LibraryClass,
+    Members,
     Names,
     Slots,
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import Reach
+from tripwire.tracing.reach import IS_HEAP_TYPE, Reach, is_library_class
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.structure import PLAIN
@@ -127,34 +131,56 @@ class ReadSet:
         return None
 
     @cached_property
+    def asks_for_classes(self) -> bool:
+        """Whether a user's function tests what a value is an instance of."""
+        return any(
+            not {"isinstance", "issubclass"}.isdisjoint(find_uses(code).globals)
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+
+    @cached_property
     def is_dynamic(self) -> bool:
         """Whether the executed code looks at objects as wholes: `vars(x)`, `x.__dict__`."""
-        return self._reach.hides_names or any(
-            find_uses(code).has_dynamic_names
-            for code in self._codes
-            if not (code.co_name in _ACCESSORS and _looks_by_name_only(find_uses(code)))
-            and not code.co_filename.endswith("torch/nn/modules/module.py")
-        )
+        return self._reach.hides_names or any(map(self._is_dynamic, self._codes))
+
+    def _is_dynamic(self, code: CodeType) -> bool:
+        uses = find_uses(code)
+        if code.co_filename.endswith("torch/nn/modules/module.py"):
+            return False
+        if uses.has_dynamic_names:
+            return not (code.co_name in _ACCESSORS and _looks_by_name_only(uses))
+        # `self` of a function that is no method may be anything; library classes are open anyhow.
+        is_users = not is_library_file(code.co_filename)
+        return uses.opens_self and is_users and id(code) not in self._methods
+
+    @cached_property
+    def _methods(self) -> dict[int, type]:
+        """Executed code of methods, properties included, by identity: the class that has it."""
+        return {
+            id(code): cls
+            for cls, _ in self._reach.classes
+            for value in tuple(vars(cls).values())
+            for function in _functions_in(value)
+            for code in _codes_in(function.__code__)
+            if id(code) in self._executed
+        }
 
     @cached_property
     def _opened(self) -> frozenset[type]:
         """Classes with methods that look at `self` as a whole, and ran."""
         return frozenset(
-            cls
-            for cls, _ in self._reach.classes
-            if any(
-                (uses := find_uses(code)).opens_self
-                or (uses.has_dynamic_names and code.co_name in _ACCESSORS)
-                for value in tuple(vars(cls).values())
-                if isinstance(value, FunctionType)
-                for code in _codes_in(value.__code__)
-                if id(code) in self._executed
-            )
+            self._methods[id(code)]
+            for code in self._codes
+            if id(code) in self._methods and _opens(code)
         )
 
     def is_open(self, cls: type) -> bool:
         """Whether names in the code tell nothing of what was read of an object."""
-        return not self._opened.isdisjoint(cls.__mro__)
+        if not self._opened.isdisjoint(cls.__mro__):
+            return True
+        written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
+        return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -240,14 +266,25 @@ class ReadSet:
             case Table():
                 whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
                 return None if whole or _is_container(holder.owner) else self.names
+            case LibraryClass():
+                return self._class_names - {"__call__"}  # replaced by hooks, in any thread
             case ClassDict():
                 return self._class_names
             case Items():
                 use = self.use_of_container(holder.owner)
+                if type(holder.owner) not in _KNOWN_CONTAINERS:
+                    return None
                 return None if use.whole or use.attributes else use.keys | use.stored_keys
             case _:
                 use = self.use_of_container(holder.owner)
-                return None if use.whole or use.keys or use.attributes else frozenset()
+                if use.whole or use.keys or use.attributes or use.stored_keys:
+                    return None
+                if type(holder.owner) not in _KNOWN_CONTAINERS:
+                    return None
+                if getattr(holder.owner, "maxlen", None) is not None:
+                    return None  # what is added may push out its like
+                adds = use.appended and isinstance(holder.kind, Members)  # adds nothing, perhaps
+                return None if adds else frozenset()
 
     def use_of_container(self, container: object) -> Use:
         """How the executed code uses a container, by whatever path it comes to it."""
@@ -265,7 +302,7 @@ class ReadSet:
             return _WHOLE
         if isinstance(holder.kind, Items):
             use = self.use_of_container(holder.owner)
-            if use.whole or use.attributes:
+            if use.whole or use.attributes or type(holder.owner) not in _KNOWN_CONTAINERS:
                 return _WHOLE
             found = self.uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
             return found if key in use.keys else _UNUSED
@@ -302,6 +339,17 @@ class ReadSet:
             case _:
                 return _WHOLE
         return uses.steps.get(step, missing)
+
+    def may_store(self, holder: Holder, key: Any) -> bool:
+        """Whether executed code may have written an attribute or a global."""
+        uses = self.uses
+        return (
+            self.is_dynamic
+            or key in uses.stored_attributes
+            or key in uses.stored_globals
+            or key in self._computed
+            or self.is_open(type(holder.owner))
+        )
 
     def is_read(self, value: object, path: Source) -> bool:
         """Whether the executed code may have used a value."""
@@ -350,6 +398,7 @@ class ReadSet:
 
 
 # Functions through which attributes are looked up: names in them are names at their callers.
+_KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _ACCESSORS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})
 _CONTAINER_MODULE = "torch.nn.modules.container"
 _TABLE_FILES = ("nn/modules/module.py", "nn/modules/container.py")
@@ -366,6 +415,26 @@ def _is_container(module: nn.Module) -> bool:
         module,
         (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
     )
+
+
+def _opens(code: CodeType) -> bool:
+    uses = find_uses(code)
+    return uses.opens_self or (uses.has_dynamic_names and code.co_name in _ACCESSORS)
+
+
+def _functions_in(value: object) -> Iterator[FunctionType]:
+    """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
+    match value:
+        case FunctionType():
+            yield value
+            yield from _functions_in(getattr(value, "__wrapped__", None))
+        case property():
+            for part in (value.fget, value.fset, value.fdel):
+                yield from _functions_in(part)
+        case classmethod() | staticmethod():
+            yield from _functions_in(value.__func__)
+        case functools.cached_property():
+            yield from _functions_in(value.func)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

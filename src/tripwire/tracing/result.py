@@ -59,7 +59,7 @@ class Completion:
     """What else a later call needs: effects to repeat, and what was reached, and how."""
 
     effects: Effects
-    uses_roots: bool  # result or effects are reached through this call's arguments
+    fetched: tuple[Source, ...]  # what result and effects reach through a call's arguments
     shape: tuple[int, tuple[str, ...], bool]  # arguments, keywords, whether their order counts
     environment: frozenset[str] | None  # variables that were read; None: all of them
     expressions: dict[str, str]  # how this call's locals are spelled

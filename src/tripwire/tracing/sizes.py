@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.rules import Call
+from tripwire.tracing.rules import Call, words
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.values import iter_given
 
@@ -33,16 +33,36 @@ def is_sized_by_data(
         elif rule.name == "tensor_split":
             if _has_tensor((args[1:], kwargs)):
                 return True
+        elif rule.name == "one_hot":
+            if (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1:
+                return True
         else:
             return True
-    if rule.takes_sizes and _has_size_tensor(args[rule.op == "call_method" :], kwargs):
-        return True
+    if rule.takes_sizes:
+        sizes = args if rule.name in _MAKERS else args[1:]
+        if rule.name == "__getitem__":
+            sizes = tuple(bound for bound in _slice_bounds(args[1]))
+        if _has_size_tensor(sizes, kwargs):
+            return True
     if not state.met_data_sizes:
         return False
     return any(
         known is not None and known.sized_by_data
         for known in map(state.values.find, iter_given((args, kwargs)))
     )
+
+
+# Functions whose first argument is a size; that of the others is the tensor to work on.
+_MAKERS = words(
+    "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
+    "tril_indices triu_indices hann_window hamming_window blackman_window bartlett_window "
+    "kaiser_window"
+)
+
+
+def _slice_bounds(index: Any) -> list[Any]:
+    parts = index if isinstance(index, tuple) else (index,)
+    return [b for part in parts if isinstance(part, slice) for b in _bounds(part)]
 
 
 def _has_tensor(value: Any) -> bool:

@@ -7,12 +7,15 @@ came in with the call go out as themselves.
 
 from __future__ import annotations
 
+import array
+import copy
+import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -36,11 +39,19 @@ def same_plain(left: Any, right: Any) -> bool:
         return False
     if cls is float or cls is complex:
         return repr(left) == repr(right)  # nan is nan
-    if cls in PLAIN or cls is slice:
+    if cls is range:  # range(0, 3, 2) equals range(0, 4, 2), and has another stop
+        return (left.start, left.stop, left.step) == (right.start, right.stop, right.step)
+    if cls is slice:
+        return all(map(same_plain, _bounds(left), _bounds(right)))
+    if cls in PLAIN:
         return bool(left == right)
     if cls is tuple:
         return len(left) == len(right) and all(map(same_plain, left, right))
     return False
+
+
+def _bounds(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
 
 
 def is_namedtuple(cls: type) -> bool:
@@ -238,6 +249,7 @@ class Building:
     tensors: tuple[torch.Tensor, ...]
     roots: Roots
     shared: dict[int, object]
+    fetched: dict[Source, object] = field(default_factory=dict)  # by path, before any effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +272,8 @@ class SamePlan(Plan):
     def build(self, building: Building) -> object:
         if self.held is not None:
             return self.held()
+        if self.source in building.fetched:
+            return building.fetched[self.source]
         return self.source.fetch(building.roots)
 
 
@@ -314,7 +328,7 @@ class Planner:
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
-        self.uses_roots = False  # some part is fetched through the call's arguments
+        self.fetched: list[Source] = []  # what is reached through the call's arguments
         self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
         self._keys: dict[int, int] = {}
         self._open: set[int] = set()
@@ -336,7 +350,8 @@ class Planner:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
             held = self._hold(value)
-            self.uses_roots |= held is None
+            if held is None:
+                self.fetched.append(source)
             return SamePlan(source, held)
         self._alive.append(value)
         if id(value) in self._open:
@@ -345,6 +360,8 @@ class Planner:
             return AgainPlan(self._keys[id(value)])
         taken = _take_apart(value)
         if taken is None:
+            if not _is_constant(value):
+                raise Unbuildable(f"the result holds {_a(type(value))} that the run made")
             return ConstantPlan(value)
         children, make = taken
         key = self._keys[id(value)] = len(self._keys)
@@ -354,7 +371,31 @@ class Planner:
         return MadePlan(key, parts, make)
 
 
+_IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re", "numpy")
+
+
+def _is_constant(value: object) -> bool:
+    """Whether one object can be handed out by every call: nobody can change it."""
+    cls = type(value)
+    if isinstance(value, (Enum, ModuleType, slice)) or cls is object:
+        return True
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+        for part in value.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found is value or isinstance(value, BuiltinFunctionType)
+    if cls.__module__ == "numpy" and not hasattr(value, "flags"):
+        return True
+    if cls.__module__ == "numpy":
+        return not isinstance(value, Sized)  # a scalar
+    is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
+    return is_plain or cls.__module__.partition(".")[0] in _IMMUTABLE_MODULES
+
+
 Parts = tuple[list[Any], Callable[[list[Any]], object]]
+
+
+_COPIED = (bytearray, array.array)
 
 
 def _take_apart(value: Any) -> Parts | None:
@@ -369,6 +410,11 @@ def _take_apart(value: Any) -> Parts | None:
         return list(value), lambda parts: cls(*parts)
     if cls in (list, tuple, set, frozenset):
         return list(value), cls
+    if cls in _COPIED or (cls.__module__ == "numpy" and hasattr(value, "flags")):
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            raise Unbuildable("the result holds an array of objects")
+        kept = copy.copy(value)
+        return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
     if cls in (dict, OrderedDict):

@@ -39,7 +39,7 @@ def sample_torch_state() -> TorchState:
     return TorchState(
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        _sample_autocast(),
+        sample_autocast(),
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(),
@@ -57,7 +57,7 @@ def sample_quickly() -> tuple[object, ...]:
     return (
         _is_grad_enabled(),
         _is_inference_mode_enabled(),
-        _sample_autocast() if _is_any_autocast_enabled() else None,
+        sample_autocast() if _is_any_autocast_enabled() else None,
         _get_default_dtype(),
         torch.get_default_device() if modes else None,
         modes,
@@ -106,18 +106,23 @@ def sample_backends() -> tuple[object, ...]:
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),
         cuda.math_sdp_enabled(),
+        torch.backends.opt_einsum.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
     )
 
 
 def has_foreign_modes() -> bool:
     """Whether a mode other than a default device is active."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad, ...
+        return True
     return _len_dispatch_stack() > 0 or any(
         not isinstance(torch._C._get_function_stack_at(i), DeviceContext)
         for i in range(_len_function_stack())
     )
 
 
-def _sample_autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+def sample_autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Whether autocast is on, and to which dtype, by device."""
     return tuple(
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in ("cpu", "cuda")
@@ -127,7 +132,7 @@ def _sample_autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
 @contextmanager
 def restoring_contexts() -> Iterator[None]:
     """Put grad mode and autocast back if the body raises between entering and leaving them."""
-    grad, autocast = torch.is_grad_enabled(), _sample_autocast()
+    grad, autocast = torch.is_grad_enabled(), sample_autocast()
     cached, nesting = torch.is_autocast_cache_enabled(), torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     try:

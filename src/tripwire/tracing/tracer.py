@@ -119,7 +119,11 @@ class Tracer:
                 slug="nested-trace",
             )
         binding = build_binding(fn)
-        bound = binding.bind(args, kwargs)
+        try:
+            bound = binding.bind(args, kwargs)
+        except TypeError:  # the call itself says it in the words that users know
+            result = fn(*args, **kwargs)
+            return Run(result, None, Refusal("unbound-arguments", _UNBOUND))
         state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
         state.name_fn = self.name_fn
         state.target = fn
@@ -135,6 +139,9 @@ class Tracer:
         finally:
             session.codes = session.leave()
         return session.freeze(result)
+
+
+_UNBOUND = "the callable takes other arguments than its signature says."
 
 
 def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,7 +219,7 @@ class _Session:
         try:
             reach.walk_function(code, namespace, module)
             for name in find_uses(code).imports:
-                reach.walk_import(name, frozenset(code.co_names))
+                reach.walk_import(name)
             if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
                 self._adopt(code)
         finally:
@@ -325,12 +332,14 @@ class _Session:
             ) from None
         tensors = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
-        inputs = self._inputs()
-        if effects is None or not effects.steps:
-            self._check_result(result, tensors, inputs)
         graph = state.graph()
         graph.output(outputs)
         _drop_unused_parts(state)
+        if self.complete:
+            _drop_unused_inputs(state)
+        inputs = self._inputs()
+        if effects is None or not effects.steps:
+            self._check_result(result, tensors, inputs)
         return Trace(
             name=name,
             inputs=inputs,
@@ -362,6 +371,7 @@ class _Session:
 
     def _reads(self) -> ReadSet:
         reach = self.state.reach
+        reach.walk_names(frozenset(self.state.computed_names))
         codes = self.codes
         function = self.binding.function
         if function is not None and not any(code is function.__code__ for code in codes):
@@ -403,10 +413,10 @@ class _Session:
 
     def _completion(self, effects: Effects, planner: Planner) -> Completion:
         reach = self.state.reach
-        fetched = any(not write.holder.anchored for write in self._writes)
+        paths = [write.holder.path for write in self._writes if not write.holder.anchored]
         return Completion(
             effects,
-            planner.uses_roots or fetched,
+            tuple(dict.fromkeys([*paths, *planner.fetched])),
             self.shape,
             None if self.state.environment is None else frozenset(self.state.environment),
             self.expressions,
@@ -478,6 +488,15 @@ def _drop_unused_parts(state: TracingState) -> None:
     for node in reversed(state.parts):
         if not node.users and node not in used:
             state.graph().erase_node(node)
+
+
+def _drop_unused_inputs(state: TracingState) -> None:
+    """Tensors that came with the call and that the run did nothing with."""
+    used = {node for branch in state.branches for node in branch.inputs}
+    for node, known in tuple(state.inputs):
+        if not node.users and node not in used:
+            state.graph().erase_node(node)
+            state.inputs.remove((node, known))
 
 
 def _class_name(name: str) -> str:

@@ -183,7 +183,13 @@ _REFUSED_OF_MODULES = {  # too common as names to be refused wherever they occur
     "builtins": frozenset({"globals", "eval", "exec", "compile"}),
 }
 
-_GROWING = frozenset({"append", "appendleft", "extend", "add"})
+# Only sums can be repeated without knowing the number: + - += -=, by CPython's numbers.
+_SUMS = frozenset(
+    number
+    for number, (_, sign) in enumerate(dis._nb_ops)  # type: ignore[attr-defined]
+    if sign in ("+", "-", "+=", "-=")
+)
+_GROWING = frozenset({"append", "extend", "add"})
 # Taken without being called, such a method carries the whole container with it.
 _CONTAINER_METHODS = frozenset(
     name
@@ -760,11 +766,12 @@ class _Walk:
             owner.escape()
         self.stack.append(None)
 
-    def binary_op(self, _: int) -> None:
+    def binary_op(self, operation: int) -> None:
         right = self.pop_const()
         left = self.pop()
         if (
-            right is not None
+            operation in _SUMS
+            and right is not None
             and isinstance(right.value, (int, float, complex))
             and isinstance(left, _Loaded)
         ):

@@ -12,16 +12,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from keyword import iskeyword
 from types import MethodType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
 from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
-from tripwire.tracing.reach import PINNED, is_array
+from tripwire.tracing.reach import PINNED, hides_state, is_array
 from tripwire.tracing.reads import ReadSet, fingerprint
+from tripwire.tracing.rules import words
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import meta_of, traits_of
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.wires import Kept
 
 _dispatch_keys = torch._C._dispatch_keys
@@ -60,7 +62,13 @@ class Guards:
 class GuardWriter:
     """Collects checks and writes the function."""
 
-    def __init__(self, reads: ReadSet, counted: frozenset[tuple[int, Any]]) -> None:
+    def __init__(
+        self,
+        reads: ReadSet,
+        counted: frozenset[tuple[int, Any]],
+        forms: dict[int, tuple[TensorMeta, Traits]],
+    ) -> None:
+        self._forms = forms  # of tensors, as the run found them
         self._reads = reads
         self._counted = counted  # holders and keys whose value doesn't matter
         self._holders: dict[tuple[int, object], Holder] = {
@@ -138,12 +146,12 @@ class GuardWriter:
 
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
-        meta, traits = meta_of(tensor), traits_of(tensor)
+        meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
         cls = self.constant(traits.cls)
         parts = [
             f"type({name}) is {cls}",
             f"{name}.dtype is {self.constant(meta.dtype)}",
-            f"{name}.shape == {self.constant(tensor.shape)}",
+            f"{name}.shape == {self.constant(torch.Size(meta.shape))}",
             f"_keys({name}) == {self.constant(_dispatch_keys(tensor))}",
             f"{name}.requires_grad is {meta.requires_grad}",
         ]
@@ -154,6 +162,9 @@ class GuardWriter:
             parts.append(f"{name}.is_leaf is {traits.is_leaf}")
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
+        for query in sorted(_QUERIES & self._reads.names):
+            answer = getattr(tensor, query)()
+            parts.append(f"{name}.{query}() == {self.constant(answer)}")
         own = own_dict(tensor)
         held = {k: v for k, v in (own or {}).items() if k in self._reads.names}
         if held:
@@ -177,6 +188,10 @@ class GuardWriter:
             f"a {cls.__qualname__}",
             f"type({name}).__qualname__",
         )
+        for base, plain in _PLAIN_BASES.items():
+            if isinstance(value, base):
+                spelled = f"_same({self.constant(plain)}({name}), {self.constant(plain(value))})"
+                self.check(path, spelled, repr(plain(value)), f"{self.constant(plain)}({name})")
         match value:
             case MethodType():
                 self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
@@ -186,12 +201,13 @@ class GuardWriter:
                 self.add(f"{path}.args", f"{name}.args", value.args)
                 self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
             case tuple():
-                self._add_elements(path, name, value)
+                self._add_elements(path, name, value, tuple)
             case list() | deque():
                 holder = self._holders.get((id(value), ELEMENTS))
                 if holder is None or self._reads.filter_of(holder) is None:
                     before = value if holder is None else tuple(holder.before().values())
-                    self._add_elements(path, name, before)
+                    base = deque if isinstance(value, deque) else list
+                    self._add_elements(path, name, before, base)
             case dict():
                 self._add_items(path, name, value)
             case set() | frozenset():
@@ -207,7 +223,9 @@ class GuardWriter:
         known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, bytearray)
         if isinstance(value, known) or is_array(value):
             return False
-        return own_dict(value) is None and not slots_of(type(value))
+        if isinstance(value, tuple(_PLAIN_BASES)):
+            return False
+        return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
 
     def _pin(self, path: str, name: str, value: object) -> None:
         kept = self.constant(Kept(value))
@@ -218,39 +236,41 @@ class GuardWriter:
         condition = f"{function}({name}, {self.constant(seen)})"
         self.check(path, condition, "equal values", "'other values'")
 
-    def _add_elements(self, path: str, name: str, values: Any) -> None:
-        self.check(path, f"len({name}) == {len(values)}", f"length {len(values)}", f"len({name})")
+    def _add_elements(self, path: str, name: str, values: Any, base: type) -> None:
+        # A subclass may answer with code of its own, which is none of the guards' business.
+        kind: Any = base
+        length, item = self.constant(kind.__len__), self.constant(kind.__getitem__)
+        self.check(
+            path, f"{length}({name}) == {len(values)}", f"length {len(values)}", f"{length}({name})"
+        )
         fields = type(values)._fields if is_namedtuple(type(values)) else None
         for index, value in enumerate(values):
             label = f"{path}[{index}]" if fields is None else f"{path}.{fields[index]}"
-            self.add(label, f"{name}[{index}]", value)
+            self.add(label, f"{item}({name}, {index})", value)
 
     def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
         holder = self._holders.get((id(value), ITEMS))
         before = dict(value) if holder is None else holder.before()
         wanted = None if holder is None else self._reads.filter_of(holder)
+        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        get, has = self.constant(dict.__getitem__), self.constant(dict.__contains__)
         if wanted is None:
-            keys = self.constant([Kept(key) for key in before])
-            same = self.constant(_same_keys)
-            if isinstance(value, OrderedDict) or all(type(key) is str for key in before):
-                condition = f"list({name}) == {self.constant(list(before))}"
+            keys = self.constant(kind.keys)
+            if all(type(key) is str for key in before):
+                condition = f"list({keys}({name})) == {self.constant(list(before))}"
             else:
-                condition = f"{same}({name}, {keys})"
-            self.check(path, condition, f"keys {list(before)!r:.80}", f"list({name})")
-        else:
-            for key in wanted:
-                spelled = self.constant(key)
-                present = key in before
-                self.check(
-                    f"{path}[{key!r}]",
-                    f"{spelled} in {name}" if present else f"{spelled} not in {name}",
-                    "there" if present else "nothing",
-                    "'the contrary'",
-                )
+                kept = self.constant([Kept(key) for key in before])
+                condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
+            self.check(path, condition, f"keys {list(before)!r:.80}", f"list({keys}({name}))")
+        for key in wanted or ():
+            present = key in before
+            condition = f"{has}({name}, {self.constant(key)}) is {present}"
+            there = "there" if present else "nothing"
+            self.check(f"{path}[{key!r}]", condition, there, "'the contrary'")
         for key, item in before.items():
             if wanted is None or key in wanted:
                 spelled = repr(key) if type(key) in (str, int) else self.constant(key)
-                self.add(f"{path}[{key!r}]", f"{name}[{spelled}]", item)
+                self.add(f"{path}[{key!r}]", f"{get}({name}, {spelled})", item)
 
     def _add_attributes(self, path: str, name: str, value: object) -> None:
         held: dict[Any, object] = {}
@@ -262,13 +282,24 @@ class GuardWriter:
             before = holder.before()
             before = {k: v for k, v in before.items() if (id(holder), k) not in self._counted}
             held |= before if wanted is None else {k: v for k, v in before.items() if k in wanted}
-            if kind is ATTRIBUTES:
+            if kind is SLOTS:
+                self._check_empty_slots(path, name, value, wanted, holder.keys)
+            else:
                 self._check_absences(path, name, wanted, frozenset(holder.keys))
         for attribute, item in held.items():
             get = f"{name}.{attribute}"
-            if self._reads.is_open(type(value)) or _answers(type(value)):
+            spelled = attribute.isidentifier() and not iskeyword(attribute)
+            if not spelled or self._reads.is_open(type(value)) or _answers(type(value)):
                 get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
             self.add(f"{path}.{attribute}", get, item)
+
+    def _check_empty_slots(
+        self, path: str, name: str, value: object, wanted: frozenset[Any] | None, filled: Any
+    ) -> None:
+        for slot, descriptor in slots_of(type(value)).items():
+            if slot not in filled and (wanted is None or slot in wanted):
+                is_empty = self.constant(functools.partial(_is_empty, descriptor))
+                self.check(f"{path}.{slot}", f"{is_empty}({name})", "nothing", "'something'")
 
     def _check_absences(
         self, path: str, name: str, wanted: frozenset[Any] | None, before: frozenset[Any]
@@ -319,9 +350,23 @@ class GuardWriter:
 _CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
 
 
+# What Python can ask a tensor beside its metadata; asked only where executed code names it.
+_QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
+
+
 def _answers(cls: type) -> bool:
     """Whether looking up an attribute runs code of the user's."""
     return not isinstance(cls.__getattribute__, WrapperDescriptorType)
+
+
+# Subclasses of these hold a value that no attribute shows.
+_PLAIN_BASES: dict[type, Callable[[Any], object]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
 def _tuple(names: list[str]) -> str:
@@ -337,6 +382,14 @@ def _describe_tensor(value: object) -> str:
     return f"{traits.cls.__name__} {meta_of(value).full}{offset}{leaf}"
 
 
+def _is_empty(slot: Any, value: object) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return True
+    return False
+
+
 def _same_members(value: Any, expected: frozenset[Any]) -> bool:
     if len(value) != len(expected):
         return False
@@ -350,7 +403,7 @@ def _same_array(value: Any, seen: object) -> bool:
     return bool(ARRAY.read(value)[1][0] == seen)
 
 
-def _same_keys(value: Any, keys: list[Kept]) -> bool:
+def _same_keys(value: list[Any], keys: list[Kept]) -> bool:
     return len(value) == len(keys) and all(
         kept.is_same(key) for kept, key in zip(keys, value, strict=True)
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import builtins
 import functools
+import gc
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +17,25 @@ import torch
 from torch.nn.modules import module as module_globals
 
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Names
+from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
 from tripwire.tracing.reach import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Attr, Global, Item, Source
 from tripwire.tracing.structure import own_dict
-from tripwire.tracing.torchstate import QUICK_FIELDS, sample_backends, sample_quickly
+from tripwire.tracing.torchstate import (
+    QUICK_FIELDS,
+    sample_autocast,
+    sample_backends,
+    sample_quickly,
+)
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.sentry import Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 
+_BACKENDS = ("cudnn", "mkldnn", "opt_einsum", "mha")
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -44,6 +52,7 @@ class Plan:
     dicts: tuple[DictWire, ...]
     objects: tuple[ObjectWire, ...]
     sentry: Sentry
+    pulled: tuple[PulledWire, ...]
     probe: Probe | None
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
@@ -60,14 +69,41 @@ def build_plan(
     """What must hold for a complete trace. See Entry for `settle`, `causes` and `on_death`."""
     completion = trace.completion
     assert completion is not None
-    planner = _Planner(trace, completion)
+    with _without_gc():
+        return _build_plan(
+            _Planner(trace, completion), trace, torch_state, settle, causes, on_death
+        )
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Arming makes thousands of objects that stay: the collector would look at them in vain."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _build_plan(
+    planner: _Planner,
+    trace: Trace,
+    torch_state: tuple[object, ...],
+    settle: Callable[[], bool],
+    causes: object,
+    on_death: Callable[[object], None],
+) -> Plan:
     held, fetched = planner.find_inputs()
     dicts, objects, watched = planner.find_wires(held, on_death)
     sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
     guards = planner.write_guards(sentry, settle, causes, torch_state, held)
     suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
+    pulled = tuple(planner.pulled)
+    probe = build_probe(trace)
     return Plan(
-        guards, tuple(dicts), tuple(objects), sentry, build_probe(trace), held, suspects, fetched
+        guards, tuple(dicts), tuple(objects), sentry, pulled, probe, held, suspects, fetched
     )
 
 
@@ -90,6 +126,7 @@ class _Planner:
         for holder, key in completion.effects.written:
             if key not in self.before.get(holder, ()):
                 self.written.setdefault(holder, set()).add(key)
+        self.facts = [(wanted.meta, wanted.traits) for wanted in trace.inputs]
         self.pulled: list[PulledWire] = []
         self._carried_variables: dict[str, str] = {}
         self.backend_flags: tuple[object, ...] | None = None
@@ -101,11 +138,24 @@ class _Planner:
         pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
         for index, (tensor, sources) in enumerate(pairs):
             by_path = not any(is_anchored for _, is_anchored in sources)
-            if by_path or any(str(source) in carried for source, _ in sources):
+            is_carried = bool(carried) and any(str(source) in carried for source, _ in sources)
+            if is_carried and len(sources) > 1:
+                raise Refused(
+                    "volatile-source",
+                    f"{sources[0][0]} is replaced by the run, and {sources[1][0]} was the same "
+                    "tensor.",
+                )
+            if by_path or is_carried:
                 fetched.append(index)
             elif tensor is None:
                 raise Refused("volatile-source", f"{sources[0][0]} is gone after the run.")
             else:
+                if (meta_of(tensor), traits_of(tensor)) != self.facts[index]:
+                    raise Refused(
+                        "tensor-reshaped",
+                        f"the run changes the form of {sources[0][0]} in place: its shape, or "
+                        "whether it wants a gradient. The next call finds another tensor.",
+                    )
                 state.append(tensor)
         return Held(tuple(state)), tuple(fetched)
 
@@ -120,6 +170,9 @@ class _Planner:
             if not holder.anchored or isinstance(holder.kind, Code):
                 continue
             wanted = self.reads.filter_of(holder)
+            if isinstance(holder.kind, Members) and id(holder) in self.written:
+                if not self.before.get(id(holder)):
+                    continue  # only added to, and every call adds
             ignored = frozenset(self.written.get(id(holder), ()))
             before = self.before.get(id(holder), {})
             if wanted is not None and not (wanted - ignored):
@@ -139,6 +192,7 @@ class _Planner:
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)
         self._watch_tables(spaces)
+        self._watch_torch(spaces)
         self._watch_environment(spaces)
         live = self.reads.live
         objects: list[tuple[object, Source]] = [
@@ -154,7 +208,8 @@ class _Planner:
         objects += [(f, path) for f, path in self.reach.functions if self.reads.is_executed(f)]
         objects += [(cls, path) for cls, path in self.reach.classes if id(cls) in live]
         carried = {str(c.source) for c in self.completion.effects.carried}
-        if "backends" in self.reads.names:
+        named = self.reads.names | self.reads.uses.globals.keys()
+        if any("backends" in name or name in _BACKENDS or "sdp_enabled" in name for name in named):
             self.backend_flags = sample_backends()
         for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
             anchored = [source for source, is_anchored in sources if is_anchored]
@@ -165,8 +220,10 @@ class _Planner:
                     attribute = functools.partial(Attr, anchored[0])
                     names = None if self.reads.is_dynamic else self.reads.names
                     _join(spaces, own, names, attribute, frozenset())
-        objects = [(value, path) for value, path in objects if _is_weakly_held(value)]
-        wires = [ObjectWire(value, path, held, on_death) for value, path in objects]
+        facts = {id(t): f for t, f in zip(self.completion.tensors, self.facts, strict=True)}
+        wires = [
+            ObjectWire(value, path, held, on_death, facts.get(id(value))) for value, path in objects
+        ]
         dicts = [
             DictWire(
                 found.space, found.wanted, found.step, frozenset(found.ignored), held, found.before
@@ -207,6 +264,13 @@ class _Planner:
                 step = functools.partial(Item, Global("torch.nn.modules.module", name))
                 _join(spaces, getattr(module_globals, name), None, step, frozenset())
 
+    def _watch_torch(self, spaces: dict[int, _Space]) -> None:
+        """Functions of torch's that somebody may replace, under the names that were used."""
+        for module in (torch, torch.nn.functional):
+            names = frozenset(vars(module).keys() & self.reads.names)
+            step = functools.partial(Global, module.__name__)
+            _join(spaces, vars(module), names, step, frozenset())
+
     def _watch_environment(self, spaces: dict[int, _Space]) -> None:
         keys = self.completion.environment
         if keys != frozenset():
@@ -225,7 +289,8 @@ class _Planner:
         held: Held,
     ) -> Guards:
         """The function that admits a call."""
-        writer = GuardWriter(self.reads, self.completion.effects.counted_keys)
+        forms = {id(t): f for t, f in zip(self.completion.tensors, self.facts, strict=True)}
+        writer = GuardWriter(self.reads, self.completion.effects.counted_keys, forms)
         space = writer.space
         count, keywords, ordered = self.completion.shape
         named = (
@@ -241,6 +306,9 @@ class _Planner:
         writer.check(
             "torch's state", f"_state() == {names}", "as traced", f"{changes}(_state(), {names})"
         )
+        if self.trace.has_contexts:
+            sample, seen = writer.constant(sample_autocast), writer.constant(sample_autocast())
+            writer.check("autocast", f"{sample}() == {seen}", "as traced", f"{sample}()")
         if self.backend_flags is not None:
             sample, seen = writer.constant(sample_backends), writer.constant(self.backend_flags)
             writer.check("torch.backends", f"{sample}() == {seen}", "as traced", f"{sample}()")
@@ -248,8 +316,8 @@ class _Planner:
             token = writer.constant(abc.get_cache_token)
             now = abc.get_cache_token()
             writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
-        space["_quiet"], space["_settle"], space["_causes"] = sentry.is_quiet, settle, causes
-        writer.check("", "(_quiet() and not _causes) or _settle()", "", "''")
+        space["_quiet"], space["_settle"], space["_trouble"] = sentry.is_quiet, settle, causes
+        writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
         frozen = tuple(i for i, tensor in enumerate(held.tensors) if not tensor.requires_grad)
         if frozen and torch_state[0]:
             wants = writer.constant(held.wants_grad)
@@ -259,8 +327,8 @@ class _Planner:
         return self._write_arguments(writer)
 
     def _has_abstract_classes(self) -> bool:
-        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or bool(
-            {"isinstance", "issubclass"} & self.reads.uses.globals.keys()
+        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
+            self.reads.asks_for_classes
         )
 
     def _write_pulled(self, writer: GuardWriter, wire: PulledWire) -> None:
@@ -282,8 +350,14 @@ class _Planner:
             self._write_counted(writer, counted)
         fetched: list[str] = []
         carried_names = {str(c.source): c for c in completion.effects.carried}
+        for item in self.reach.aliases:  # an argument that is state as well
+            if id(item) in writer.variables:
+                kept, variable = writer.constant(Kept(item)), writer.variables[id(item)]
+                writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
         for tensor, sources in zip(completion.tensors, completion.sources, strict=True):
-            by_state = next((c for s, _ in sources if (c := carried_names.get(str(s)))), None)
+            by_state = None
+            if carried_names:
+                by_state = next((c for s, _ in sources if (c := carried_names.get(str(s)))), None)
             if by_state is not None:
                 fetched.append(self._carried_variables[str(by_state.source)])
             elif not any(is_anchored for _, is_anchored in sources):
@@ -387,14 +461,6 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
 def _describe_changes(now: tuple[object, ...], before: tuple[object, ...]) -> str:
     pairs = zip(QUICK_FIELDS, before, now, strict=True)
     return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
-
-
-def _is_weakly_held(value: object) -> bool:
-    return (
-        hasattr(type(value), "__weakref__")
-        or isinstance(value, (type, torch.Tensor))
-        or (type(value).__weakrefoffset__ != 0)
-    )
 
 
 @dataclass(slots=True)

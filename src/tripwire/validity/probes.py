@@ -7,6 +7,7 @@ tensor changed in place on the way. Equal probes are shared by the entries of a 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
 from tripwire.tracing.rules import words
@@ -71,10 +73,14 @@ class Probe:
             return f"{self.branches[0]}: can't be computed for this call"
         for branch, want, got in zip(self.branches, self.expected, values, strict=True):
             if not same_value(want, got):
-                return (
-                    f"{branch.op} at {branch.where.short}: expected {want!r:.60}, found {got!r:.60}"
-                )
+                expected, found = _in_short(want), _in_short(got)
+                return f"{branch.op} at {branch.where.short}: expected {expected}, found {found}"
         return None
+
+
+def _in_short(value: object) -> str:
+    text = str(fingerprint(value)) if isinstance(value, torch.Tensor) else repr(value)
+    return " ".join(text.split())[:60]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,19 @@ def build_probe(trace: Trace) -> Probe | None:
 def _is_constant(branch: Branch) -> bool:
     """Whether no input leads to a value, and nothing random does: it is the same every time."""
     return not branch.writers and all(
-        node.op in ("call_function", "call_method") and _name_of(node) not in _RANDOM
+        node.op in ("call_function", "call_method") and not _is_random(node)
         for node in _ancestors(branch.inputs)
+    )
+
+
+def can_repeat(trace: Trace) -> bool:
+    """Whether running a trace's graph leaves nothing behind: it draws and writes nothing."""
+    return not any(wanted.written for wanted in trace.inputs) and not any(
+        node.meta["tripwire"].python is not None
+        or _is_random(node)
+        or _name_of(node) in ("backward", "setitem", "setattr")
+        for node in trace.graph.nodes
+        if node.op in ("call_function", "call_method")
     )
 
 
@@ -183,7 +200,7 @@ def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, 
         raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
     for node in ancestors:
         name = _name_of(node)
-        if name in _RANDOM:
+        if _is_random(node):
             raise _refuse(branch, f"`{name}` leads to it, and is random")
         if node.meta["tripwire"].python is not None:
             raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
@@ -192,6 +209,22 @@ def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, 
             break
         if _name_of(node) in ("_enter_autocast", "_enter_inference_mode"):
             raise _refuse(branch, "autocast or inference mode is entered before it")
+
+
+def _is_random(node: fx.Node) -> bool:
+    return _name_of(node) in _RANDOM or _name_of(node) in _seeded_operators()
+
+
+@functools.cache
+def _seeded_operators() -> frozenset[str]:
+    """Operators that draw from a generator, by torch's own tags."""
+    found = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in getattr(packet, "overloads", list)():
+            if torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags:
+                found.add(name)
+    return frozenset(found)
 
 
 def _cost_of(node: fx.Node) -> int:
@@ -209,7 +242,7 @@ def _cost_of(node: fx.Node) -> int:
 def _name_of(node: fx.Node) -> str:
     if isinstance(node.target, str):
         return node.target
-    return str(getattr(node.target, "__name__", node.target))
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def _refuse(branch: Branch, why: str) -> Refused:

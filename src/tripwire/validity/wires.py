@@ -8,6 +8,7 @@ object dies when nobody else holds it.
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,6 +83,14 @@ def _writer(place: tuple[CodeType, int] | None) -> Writer | None:
 NOBODY = Writers()
 
 
+_GONE = object()  # what a dead reference is compared as
+
+
+def _alive_or_gone(ref: Callable[[], object]) -> object:
+    value = ref()
+    return _GONE if value is None else value
+
+
 class Held:
     """The tensors of one entry: held strongly while it is in use, weakly while it is retired.
 
@@ -112,11 +121,14 @@ class Held:
 
     def release(self) -> None:
         """Let them die."""
-        self._weak = tuple(map(weakref.ref, self.tensors))
-        self.tensors = ()
+        if self.tensors:
+            self._weak = tuple(map(weakref.ref, self.tensors))
+            self.tensors = ()
 
     def restore(self) -> bool:
         """Hold them again; whether all were still there."""
+        if not self._weak:
+            return True
         alive = [ref() for ref in self._weak]
         found = tuple(tensor for tensor in alive if tensor is not None)
         if len(found) < len(alive):
@@ -132,9 +144,10 @@ class Held:
 class Kept:
     """A value to compare with later, held weakly where it can be."""
 
-    __slots__ = ("_ref", "_value")
+    __slots__ = ("_cls", "_ref", "_value")
 
     def __init__(self, value: object, held: Held | None = None) -> None:
+        self._cls = type(value)
         self._value: object = None
         self._ref: Callable[[], object] | None = None
         if type(value) in PLAIN:
@@ -151,7 +164,7 @@ class Kept:
     def is_same(self, value: object) -> bool:
         """Whether a value is still this one, or an equal plain one."""
         if self._ref is not None:
-            return self._ref() is value
+            return value is not None and self._ref() is value  # a dead reference gives None
         kept = self._value
         return kept is value or (type(kept) in PLAIN and same_plain(kept, value))
 
@@ -162,11 +175,13 @@ class Kept:
 
     def spell(self, constant: Callable[[object], str]) -> str:
         """The value itself, as an expression."""
-        return constant(self._value) if self._ref is None else f"{constant(self._ref)}()"
+        if self._ref is None:
+            return constant(self._value)
+        return f"{constant(functools.partial(_alive_or_gone, self._ref))}()"
 
     def __str__(self) -> str:
-        value = self._value if self._ref is None else self._ref()
-        return "an object that is gone" if self._ref and value is None else str(fingerprint(value))
+        gone = self._ref is not None and self.value is None
+        return f"{self._cls.__qualname__} object" if gone else str(fingerprint(self.value))
 
 
 @functools.lru_cache(1024)  # most dicts of an entry share one set
@@ -226,7 +241,7 @@ class DictWire:
         for key, value in now.items():
             if key not in self._kept:
                 return Cause(self._step(key), "nothing", str(fingerprint(value)), writers.of(key))
-        if self._order is not None and self._order != tuple(now):
+        if self._order is not None and not same_plain(self._order, tuple(now)):
             key = next(iter(now), None)
             return Cause(self._step(key), "one order", "another order", None)
         return None
@@ -238,27 +253,47 @@ class ObjectWire:
     __slots__ = ("_cls", "_facts", "_path", "_ref", "_space")
 
     def __init__(
-        self, value: object, path: Source, held: Held, on_death: Callable[[object], None]
+        self,
+        value: object,
+        path: Source,
+        held: Held,
+        on_death: Callable[[object], None],
+        facts: Facts | None = None,
     ) -> None:
-        self._ref = held.refer_to(value) or weakref.ref(value, on_death)
+        self._ref = held.refer_to(value) or _refer(value, on_death)
         self._path = path
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
-        self._facts = _facts_of(value)
+        self._facts = facts or _facts_of(value)
+
+    def is_about(self, ref: object) -> bool:
+        """Whether this is the reference to the object."""
+        return self._ref is ref
+
+    def gone(self) -> Cause:
+        """What to say when the object died."""
+        return Cause(self._path, _class(self._cls), "gone", None)
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """How the object differs now."""
         value = self._ref()
         if value is None:
-            return Cause(self._path, "an object", "gone", writers.whole)
+            return self.gone()
         if type(value) is not self._cls:
             return Cause(self._path, _class(self._cls), _class(type(value)), writers.whole)
         if not isinstance(value, torch.Tensor) and id(own_dict(value)) != self._space:
             return Cause(self._path, "its own __dict__", "another __dict__", writers.whole)
         facts = _facts_of(value)
-        if facts != self._facts:
+        if not all(map(_same_fact, facts, self._facts)):
             return Cause(self._path, _describe(self._facts), _describe(facts), writers.whole)
         return None
+
+
+def _refer(value: object, on_death: Callable[[object], None]) -> Callable[[], object]:
+    try:
+        return weakref.ref(value, on_death)
+    except TypeError:  # an object with slots alone, kept for as long as the entry
+        return lambda: value
 
 
 def _class(cls: type) -> str:
@@ -276,6 +311,12 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, type):
         return (value.__mro__,)
     return ()
+
+
+def _same_fact(left: object, right: object) -> bool:
+    if isinstance(left, (TensorMeta, Traits)):
+        return left == right
+    return same_plain(left, right)
 
 
 def _describe(facts: Facts) -> str:
@@ -343,6 +384,12 @@ class PulledWire:
             return " and ".join(tests)
         elif isinstance(self._kind, (Elements, Members)) and self._wanted is None:
             values = tuple(k.value for k in self._kept)
+            if isinstance(self._kind, Elements) and all(type(v) in PLAIN for v in values):
+                owner, same = constant(self._owner), constant(operator.is_)
+                return (
+                    f"len({owner}) == {len(values)} and "
+                    f"all(map({same}, {owner}, {constant(values)}))"
+                )
             if all(type(value) in (str, type) for value in values):  # equal means the same
                 return f"{constant(self._owner)} == {constant(_copy(self._owner, values))}"
             return None

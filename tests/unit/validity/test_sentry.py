@@ -5,8 +5,10 @@ import functools
 import sys
 import types
 import weakref
+from pathlib import Path
 
 import pytest
+from support import run_python
 
 from tripwire.validity import sentry, twin
 
@@ -522,6 +524,13 @@ def setter_of(descriptor):
 
 @in_c
 def test_hooks_are_in_place_only_while_an_object_is_watched():
+    """In a process of its own: compiled functions of other tests may still be watched here."""
+    folder, tests = str(Path(__file__).parent), str(Path(__file__).parents[2])
+    paths = f"import sys; sys.path[:0] = [{folder!r}, {tests!r}]"
+    run_python(f"{paths}; import test_sentry as t; t.check_hooks()")
+
+
+def check_hooks():
     descriptors = [vars(object)["__class__"], vars(Plain)["__dict__"], vars(OnlyDict)["__dict__"]]
     sentry.Sentry([], [Plain(), OnlyDict()]).close()
     before = [setter_of(descriptor) for descriptor in descriptors]

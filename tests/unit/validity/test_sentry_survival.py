@@ -96,7 +96,9 @@ def test_address_that_is_used_again_belongs_to_the_new_object_only(check_survive
     check_survives(
         """
         reused = 0
-        for _ in range(2000):
+        for _ in range(100_000):  # memory comes back when the allocator likes
+            if reused > 10:
+                break
             thing = Plain()
             address = id(thing)
             old = Sentry([], [thing])

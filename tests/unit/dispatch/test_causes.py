@@ -1,0 +1,436 @@
+"""Each retirement has a cause: what was written, from what to what, by whom. A miss says why."""
+
+import logging
+import os
+import sys
+import types
+
+import pytest
+import torch
+from support import check_same
+from torch import nn
+
+import tripwire
+from tripwire.tracing.sources import Local
+from tripwire.validity import Writer, twin
+
+pytestmark = pytest.mark.usefixtures("sentry")
+
+X = torch.arange(6.0).reshape(2, 3)
+SCALE = 2.0
+CONFIG = types.ModuleType("config")
+
+names_dict_writers = pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="dict watchers, which see the writer, came with Python 3.12"
+)
+
+
+class Box:
+    """Something to hang attributes on."""
+
+    factor = 2.0
+
+    def __init__(self):
+        self.scale = 2.0
+
+    def apply(self, x):
+        return x * self.scale * self.factor
+
+
+class OtherBox(Box):
+    def apply(self, x):
+        return x + self.scale
+
+
+def add_one(x):
+    return x + 1
+
+
+def scale_by_global(x):
+    return x * SCALE
+
+
+def scale_by_config(x):
+    return x * CONFIG.scale
+
+
+def cause_of(call, change):
+    """The cause of the retirement that a write brings."""
+    compiled = tripwire.compile(call, fullgraph=True)
+    check_same(call(X), compiled(X))
+    change()
+    check_same(call(X), compiled(X))
+    assert compiled.statistics().retired == 1
+    (cause,) = compiled.statistics().causes
+    return cause
+
+
+def set_attribute(obj, name, value):
+    def write():
+        setattr(obj, name, value)
+
+    return write
+
+
+# --- source, old and new ---
+
+
+def test_an_attribute_is_named_with_both_values() -> None:
+    box = Box()
+    cause = cause_of(box.apply, set_attribute(box, "scale", 3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("L['self'].scale", "2.0", "3.0")
+
+
+def test_a_deleted_attribute_is_named(monkeypatch) -> None:
+    box = Box()
+    monkeypatch.setattr(Box, "scale", 5.0, raising=False)
+    cause = cause_of(box.apply, lambda: delattr(box, "scale"))
+    assert str(cause.source) == "L['self'].scale"
+    assert cause.old == "2.0"
+
+
+def test_an_attribute_that_shadows_a_class_attribute_is_named() -> None:
+    box = Box()
+    cause = cause_of(box.apply, set_attribute(box, "factor", 3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("L['self'].factor", "nothing", "3.0")
+
+
+def test_a_global_is_named_with_both_values(monkeypatch) -> None:
+    cause = cause_of(scale_by_global, lambda: monkeypatch.setattr(f"{__name__}.SCALE", 3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("G['SCALE']", "2.0", "3.0")
+
+
+def test_a_class_attribute_is_named_with_both_values(monkeypatch) -> None:
+    cause = cause_of(Box().apply, lambda: monkeypatch.setattr(Box, "factor", 3.0))
+    assert "factor" in str(cause.source)
+    assert str(cause.source).startswith("T[")
+    assert (cause.old, cause.new) == ("2.0", "3.0")
+
+
+def test_an_attribute_of_a_python_module_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(CONFIG, "scale", 2.0, raising=False)
+    cause = cause_of(scale_by_config, set_attribute(CONFIG, "scale", 3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("G['CONFIG'].scale", "2.0", "3.0")
+
+
+def test_a_parameter_is_named_with_its_path() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    weight = nn.Parameter(torch.ones(2, 3))
+    cause = cause_of(net, set_attribute(net[1], "weight", weight))
+    assert str(cause.source) == "L['self'][1].weight"
+    assert cause.old == cause.new == "tensor float32[2, 3]"
+
+
+def test_requires_grad_is_named_with_what_changed() -> None:
+    net = nn.Linear(3, 2)
+    cause = cause_of(net, lambda: net.weight.requires_grad_(False))
+    assert str(cause.source) == "L['self'].weight"
+    assert "requires grad" in cause.old
+    assert "requires grad" not in cause.new
+
+
+def test_training_is_named() -> None:
+    net = nn.Dropout(0.0)
+    cause = cause_of(net, net.eval)
+    assert (str(cause.source), cause.old, cause.new) == ("L['self'].training", "True", "False")
+
+
+def test_an_item_of_a_dict_is_named() -> None:
+    options = {"scale": 2.0}
+    cause = cause_of(lambda x: x * options["scale"], lambda: options.update(scale=3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("C['options']['scale']", "2.0", "3.0")
+
+
+def test_a_module_dict_write_is_named() -> None:
+    net = nn.Module()
+    net.parts = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.ReLU()})
+    old = net.parts["b"]  # held, so that there is something to compare with
+    net.forward = lambda x: net.parts["b"](net.parts["a"](x))
+    cause = cause_of(net, lambda: net.parts.update({"b": nn.Tanh()}))
+    assert str(cause.source).endswith("['b']")
+    assert (cause.old, cause.new) == ("ReLU object", "Tanh object")
+    assert old is not net.parts["b"]
+
+
+def test_a_submodule_that_somebody_else_holds_is_named_when_replaced() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    old = net[1]
+    cause = cause_of(net, set_attribute(net, "1", nn.Tanh()))
+    assert (str(cause.source), cause.old, cause.new) == (
+        "L['self'][1]",
+        "ReLU object",
+        "Tanh object",
+    )
+    assert old is not net[1]
+
+
+def test_a_submodule_that_dies_when_replaced_is_named() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    cause = cause_of(net, set_attribute(net, "1", nn.Tanh()))
+    assert str(cause.source) == "L['self'][1]"
+
+
+def test_a_hook_is_named_with_its_table() -> None:
+    net = nn.Linear(3, 2)
+    cause = cause_of(net, lambda: net.register_forward_hook(lambda module, args, output: output))
+    assert "_forward_hooks" in str(cause.source)
+
+
+def test_an_environment_variable_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("TRIPWIRE_TEST_SCALE", "2")
+    cause = cause_of(
+        lambda x: x * int(os.environ["TRIPWIRE_TEST_SCALE"]),
+        lambda: monkeypatch.setenv("TRIPWIRE_TEST_SCALE", "3"),
+    )
+    assert "TRIPWIRE_TEST_SCALE" in str(cause.source)
+    assert ("2" in cause.old, "3" in cause.new) == (True, True)
+
+
+def test_an_element_of_a_list_is_named() -> None:
+    scales = [2.0, 5.0]
+    cause = cause_of(lambda x: x * scales[0], lambda: scales.__setitem__(0, 3.0))
+    assert (str(cause.source), cause.old, cause.new) == ("C['scales'][0]", "2.0", "3.0")
+
+
+# --- the writer ---
+
+
+def test_the_writer_of_a_class_is_known(sentry) -> None:
+    box = Box()
+
+    def write():
+        box.__class__ = OtherBox
+
+    cause = cause_of(lambda x: box.apply(x), write)
+    assert (cause.old, cause.new) == ("Box object", "OtherBox object")
+    check_writer(cause, write, sentry)
+
+
+def test_the_writer_of_code_is_known(sentry) -> None:
+    def grow(x):
+        return x + 1
+
+    def write():
+        grow.__code__ = (lambda x: x + 2).__code__
+
+    cause = cause_of(grow, write)
+    assert "code of" in cause.old
+    check_writer(cause, write, sentry)
+
+
+def test_the_writer_of_defaults_is_known(sentry) -> None:
+    def grow(x, by=1):
+        return x + by
+
+    def write():
+        grow.__defaults__ = (2,)
+
+    check_writer(cause_of(grow, write), write, sentry)
+
+
+def test_the_writer_of_requires_grad_is_known(sentry) -> None:
+    net = nn.Linear(3, 2)
+
+    def write():
+        net.weight.requires_grad = False
+
+    check_writer(cause_of(net, write), write, sentry)
+
+
+@names_dict_writers
+def test_the_writer_of_an_attribute_is_known(sentry) -> None:
+    box = Box()
+
+    def write():
+        box.scale = 3.0
+
+    check_writer(cause_of(box.apply, write), write, sentry)
+
+
+@names_dict_writers
+def test_the_writer_of_a_global_is_known(sentry) -> None:
+    def write():
+        globals()["SCALE"] = 3.0
+
+    try:
+        check_writer(cause_of(scale_by_global, write), write, sentry)
+    finally:
+        globals()["SCALE"] = 2.0
+
+
+@names_dict_writers
+def test_the_writer_of_a_dict_item_is_known(sentry) -> None:
+    options = {"scale": 2.0}
+
+    def write():
+        options["scale"] = 3.0
+
+    check_writer(cause_of(lambda x: x * options["scale"], write), write, sentry)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on the writer is known")
+def test_a_writer_that_python_311_cannot_tell_is_unknown() -> None:
+    box = Box()
+    cause = cause_of(box.apply, set_attribute(box, "scale", 3.0))
+    assert cause.writer is None
+    assert str(cause) == "L['self'].scale: 2.0 → 3.0 (writer unknown)"
+
+
+def check_writer(cause, write, sentry) -> None:
+    """The cause names the function that wrote, and its line; the twin says that it can't tell."""
+    if sentry is twin.Sentry:
+        assert cause.writer is None
+        assert "writer unknown" in str(cause)
+        return
+    code = write.__code__
+    assert cause.writer == Writer(code.co_filename, code.co_firstlineno + 1, code.co_qualname)
+    assert f"written at {code.co_filename}:{code.co_firstlineno + 1}" in str(cause)
+
+
+# --- how they add up ---
+
+
+def test_causes_come_in_the_order_of_retirements() -> None:
+    box = Box()
+    compiled = tripwire.compile(box.apply, fullgraph=True)
+    for scale in (2.0, 3.0, 4.0):
+        box.scale = scale
+        compiled(X)
+    assert [cause.new for cause in compiled.statistics().causes] == ["3.0", "4.0"]
+
+
+def test_only_the_latest_causes_are_kept() -> None:
+    box = Box()
+    compiled = tripwire.compile(box.apply, fullgraph=True)
+    compiled(X)
+    for _ in range(30):
+        box.scale = 3.0
+        compiled(X)
+        box.scale = 2.0
+        compiled(X)
+    statistics = compiled.statistics()
+    assert statistics.traces == 2
+    assert len(statistics.causes) == 16
+    assert statistics.retired > 16
+
+
+def test_a_cause_holds_no_object_of_the_users() -> None:
+    net = nn.Linear(3, 2)
+    cause = cause_of(net, set_attribute(net, "weight", nn.Parameter(torch.ones(2, 3))))
+    assert isinstance(cause.source.base, Local)
+    assert isinstance(cause.old, str)
+    assert isinstance(cause.new, str)
+
+
+def test_a_value_that_came_back_before_the_next_call_is_no_cause() -> None:
+    box = Box()
+    compiled = tripwire.compile(box.apply, fullgraph=True)
+    compiled(X)
+    box.scale = 3.0
+    box.scale = 2.0
+    compiled(X)
+    assert compiled.statistics().causes == ()
+    assert compiled.statistics().hits == 1
+
+
+# --- the log ---
+
+
+def test_a_miss_is_told_in_one_line_with_expected_and_found_shapes(caplog) -> None:
+    compiled = tripwire.compile(add_one)
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(torch.ones(2))
+        assert caplog.messages == []
+        compiled(torch.ones(3))
+    (message,) = caplog.messages
+    assert "\n" not in message
+    assert message.startswith("add_one is traced again: L['x']: expected Tensor float32[2]")
+    assert "found Tensor float32[3]" in message
+
+
+def test_a_miss_is_told_with_the_old_and_the_new_value(caplog, monkeypatch) -> None:
+    compiled = tripwire.compile(scale_by_global)
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(X)
+        monkeypatch.setattr(f"{__name__}.SCALE", 3.0)
+        compiled(X)
+    assert "G['SCALE']: 2.0 → 3.0" in caplog.messages[0]
+
+
+def test_a_miss_names_every_entry_and_every_wire_that_tripped(caplog) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    compiled = tripwire.compile(net)
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(X)
+        compiled(X[:1])
+        net.eval()
+        compiled(X)
+    first, second = caplog.messages[-1].removeprefix("Sequential is traced again: ").split(" | ")
+    for reason in (first, second):
+        assert "L['self'].training: True → False" in reason
+        assert "L['self'][1].training: True → False" in reason
+
+
+def test_a_miss_of_plain_values_is_told_with_both(caplog) -> None:
+    compiled = tripwire.compile(lambda x, scale, name: x * scale)
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(X, 2.0, "a")
+        compiled(X, 3.0, "a\nb")
+    (message,) = caplog.messages
+    assert "L['scale']: expected 2.0, found 3.0" in message
+    assert "\n" not in message
+
+
+def test_a_miss_of_a_probed_value_is_told_with_its_line(caplog) -> None:
+    def pick(x, index):
+        return x[int(index)]
+
+    compiled = tripwire.compile(pick)
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(X, torch.tensor(0))
+        compiled(X, torch.tensor(1))
+    (message,) = caplog.messages
+    line = pick.__code__.co_firstlineno + 1
+    assert f"at test_causes.py:{line}: expected 0, found 1" in message
+
+
+def test_a_miss_because_of_a_gradient_is_told_in_one_line(caplog) -> None:
+    def grow(x):
+        return x + 1 if x.grad is None else x + 2
+
+    compiled = tripwire.compile(grow)
+    x = X.clone().requires_grad_()
+    with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
+        compiled(x)
+        x.sum().backward()
+        compiled(x)
+    assert all("\n" not in message for message in caplog.messages)
+
+
+def test_hits_log_nothing(caplog) -> None:
+    net = nn.Linear(3, 2)
+    compiled = tripwire.compile(net)
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(3):
+            compiled(X)
+            compiled(X[:1])
+        caplog.clear()
+        for _ in range(3):
+            compiled(X)
+            compiled(X[:1])
+    assert caplog.messages == []
+
+
+def test_an_entry_that_comes_back_logs_nothing(caplog) -> None:
+    net = nn.Dropout(0.5)
+    compiled = tripwire.compile(net)
+    with caplog.at_level(logging.DEBUG):
+        for switch in (net.train, net.eval):
+            switch()
+            compiled(X)
+        caplog.clear()
+        for switch in (net.train, net.eval, net.train):
+            switch()
+            compiled(X)
+    assert caplog.messages == []
+    assert compiled.statistics().retired > 2
