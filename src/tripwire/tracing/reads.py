@@ -348,7 +348,7 @@ class ReadSet:
             or key in uses.stored_attributes
             or key in uses.stored_globals
             or key in self._computed
-            or self.is_open(type(holder.owner))
+            or (not isinstance(holder.kind, ClassDict) and self.is_open(type(holder.owner)))
         )
 
     def is_read(self, value: object, path: Source) -> bool:

@@ -31,6 +31,7 @@ from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
+from tripwire.tracing.structure import own_dict
 from tripwire.tracing.values import (
     LAZY,
     Known,
@@ -111,6 +112,8 @@ class TracingState:
         self.observer: Observer | None = None
         self.quiet = False  # branches go untold: whoever asked for the run guards them
         self.environment: set[str] | None = set()  # variables that were read; None: all of them
+        # Tensors with attributes of their own, and those.
+        self.attributes: dict[int, tuple[torch.Tensor, dict[str, object]]] = {}
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
         self.refusal: Refusal | None = None
@@ -205,8 +208,12 @@ class TracingState:
 
     def _reach_tensor(self, tensor: torch.Tensor, source: Source, anchored: bool) -> None:
         known = self.values.add(tensor)
-        if not anchored and self.quiet:
-            self.given.append(tensor)
+        if self.quiet:
+            if not anchored:
+                self.given.append(tensor)
+            attributes = own_dict(tensor)
+            if attributes:
+                self.attributes.setdefault(id(tensor), (tensor, dict(attributes)))
         if known.node is None or known.sources:  # not one that the run itself made
             known.sources.setdefault(source, anchored)
 

@@ -38,6 +38,7 @@ from tripwire.tracing.structure import (
     build_skeleton,
     holds_mutable,
     iter_tensors,
+    own_dict,
 )
 from tripwire.tracing.torchstate import sample_torch_state
 from tripwire.tracing.uses import find_uses
@@ -315,6 +316,7 @@ class _Session:
         if self.complete:
             self._check_reads(reads)
             self._check_tables()
+            self._check_tensor_attributes()
         writes = list(state.reach.holders.find_writes())
         self._writes = writes
         planner = self._planner(writes)
@@ -400,6 +402,18 @@ class _Session:
                     f"{path} is a {type(value).__qualname__}: it has state that Python doesn't "
                     "show, so a change of it couldn't be noticed. Read what is needed from it "
                     "outside.",
+                )
+
+    def _check_tensor_attributes(self) -> None:
+        for tensor, known in self.state.values.live():
+            before = self.state.attributes.get(id(tensor), (None, {}))[1]
+            now = own_dict(tensor) or {}
+            same = now.keys() == before.keys() and all(now[k] is before[k] for k in now)
+            if known.sources and not same:
+                raise Refused(
+                    "tensor-attribute",
+                    f"the run sets an attribute of the tensor {next(iter(known.sources))}, and a "
+                    "compiled call wouldn't. Keep it elsewhere.",
                 )
 
     def _check_tables(self) -> None:

@@ -212,19 +212,17 @@ def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, 
 
 
 def _is_random(node: fx.Node) -> bool:
-    return _name_of(node) in _RANDOM or _name_of(node) in _seeded_operators()
+    return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
 
 
 @functools.cache
-def _seeded_operators() -> frozenset[str]:
-    """Operators that draw from a generator, by torch's own tags."""
-    found = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        for overload in getattr(packet, "overloads", list)():
-            if torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags:
-                found.add(name)
-    return frozenset(found)
+def _is_seeded(name: str) -> bool:
+    """Whether an operator of this name draws from a generator, by torch's own tags."""
+    packet = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )
 
 
 def _cost_of(node: fx.Node) -> int:

@@ -9,6 +9,7 @@ import cases_lookups
 import cases_modules
 import cases_python
 import cases_torch_state
+import cases_traps
 import cases_values
 
 FAMILIES = (
@@ -22,5 +23,6 @@ FAMILIES = (
     cases_values.FAMILY,
     cases_effects.FAMILY,
     cases_python.FAMILY,
+    cases_traps.FAMILY,
 )
 CASES = tuple(case for family in FAMILIES for case in family)

@@ -1,0 +1,369 @@
+"""Traps: programs that once fooled a part of tripwire, or looked as if they could."""
+
+from channel import Family
+
+FAMILY = Family("traps")
+case = FAMILY.case
+
+
+def effect(name: str, source: str, *, state: str = "None", **more: object) -> None:
+    """A case in which the calls themselves write."""
+    more.setdefault("changes", bool(more.get("writes")))
+    case(name, source, state=state, **more)
+
+
+# --- references and identity --------------------------------------------------------------------
+
+case(
+    "tensor attribute that dies and becomes None",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask = torch.ones(4)
+        def forward(self, x):
+            return x * 2 if self.mask is not None else x * 3
+    call = Net()
+    """,
+    writes=["call.mask = None"],
+)
+case(
+    "callback argument that becomes None",
+    "def call(x, f=None): return x * 2 if f is None else f(x)",
+    inputs=["x, lambda x: x * 5", "x, None"],
+)
+case(
+    "argument that is also state, then only equal",
+    """
+    class Config:
+        scale = 2.0
+    CURRENT = Config()
+    SEEN = [CURRENT]
+    def call(x, c): return x * 2 if c is CURRENT and c in SEEN else x * 3
+    """,
+    inputs=["x, CURRENT", "x, Config()"],
+)
+case(
+    "two sources of a tensor that the run replaces",
+    """
+    H = torch.ones(4)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.h = H
+        def forward(self, x):
+            self.h = self.h + 1
+            return self.h + H
+    call = Net()
+    """,
+    writes=["H = torch.zeros(4)"],
+)
+
+# --- what a run changes in place ------------------------------------------------------------------
+
+case(
+    "shape read before it is changed",
+    """
+    def call(t):
+        n = t.shape[0]
+        t.unsqueeze_(0)
+        return t * n
+    """,
+    inputs=["x", "m[:1]"],
+)
+effect(
+    "attribute counted on a tensor",
+    """
+    T = torch.ones(4)
+    def call(x):
+        T.seen = getattr(T, "seen", 0) + 1
+        return x * 2
+    """,
+    state="T.seen",
+)
+for _operator in ("*= 2", "^= 1", "//= 2", "%= 3", "<<= 1"):
+    effect(
+        f"counter that is updated by {_operator}",
+        f"""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.n = 100
+            def forward(self, x):
+                self.n {_operator}
+                return x * 2
+        call = Net()
+        """,
+        state="call.n",
+    )
+effect(
+    "deque that grows on the left",
+    """
+    from collections import deque
+    D = deque()
+    def call(x):
+        D.appendleft(float(len(D)))
+        return x * 2
+    """,
+    state="list(D)",
+)
+effect(
+    "set that gets what it has",
+    """
+    S = {"a"}
+    def call(x):
+        S.add("a")
+        return x * 2
+    """,
+    writes=["S.clear()"],
+    state="sorted(S)",
+    changes=False,
+)
+effect(
+    "list that gets what it has",
+    """
+    L = [5]
+    def call(x):
+        L[0] = 5
+        return x * 2
+    """,
+    writes=["L[0] = 0"],
+    state="L",
+    changes=False,
+)
+effect(
+    "items swapped in an argument",
+    """
+    def call(x, d):
+        d["a"], d["b"] = d["b"], d["a"]
+        return x * 2
+    """,
+    inputs=["x, {'a': [1], 'b': [2]}"],
+)
+effect(
+    "object taken out of an argument and returned",
+    """
+    def call(x, d):
+        o = d.pop("o")
+        return x * 2, o
+    """,
+    inputs=["x, {'o': [1]}"],
+)
+effect(
+    "object written after its path moved",
+    """
+    class Box:
+        def __init__(self, n): self.n = n
+    class Pair:
+        def __init__(self): self.box, self.other = Box(1), Box(2)
+    def call(x, o):
+        b = o.box
+        o.box = o.other
+        b.n = 5
+        return x * 2, b, o.other
+    """,
+    inputs=["x, Pair()"],
+)
+effect(
+    "counter inside a custom autograd function",
+    """
+    class Double(torch.autograd.Function):
+        calls = 0
+        @staticmethod
+        def forward(ctx, x):
+            Double.calls += 1
+            return x * 2
+        @staticmethod
+        def backward(ctx, g): return g * 2
+    def call(x): return Double.apply(x)
+    """,
+    state="Double.calls",
+)
+effect(
+    "error on a hit, after effects and random numbers",
+    """
+    SEEN = []
+    def call(x, i):
+        SEEN.append(1)
+        return x * torch.rand(4) + torch.ones(3)[i]
+    """,
+    inputs=["x, torch.tensor([0])", "x, torch.tensor([9])", "x, torch.tensor([1])"],
+    state="torch.get_rng_state().sum()",
+)
+
+# --- what is handed out --------------------------------------------------------------------------
+
+effect(
+    "mutable objects made by the call",
+    """
+    from collections import Counter
+    KEPT = []
+    def call(x):
+        made = bytearray(b"ab"), Counter("aab"), [1]
+        KEPT.append(made[0])
+        return x * 2, *made
+    """,
+    state="len({id(k) for k in KEPT})",
+)
+effect(
+    "closure made by the call",
+    """
+    def call(x):
+        n = [0]
+        def tick():
+            n[0] += 1
+            return n[0]
+        return x * 2, tick() + tick()
+    """,
+)
+
+# --- values and containers -----------------------------------------------------------------------
+
+case(
+    "subclasses of numbers and strings",
+    """
+    class F(float): pass
+    class S(str): pass
+    def call(x, f, s): return x * f + len(s)
+    """,
+    inputs=["x, F(2.0), S('a')", "x, F(3.0), S('a')", "x, F(3.0), S('abc')"],
+)
+case(
+    "range and slice that only equal",
+    "def call(x, r, s): return x * r.stop + isinstance(s.stop, bool)",
+    inputs=["x, range(0, 3, 2), slice(0, 1)", "x, range(0, 4, 2), slice(0, True)"],
+)
+case(
+    "defaults that only equal",
+    """
+    def helper(x, k=1): return x * 2 if type(k) is int else x * 3
+    def call(x): return helper(x)
+    """,
+    writes=["helper.__defaults__ = (1.0,)"],
+)
+case(
+    "dict of twenty thousand",
+    """
+    TABLE = {i: float(i) for i in range(20_000)}
+    def call(x): return x * TABLE[15_000]
+    """,
+    writes=["TABLE[15_000] = 3.0"],
+    unrelated=["TABLE[1] = 3.0"],
+)
+case(
+    "unread tensors in arguments",
+    "def call(batch): return batch['x'] * 2",
+    inputs=["{'x': x, 'y': y}", "{'x': y, 'y': x}"],
+)
+case(
+    "dict subclass that counts its reads",
+    """
+    READS = []
+    class D(dict):
+        def __getitem__(self, key):
+            READS.append(key)
+            return dict.__getitem__(self, key)
+    def call(x, d): return x * d["a"]
+    """,
+    inputs=["x, D(a=2.0)", "x, D(a=3.0)"],
+    state="len(READS)",
+)
+case(
+    "IntEnum in a global",
+    """
+    import enum
+    class E(enum.IntEnum):
+        A = 1
+        B = 2
+    MODE = E.A
+    def call(x): return x * 2 if MODE is E.A else x * 3
+    """,
+    writes=["MODE = E.B"],
+)
+
+# --- names in disguise ---------------------------------------------------------------------------
+
+case(
+    "getattr under another name",
+    """
+    fetch = getattr
+    class Config: pass
+    CONFIG = Config()
+    CONFIG.scale = 2.0
+    NAME = "sc" + "ale"
+    def call(x): return x * fetch(CONFIG, NAME)
+    """,
+    writes=["CONFIG.scale = 3.0"],
+)
+case(
+    "property that adds up its object's dict",
+    """
+    class Config:
+        def __init__(self): self.a = 2.0
+        @property
+        def total(self): return sum(self.__dict__.values())
+    CONFIG = Config()
+    def call(x): return x * CONFIG.total
+    """,
+    writes=["CONFIG.a = 3.0", "CONFIG.b = 1.0"],
+)
+case(
+    "weak proxy",
+    """
+    import weakref
+    class Config:
+        scale = 2.0
+    CONFIG = Config()
+    PROXY = weakref.proxy(CONFIG)
+    def call(x): return x * PROXY.scale
+    """,
+    writes=["CONFIG.scale = 3.0"],
+)
+case(
+    "Python module reached through a closure",
+    """
+    import types
+    def build():
+        config = types.ModuleType("config")
+        config.scale = 2.0
+        def call(x): return x * config.scale
+        return call, config
+    call, config = build()
+    """,
+    writes=["config.scale = 3.0"],
+    unrelated=["config.other = 1"],
+)
+
+# --- torch ---------------------------------------------------------------------------------------
+
+case(
+    "method of a class of torch's replaced",
+    """
+    call = nn.Sequential(nn.LayerNorm(4))
+    plain = nn.LayerNorm.forward
+    """,
+    writes=[
+        "nn.LayerNorm.forward = lambda self, x: plain(self, x) * 2",
+        "nn.LayerNorm.forward = plain",
+    ],
+)
+case(
+    "random value taken under another name",
+    "def call(x): return x * torch.binomial(torch.full((1,), 10.0), torch.full((1,), 0.5)).item()",
+    state="torch.get_rng_state().sum()",
+    changes=False,
+)
+case(
+    "autocast dtype set outside of autocast",
+    """
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    LAYER = nn.Linear(4, 4)
+    def call(x):
+        with torch.autocast("cpu"):
+            return LAYER(x).dtype == torch.bfloat16
+    """,
+    writes=[
+        "torch.set_autocast_dtype('cpu', torch.float16)",
+        "torch.set_autocast_dtype('cpu', torch.bfloat16)",
+    ],
+)
