@@ -299,9 +299,16 @@ static int n_hooks;
 
 static int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
     setter original = (setter)hooks[number].original;
-    touch_object(self, NULL);
+    /* One look for strangers, unless somebody began to watch meanwhile. */
+    int is_watched = first_at(&objects, self) != NULL;
+    size_t n_watches = objects.n_watches;
+    if (is_watched) {
+        touch_object(self, NULL);
+    }
     int result = original(self, value, closure);
-    touch_object(self, NULL);
+    if (is_watched || objects.n_watches != n_watches) {
+        touch_object(self, NULL);
+    }
     return result;
 }
 
@@ -312,8 +319,10 @@ static void touch_arguments(PyObject *self, PyObject *args, PyObject *kwargs) {
         return;
     }
     touch_object(self, NULL);
-    touch_object(args, NULL); /* METH_O */
-    if (args != NULL && PyTuple_Check(args)) {
+    if (args != NULL && !PyTuple_Check(args)) { /* METH_O */
+        touch_object(args, NULL);
+    }
+    else if (args != NULL) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
             touch_object(PyTuple_GET_ITEM(args, i), NULL);
         }
