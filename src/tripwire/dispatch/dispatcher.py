@@ -34,6 +34,8 @@ refusals = logging.getLogger("tripwire.refusals")
 
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
+# What models do when they first need it: put hooks on themselves, mark tensors.
+_MAY_SETTLE = frozenset({"module-changed", "tensor-attribute"})
 # A call that was refused this often stays plain. More than once, because much code does things
 # on its first call only: it warns, fills a cache, makes a buffer.
 REFUSALS_ALLOWED = 3
@@ -144,8 +146,8 @@ class Dispatcher:
             refusal = run.refusal or self._add(run.trace, torch_state, key)
         except Refused as refused:
             refusal = Refusal(refused.slug, refused.reason, refused.where)
-        if refusal is not None and refusal.slug == "module-changed":
-            self._unsettled[key] += 1  # hooks that a model puts on itself when it first needs them
+        if refusal is not None and refusal.slug in _MAY_SETTLE:
+            self._unsettled[key] += 1
             if self._unsettled[key] < REFUSALS_ALLOWED:
                 return run.result
         if refusal is not None:
