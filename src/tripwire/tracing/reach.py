@@ -286,6 +286,8 @@ class Reach:
                 yield dict_behind(item), path
             case _ if type(item).__module__ == "numpy" and not is_array(item):
                 pass  # a scalar, a dtype, a function: nothing there changes
+            case _ if is_array(item) and item.dtype.hasobject:
+                self.opaque.append((item, path))
             case _ if is_array(item) or isinstance(item, _BYTES):
                 self.holders.remember(item, ARRAY, path, anchored)
             case _ if type(item).__module__ == _COMPILED:  # a compiled function's own attributes
@@ -298,6 +300,9 @@ class Reach:
             case logging.Logger():
                 self.holders.remember(item, ATTRIBUTES, path, anchored)
                 self.holders.remember(item.manager, ATTRIBUTES, Attr(path, "manager"), anchored)
+            case _ if _module_of(type(item)).partition(".")[0] in _MACHINERY:
+                if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
+                    self.opaque.append((item, path))  # an event, a future, a thread, ...
             case _ if _is_looked_into(type(item)):
                 self.objects.append((item, path, anchored))
                 shows = own_dict(item) is not None or slots_of(type(item))
@@ -557,7 +562,8 @@ def _is_shadowed(item: object, name: str, value: object) -> bool:
 
 
 _COMPILED = "tripwire.dispatch.compiled"
-_UNSEEN_PACKAGES = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "logging")
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue")
 
 
 def _is_looked_into(cls: type) -> bool:
@@ -565,7 +571,7 @@ def _is_looked_into(cls: type) -> bool:
     module = _module_of(cls)
     top = module.partition(".")[0]
     if is_stdlib_module(module):
-        return top not in _UNSEEN_PACKAGES
+        return top != "logging"
     return not module.startswith("torch._") and top != "tripwire"
 
 
