@@ -171,7 +171,7 @@ class Dispatcher:
                 return refusal
         hits = self._count_hits()
         if self._traces > TRACES_ON_TRUST and hits < self._traces:
-            self._plain.add(key)
+            self._stay_plain(key)
             return Refusal(
                 "keeps-changing",
                 f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
@@ -195,8 +195,13 @@ class Dispatcher:
         self._unsettled[key] += 1
         if self._unsettled[key] < REFUSALS_ALLOWED:
             return None
-        self._plain.add(key)
+        self._stay_plain(key)
         return _refuse_volatile(volatile)
+
+    def _stay_plain(self, key: object) -> None:
+        """Try no more. With fullgraph every such call raises: none may run plainly unseen."""
+        if not self.options.fullgraph:
+            self._plain.add(key)
 
     def _drop_entries(self) -> tuple[Entry, ...]:
         """Entries that stay beside a new one: the dead go, and the least used above the bound."""

@@ -64,7 +64,6 @@ class Entry:
         self.last_used = 0
         completion = trace.completion
         assert completion is not None
-        self.name = trace.name
         self._outputs = trace.outputs
         self._effects = completion.effects.steps
         self._binding = trace.binding

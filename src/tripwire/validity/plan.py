@@ -127,6 +127,8 @@ class _Planner:
             if key not in self.before.get(holder, ()):
                 self.written.setdefault(holder, set()).add(key)
         self.facts = [(wanted.meta, wanted.traits) for wanted in trace.inputs]
+        # By tensor: what the run found, whatever it made of it.
+        self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))
         self.pulled: list[PulledWire] = []
         self._carried_variables: dict[str, str] = {}
         self.backend_flags: tuple[object, ...] | None = None
@@ -220,9 +222,9 @@ class _Planner:
                     attribute = functools.partial(Attr, anchored[0])
                     names = None if self.reads.is_dynamic else self.reads.names
                     _join(spaces, own, names, attribute, frozenset())
-        facts = {id(t): f for t, f in zip(self.completion.tensors, self.facts, strict=True)}
+        forms = self.forms
         wires = [
-            ObjectWire(value, path, held, on_death, facts.get(id(value))) for value, path in objects
+            ObjectWire(value, path, held, on_death, forms.get(id(value))) for value, path in objects
         ]
         dicts = [
             DictWire(
@@ -289,8 +291,7 @@ class _Planner:
         held: Held,
     ) -> Guards:
         """The function that admits a call."""
-        forms = {id(t): f for t, f in zip(self.completion.tensors, self.facts, strict=True)}
-        writer = GuardWriter(self.reads, self.completion.effects.counted_keys, forms)
+        writer = GuardWriter(self.reads, self.completion.effects.counted_keys, self.forms)
         space = writer.space
         count, keywords, ordered = self.completion.shape
         named = (
@@ -300,7 +301,7 @@ class _Planner:
         )
         called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
         writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
-        space["_state"], space["_fields"] = sample_quickly, QUICK_FIELDS
+        space["_state"] = sample_quickly
         names = writer.constant(torch_state)
         changes = writer.constant(_describe_changes)
         writer.check(
@@ -427,16 +428,14 @@ class _Planner:
         """Where a tensor is changed in place, which others share its memory matters."""
         if not any(wanted.written for wanted in self.trace.inputs) or len(writer.tensors) < 2:
             return
-        names = list(writer.tensors.values())
         pattern = writer.constant(_storage_pattern)
         tensors = [t for t in self.completion.tensors if t is not None and id(t) in writer.tensors]
         by_id = {id(tensor): tensor for tensor in tensors}
         seen = _storage_pattern(*[by_id[i] for i in writer.tensors if i in by_id])
         listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
-        if names:
-            writer.check(
-                "arguments", f"{pattern}({listed}) == {seen!r}", "memory shared as traced", "'not'"
-            )
+        writer.check(
+            "arguments", f"{pattern}({listed}) == {seen!r}", "memory shared as traced", "'not'"
+        )
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:

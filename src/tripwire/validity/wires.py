@@ -421,6 +421,3 @@ class PulledWire:
         if keys != self._keys:
             return Cause(self._step(keys[0]), "one order", "another order", None)
         return None
-
-
-Wire = DictWire | ObjectWire | PulledWire

@@ -534,3 +534,24 @@ def test_a_coroutine_function_runs_as_plain_python() -> None:
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     check_same(X + 1, done.value.value)
+
+
+# --- fullgraph never falls back unseen ---
+
+
+def test_under_fullgraph_what_keeps_changing_raises_on_every_later_call() -> None:
+    steps = [0]
+
+    def scaled(x):
+        steps[0] = steps[0] + 1
+        return x * steps[0]
+
+    compiled = tripwire.compile(scaled, fullgraph=True)
+    raised = 0
+    for _ in range(6):
+        try:
+            compiled(X)
+        except tripwire.CannotTrace:
+            raised += 1
+    assert raised == 4  # the first two may yet settle
+    assert steps == [6]
