@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "tripwire"
 
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
-    {"env", "errors", "tracing.uses", "validity.weakkeys", "validity.twin"},
+    {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
     {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
     {"tracing.values", "tracing.purity"},
@@ -42,6 +42,7 @@ LAYERS = [
     {"dispatch.dispatcher"},
     {"dispatch.compiled"},
     {"dispatch"},
+    {"recording"},
     {"api"},
     {""},
 ]

@@ -1,0 +1,1 @@
+"""Recording: a call becomes a file that runs again elsewhere."""

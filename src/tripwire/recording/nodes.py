@@ -1,0 +1,359 @@
+"""Nodes: the closed set of things that a record can hold, as JSON.
+
+A record's objects are one flat table. A *slot* is a small plain value written as itself, or
+`[n]`, the nth node of the table. So sharing and cycles are references to one node, nothing
+nests deeply, and nothing in a file can name code to run: classes and functions are nodes too,
+and stay data until a replay is trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Index = Annotated[int, msgspec.Meta(ge=0)]
+Reference = tuple[Index]
+# Floats that JSON can't write (nan, infinities), large ints and lone surrogates are nodes.
+Slot = None | bool | int | float | str | Reference
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One thing in the table; written as `[tag, field, ...]`."""
+
+
+# --- plain values ---
+
+
+class BigInt(Node, tag="int"):
+    """An int beyond 64 bits, in hexadecimal."""
+
+    digits: str
+
+
+class Bits(Node, tag="bits"):
+    """A float by its 64 bits, in hexadecimal."""
+
+    digits: str
+
+
+class Complex(Node, tag="complex"):
+    """A complex number by the bits of its parts."""
+
+    real: str
+    imag: str
+
+
+class Text(Node, tag="text"):
+    """A string that UTF-8 can't hold: its bytes with surrogates passed."""
+
+    data: bytes
+
+
+class Bytes(Node, tag="bytes"):
+    """Bytes, or a bytearray."""
+
+    data: bytes
+    mutable: bool
+
+
+class Constant(Node, tag="const"):
+    """`Ellipsis` or `NotImplemented`."""
+
+    name: str
+
+
+class Range(Node, tag="range"):
+    """A range."""
+
+    start: Slot
+    stop: Slot
+    step: Slot
+
+
+class Slice(Node, tag="slice"):
+    """A slice."""
+
+    start: Slot
+    stop: Slot
+    step: Slot
+
+
+# --- containers ---
+
+
+class Tuple(Node, tag="tuple"):
+    """A tuple."""
+
+    items: tuple[Slot, ...]
+
+
+class NamedTuple(Node, tag="ntuple"):
+    """An instance of a namedtuple's class."""
+
+    cls: Reference
+    items: tuple[Slot, ...]
+
+
+class List(Node, tag="list"):
+    """A list."""
+
+    items: tuple[Slot, ...]
+
+
+class Set(Node, tag="set"):
+    """A set or a frozenset."""
+
+    items: tuple[Slot, ...]
+    frozen: bool
+
+
+class Deque(Node, tag="deque"):
+    """A deque."""
+
+    items: tuple[Slot, ...]
+    limit: int | None
+
+
+class Dict(Node, tag="dict"):
+    """A dict, in its order. `form` is "dict", "ordered", "default" or "counter"."""
+
+    form: str
+    keys: tuple[Slot, ...]
+    values: tuple[Slot, ...]
+    factory: Slot = None
+
+
+# --- tensors and arrays ---
+
+
+class Tensor(Node, tag="tensor"):
+    """A contiguous tensor that is the whole of its storage, on the CPU.
+
+    The blob in tensors.safetensors has its dtype and shape.
+    """
+
+    blob: Index
+    kind: str  # "" a plain tensor, "grad" one that requires grad, "param", "frozen" parameter
+
+
+class TensorView(Node, tag="view"):
+    """A tensor of any other form, over the bytes of a blob."""
+
+    blob: Index
+    first: Index  # where the blob begins in the storage, in bytes: unused ends are not kept
+    dtype: str
+    shape: tuple[Index, ...]
+    stride: tuple[Index, ...]
+    offset: Index
+    device: str
+    kind: str
+    conjugated: bool
+    negated: bool
+
+
+class Withheld(Node, tag="withheld"):
+    """A tensor whose values were left out, by policy, by size, or because they can't be kept."""
+
+    policy: str  # "statistics", "shape" or "redacted"
+    dtype: str
+    shape: tuple[Index, ...]
+    stride: tuple[Index, ...]
+    device: str
+    kind: str
+    statistics: tuple[float, ...] | None  # lowest, highest, mean, standard deviation
+
+
+class TensorExtras(Node, tag="extras"):
+    """What hangs on a tensor: its gradient, its class and its Python attributes."""
+
+    tensor: Reference
+    grad: Slot
+    cls: Slot
+    names: tuple[str, ...]
+    values: tuple[Slot, ...]
+
+
+class Array(Node, tag="array"):
+    """A NumPy array or scalar over the bytes of a blob."""
+
+    blob: Index
+    dtype: str
+    shape: tuple[Index, ...]
+    fortran: bool
+    scalar: bool
+
+
+class TorchValue(Node, tag="torch"):
+    """A dtype, device, layout, memory format or size, as torch prints it."""
+
+    kind: str
+    text: str
+
+
+class Generator(Node, tag="generator"):
+    """A torch.Generator of one's own."""
+
+    device: str
+    state: Reference
+
+
+# --- objects, classes, functions ---
+
+
+class Object(Node, tag="object"):
+    """An instance: its class, its attributes, and what it holds as a list, dict, ... if it is one.
+
+    `names` are the keys of its `__dict__`; `slots` those of its slots.
+    """
+
+    cls: Reference
+    names: tuple[str, ...]
+    values: tuple[Slot, ...]
+    slots: tuple[str, ...]
+    slot_values: tuple[Slot, ...]
+    content: Slot = None
+
+
+class EnumMember(Node, tag="member"):
+    """A member of an enum, by its value: flags can have members without a name."""
+
+    cls: Reference
+    name: str | None
+    value: Slot
+
+
+class Library(Node, tag="library"):
+    """Something of torch, the standard library or an installed package, by where it lies."""
+
+    module: str
+    name: str  # "" for the module itself
+
+
+class Cell(Node, tag="cell"):
+    """A closure cell."""
+
+    content: Slot
+    empty: bool
+
+
+class Function(Node, tag="function"):
+    """A Python function of the user's."""
+
+    name: str
+    qualname: str
+    code: Index  # in the table of codes
+    namespace: Reference
+    defaults: Slot
+    kwdefaults: Slot
+    closure: tuple[Reference, ...]
+    attributes: Slot  # its `__dict__`
+
+
+class Wrapped(Node, tag="wrapped"):
+    """Something around functions: `form` says what, `parts` in the order of its constructor.
+
+    "method" (function, self), "partial" (function, args, kwargs, attributes), "staticmethod",
+    "classmethod", "property" (get, set, delete, doc), "cached_property", "lru_cache"
+    (function, maxsize, typed), "weakref".
+    """
+
+    form: str
+    parts: tuple[Slot, ...]
+
+
+class Class(Node, tag="class"):
+    """A class of the user's. `form` is "plain", "dataclass", "enum" or "namedtuple".
+
+    `detail` is what the form needs beyond the attributes: the parameters of `dataclass`, the
+    members of an enum, the fields and defaults of a namedtuple.
+    """
+
+    name: str
+    qualname: str
+    module: str
+    meta: Reference
+    bases: tuple[Reference, ...]
+    names: tuple[str, ...]
+    values: tuple[Slot, ...]
+    form: str
+    detail: Slot
+
+
+class Namespace(Node, tag="namespace"):
+    """The globals of a user's module, as far as recorded code names them."""
+
+    module: str
+    names: tuple[str, ...]
+    values: tuple[Slot, ...]
+
+
+class Module(Node, tag="module"):
+    """A user's Python module as a value: a dummy with the attributes that were accessed."""
+
+    name: str
+    names: tuple[str, ...]
+    values: tuple[Slot, ...]
+
+
+class Opaque(Node, tag="opaque"):
+    """Something that a record can't hold: what it was, and why not."""
+
+    cls: str
+    text: str
+    reason: str
+
+
+AnyNode = (
+    BigInt
+    | Bits
+    | Complex
+    | Text
+    | Bytes
+    | Constant
+    | Range
+    | Slice
+    | Tuple
+    | NamedTuple
+    | List
+    | Set
+    | Deque
+    | Dict
+    | Tensor
+    | TensorView
+    | Withheld
+    | TensorExtras
+    | Array
+    | TorchValue
+    | Generator
+    | Object
+    | EnumMember
+    | Library
+    | Cell
+    | Function
+    | Wrapped
+    | Class
+    | Namespace
+    | Module
+    | Opaque
+)
+
+
+class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The code of one function: where its source lies, and its marshalled form."""
+
+    name: str
+    file: str  # as Python names it in tracebacks
+    line: Index  # of the first line of `source`
+    source: str | None  # a member under src/; None where the source isn't known
+    place: tuple[int, int]  # line and column of the `def` or `lambda` in that file
+    marshalled: str | None  # a member under code/; for the interpreter of the manifest alone
+    free: tuple[str, ...]  # names of its closure cells
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """objects.json: every node, every code, and the nodes that the record starts from."""
+
+    roots: dict[str, Slot]
+    nodes: tuple[AnyNode, ...]
+    codes: tuple[Code, ...] = ()
