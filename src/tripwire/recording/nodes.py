@@ -25,45 +25,45 @@ class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 # --- plain values ---
 
 
-class BigInt(Node, tag="int"):
+class BigInt(Node, tag="int", frozen=True):
     """An int beyond 64 bits, in hexadecimal."""
 
     digits: str
 
 
-class Bits(Node, tag="bits"):
+class Bits(Node, tag="bits", frozen=True):
     """A float by its 64 bits, in hexadecimal."""
 
     digits: str
 
 
-class Complex(Node, tag="complex"):
+class Complex(Node, tag="complex", frozen=True):
     """A complex number by the bits of its parts."""
 
     real: str
     imag: str
 
 
-class Text(Node, tag="text"):
+class Text(Node, tag="text", frozen=True):
     """A string that UTF-8 can't hold: its bytes with surrogates passed."""
 
     data: bytes
 
 
-class Bytes(Node, tag="bytes"):
+class Bytes(Node, tag="bytes", frozen=True):
     """Bytes, or a bytearray."""
 
     data: bytes
     mutable: bool
 
 
-class Constant(Node, tag="const"):
+class Constant(Node, tag="const", frozen=True):
     """`Ellipsis` or `NotImplemented`."""
 
     name: str
 
 
-class Range(Node, tag="range"):
+class Range(Node, tag="range", frozen=True):
     """A range."""
 
     start: Slot
@@ -71,7 +71,7 @@ class Range(Node, tag="range"):
     step: Slot
 
 
-class Slice(Node, tag="slice"):
+class Slice(Node, tag="slice", frozen=True):
     """A slice."""
 
     start: Slot
@@ -82,40 +82,40 @@ class Slice(Node, tag="slice"):
 # --- containers ---
 
 
-class Tuple(Node, tag="tuple"):
+class Tuple(Node, tag="tuple", frozen=True):
     """A tuple."""
 
     items: tuple[Slot, ...]
 
 
-class NamedTuple(Node, tag="ntuple"):
+class NamedTuple(Node, tag="ntuple", frozen=True):
     """An instance of a namedtuple's class."""
 
     cls: Reference
     items: tuple[Slot, ...]
 
 
-class List(Node, tag="list"):
+class List(Node, tag="list", frozen=True):
     """A list."""
 
     items: tuple[Slot, ...]
 
 
-class Set(Node, tag="set"):
+class Set(Node, tag="set", frozen=True):
     """A set or a frozenset."""
 
     items: tuple[Slot, ...]
     frozen: bool
 
 
-class Deque(Node, tag="deque"):
+class Deque(Node, tag="deque", frozen=True):
     """A deque."""
 
     items: tuple[Slot, ...]
     limit: int | None
 
 
-class Dict(Node, tag="dict"):
+class Dict(Node, tag="dict", frozen=True):
     """A dict, in its order. `form` is "dict", "ordered", "default" or "counter"."""
 
     form: str
@@ -127,7 +127,7 @@ class Dict(Node, tag="dict"):
 # --- tensors and arrays ---
 
 
-class Tensor(Node, tag="tensor"):
+class Tensor(Node, tag="tensor", frozen=True):
     """A contiguous tensor that is the whole of its storage, on the CPU.
 
     The blob in tensors.safetensors has its dtype and shape.
@@ -137,7 +137,7 @@ class Tensor(Node, tag="tensor"):
     kind: str  # "" a plain tensor, "grad" one that requires grad, "param", "frozen" parameter
 
 
-class TensorView(Node, tag="view"):
+class TensorView(Node, tag="view", frozen=True):
     """A tensor of any other form, over the bytes of a blob."""
 
     blob: Index
@@ -152,7 +152,7 @@ class TensorView(Node, tag="view"):
     negated: bool
 
 
-class Withheld(Node, tag="withheld"):
+class Withheld(Node, tag="withheld", frozen=True):
     """A tensor whose values were left out, by policy, by size, or because they can't be kept."""
 
     policy: str  # "statistics", "shape" or "redacted"
@@ -164,7 +164,7 @@ class Withheld(Node, tag="withheld"):
     statistics: tuple[float, ...] | None  # lowest, highest, mean, standard deviation
 
 
-class TensorExtras(Node, tag="extras"):
+class TensorExtras(Node, tag="extras", frozen=True):
     """What hangs on a tensor: its gradient, its class and its Python attributes."""
 
     tensor: Reference
@@ -174,7 +174,7 @@ class TensorExtras(Node, tag="extras"):
     values: tuple[Slot, ...]
 
 
-class Array(Node, tag="array"):
+class Array(Node, tag="array", frozen=True):
     """A NumPy array or scalar over the bytes of a blob."""
 
     blob: Index
@@ -184,14 +184,14 @@ class Array(Node, tag="array"):
     scalar: bool
 
 
-class TorchValue(Node, tag="torch"):
+class TorchValue(Node, tag="torch", frozen=True):
     """A dtype, device, layout, memory format or size, as torch prints it."""
 
     kind: str
     text: str
 
 
-class Generator(Node, tag="generator"):
+class Generator(Node, tag="generator", frozen=True):
     """A torch.Generator of one's own."""
 
     device: str
@@ -201,7 +201,7 @@ class Generator(Node, tag="generator"):
 # --- objects, classes, functions ---
 
 
-class Object(Node, tag="object"):
+class Object(Node, tag="object", frozen=True):
     """An instance: its class, its attributes, and what it holds as a list, dict, ... if it is one.
 
     `names` are the keys of its `__dict__`; `slots` those of its slots.
@@ -215,7 +215,7 @@ class Object(Node, tag="object"):
     content: Slot = None
 
 
-class EnumMember(Node, tag="member"):
+class EnumMember(Node, tag="member", frozen=True):
     """A member of an enum, by its value: flags can have members without a name."""
 
     cls: Reference
@@ -223,21 +223,21 @@ class EnumMember(Node, tag="member"):
     value: Slot
 
 
-class Library(Node, tag="library"):
+class Library(Node, tag="library", frozen=True):
     """Something of torch, the standard library or an installed package, by where it lies."""
 
     module: str
     name: str  # "" for the module itself
 
 
-class Cell(Node, tag="cell"):
+class Cell(Node, tag="cell", frozen=True):
     """A closure cell."""
 
     content: Slot
     empty: bool
 
 
-class Function(Node, tag="function"):
+class Function(Node, tag="function", frozen=True):
     """A Python function of the user's."""
 
     name: str
@@ -250,7 +250,7 @@ class Function(Node, tag="function"):
     attributes: Slot  # its `__dict__`
 
 
-class Wrapped(Node, tag="wrapped"):
+class Wrapped(Node, tag="wrapped", frozen=True):
     """Something around functions: `form` says what, `parts` in the order of its constructor.
 
     "method" (function, self), "partial" (function, args, kwargs, attributes), "staticmethod",
@@ -262,7 +262,7 @@ class Wrapped(Node, tag="wrapped"):
     parts: tuple[Slot, ...]
 
 
-class Class(Node, tag="class"):
+class Class(Node, tag="class", frozen=True):
     """A class of the user's. `form` is "plain", "dataclass", "enum" or "namedtuple".
 
     `detail` is what the form needs beyond the attributes: the parameters of `dataclass`, the
@@ -280,7 +280,7 @@ class Class(Node, tag="class"):
     detail: Slot
 
 
-class Namespace(Node, tag="namespace"):
+class Namespace(Node, tag="namespace", frozen=True):
     """The globals of a user's module, as far as recorded code names them."""
 
     module: str
@@ -288,7 +288,7 @@ class Namespace(Node, tag="namespace"):
     values: tuple[Slot, ...]
 
 
-class Module(Node, tag="module"):
+class Module(Node, tag="module", frozen=True):
     """A user's Python module as a value: a dummy with the attributes that were accessed."""
 
     name: str
@@ -296,7 +296,7 @@ class Module(Node, tag="module"):
     values: tuple[Slot, ...]
 
 
-class Opaque(Node, tag="opaque"):
+class Opaque(Node, tag="opaque", frozen=True):
     """Something that a record can't hold: what it was, and why not."""
 
     cls: str
