@@ -19,7 +19,13 @@ SOURCE = ROOT / "src" / "tripwire"
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
     {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
-    {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
+    {
+        "tracing.questions",
+        "tracing.sources",
+        "tracing.ranges",
+        "tracing.scopes",
+        "tracing.torchstate",
+    },
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
     {"tracing.values", "tracing.purity"},
     {"tracing.holders", "tracing.observe", "tracing.binding"},

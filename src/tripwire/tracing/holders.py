@@ -223,6 +223,12 @@ class Names(_DictKind):
         return Attr(path, key) if self.module is None else Global(self.module, key)
 
 
+class LibraryNames(Names):
+    """Attributes of a module of torch's or the standard library's: as with their classes."""
+
+    __slots__ = ()
+
+
 class Elements(Kind):
     """A list or a deque, by position."""
 
@@ -539,7 +545,9 @@ class Holders:
         """What the run changed."""
         told: set[tuple[int, Any]] = set()  # functions of one module share its globals
         for holder in self.all:
-            if isinstance(holder.kind, LibraryClass):  # hooks of other threads come and go there
+            if isinstance(
+                holder.kind, (LibraryClass, LibraryNames)
+            ):  # hooks of other threads come and go there
                 continue
             keys, values = holder.kind.read(holder.owner)
             kept = self._keep(values)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -386,6 +387,25 @@ def _wrap_environment(plain: Callable[..., Any]) -> Callable[..., Any]:
     return read_all
 
 
+# --- modules that are imported by name ------------------------------------------------------------
+
+
+def _wrap_import(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`import` statements are read off the code; `importlib.import_module` passes here."""
+
+    def import_by_name(name: str, package: Any = None, level: int = 0) -> Any:
+        module = plain(name, package, level)
+        state, CURRENT.state = CURRENT.state, None  # what the walk asks isn't the run's
+        try:
+            if state is not None:
+                state.reach.walk_import(module.__name__)
+        finally:
+            CURRENT.state = state
+        return module
+
+    return import_by_name
+
+
 # --- contexts ----------------------------------------------------------------------------------
 
 
@@ -493,6 +513,7 @@ PYTHON_PATCHES = (
     Patch(os._Environ, "__iter__", _wrap_environment),
     Patch(os._Environ, "__len__", _wrap_environment),
     *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
+    Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
 )
 _OF_TORCH = Patches(lambda: PATCHES)
 _OF_PYTHON = Patches(lambda: PYTHON_PATCHES)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import abc
 import array
+import builtins
 import functools
 import gc
 import itertools
 import logging
 import operator
+import os
 import sys
 import threading
 import types
@@ -49,10 +51,13 @@ from tripwire.tracing.holders import (
     THREAD_LOCAL,
     WEAK,
     Holders,
+    LibraryNames,
     Names,
     Table,
 )
 from tripwire.tracing.names import find_global_names
+from tripwire.tracing.purity import find_impurity
+from tripwire.tracing.rules import Refuse
 from tripwire.tracing.sources import (
     Attr,
     Cell,
@@ -73,7 +78,7 @@ from tripwire.tracing.structure import (
     read_slots,
     slots_of,
 )
-from tripwire.tracing.uses import RECORDED, find_uses
+from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
@@ -129,7 +134,10 @@ class Reach:
         self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
         # Tables of modules that held nothing: whoever fills one changes what the module does.
         self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
+        self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
+        self._passed: dict[str, str] = {}  # names that are handed to calls, and where
         self.known_code: set[int] = set()  # of reached functions, and of functions made inside
+        self._remember_library_class(torch.Tensor, Global("torch", "Tensor"))
 
     def close(self) -> None:
         """Reach no more tensors: lets go of the state, which holds this."""
@@ -163,8 +171,7 @@ class Reach:
                 self._on_tensor(item, path, anchored)
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
-                if not is_library_module(item.__name__):
-                    self._python_modules.setdefault(id(item), (item, path))
+                self._python_modules.setdefault(id(item), (item, path))
                 found = self._names_of(item, path, names | self._names)
                 queue.extend((v, p, True) for v, p in found)
                 continue
@@ -189,11 +196,38 @@ class Reach:
         globals_ = find_global_names(code)
         self.hides_names |= not RECORDED.isdisjoint(globals_ & namespace.keys())
         self.holders.remember(namespace, Names(globals_, module), None, True)
-        names = frozenset(find_uses(code).attributes) - self._names
+        uses = find_uses(code)
+        for name, line in uses.passed.items():
+            self._passed.setdefault(name, f"{code.co_filename}:{line}")
+            if name in globals_:
+                self._judge(name, namespace.get(name, vars(builtins).get(name)))
+        names = frozenset(uses.attributes) - self._names
         self._names |= names
         for name in sorted(globals_ & namespace.keys()):
+            if namespace[name] is sys:
+                self._walk_loaded_modules(uses, name, Global(module, name))
             self.walk(namespace[name], Global(module, name), True)
         self.walk_names(names)
+
+    def _judge(self, name: str, value: object) -> None:
+        """A C function that is handed to a call may be called by C code, which no event shows."""
+        if isinstance(value, types.BuiltinFunctionType):
+            refuse = find_impurity(value, library=False)
+            if refuse is not None:
+                self.handed_on.append((refuse, self._passed[name]))
+
+    def _walk_loaded_modules(self, uses: Uses, name: str, path: Source) -> None:
+        """Reach what a function takes from `sys.modules` by constant names."""
+        of_sys = uses.steps.get(Step(StepKind.GLOBAL, name))
+        if of_sys is None or "modules" not in of_sys.attributes:
+            return
+        use = uses.steps[Step(StepKind.ATTRIBUTE, "modules")]
+        for key in use.keys:
+            self.walk_import(str(key))
+        if use.whole or use.attributes or use.stored_keys:
+            loaded = Attr(path, "modules")
+            self.edges.append((id(sys.modules), loaded))
+            self.opaque.append((sys.modules, loaded))
 
     def walk_names(self, names: frozenset[str]) -> None:
         """Reach attributes of the Python modules that are known so far."""
@@ -202,10 +236,9 @@ class Reach:
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
-        module = sys.modules.get(name)
-        if module is not None and not is_library_module(name):
+        if not is_library_module(name):
             self.holders.remember(sys.modules, Names(frozenset({name}), "sys.modules"), None, True)
-            self.walk(module, Imported(name), True)
+            self.walk(sys.modules.get(name), Imported(name), True)
 
     def walk_traced(self, function: types.FunctionType) -> None:
         """Reach the closure variables of the traced function, its defaults, and itself."""
@@ -312,15 +345,19 @@ class Reach:
                 yield from self._class_of(item, path)
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
-        if is_library_module(module.__name__):
-            return
         space = vars(module)
+        library = is_library_module(module.__name__)
+        if library:
+            names &= space.keys()
         new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
         self._module_names.update((id(module), name) for name in new)
         if new:
-            self.holders.remember(space, Names(frozenset(new)), path, True)
+            kind = LibraryNames if library else Names
+            self.holders.remember(space, kind(frozenset(new)), path, True)
         for name in new:
-            if name in space:
+            if library and name in self._passed:
+                self._judge(name, space[name])
+            if name in space and not (library and _is_constant(space[name])):
                 yield space[name], Attr(path, name)
 
     def _class_of(self, item: object, path: Source) -> Reached:
@@ -353,7 +390,7 @@ class Reach:
     def _remember_library_class(self, cls: type, path: Source) -> None:
         """A method of torch's that somebody replaces counts; what it holds isn't walked."""
         self.edges.append((id(cls), path))
-        if id(cls) not in self._classes and issubclass(cls, nn.Module):
+        if id(cls) not in self._classes and can_be_written(cls):
             self._classes.add(id(cls))
             self._alive.append(cls)
             self.holders.remember(cls, LIBRARY_CLASS, path, True)
@@ -535,7 +572,28 @@ def hides_state(cls: type) -> bool:
     )
 
 
-IS_HEAP_TYPE = 1 << 9
+IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
+
+
+def can_be_written(cls: type) -> bool:
+    """Whether attributes can be put on a class."""
+    return bool(cls.__flags__ & IS_HEAP_TYPE) and not cls.__flags__ & _IS_IMMUTABLE_TYPE
+
+
+def _is_constant(value: object) -> bool:
+    """Whether something in a library's module is its code, or state that is watched elsewhere."""
+    if value is sys.modules or value is os.environ:
+        return True
+    if isinstance(value, (types.ModuleType, list, dict, set, deque, tuple)):
+        return False
+    module = (
+        getattr(value, "__module__", None)
+        if isinstance(value, (type, types.FunctionType))
+        else _module_of(type(value))
+    )
+    return isinstance(module, str) and is_library_module(module)
+
+
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 

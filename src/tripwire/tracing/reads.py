@@ -267,7 +267,7 @@ class ReadSet:
                 whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
                 return None if whole or _is_container(holder.owner) else self.names
             case LibraryClass():
-                return self._class_names - {"__call__"}  # replaced by hooks, in any thread
+                return self._class_names - _HOOKED  # replaced by hooks, in any thread
             case ClassDict():
                 return self._class_names
             case Items():
@@ -397,6 +397,7 @@ class ReadSet:
         return "\n".join([f"{len(rows)} reads", *lines])
 
 
+_HOOKED = frozenset({"__call__", "as_subclass", "_make_subclass", "set_"})
 # Functions through which attributes are looked up: names in them are names at their callers.
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _ACCESSORS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})

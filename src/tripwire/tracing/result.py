@@ -17,6 +17,7 @@ from tripwire.errors import InputMismatch
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.effects import Effects
+from tripwire.tracing.questions import Answer
 from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.reach import Reach
 from tripwire.tracing.reads import ReadSet
@@ -62,6 +63,7 @@ class Completion:
     fetched: tuple[Source, ...]  # what result and effects reach through a call's arguments
     shape: tuple[int, tuple[str, ...], bool]  # arguments, keywords, whether their order counts
     environment: frozenset[str] | None  # variables that were read; None: all of them
+    answers: tuple[Answer, ...]  # to questions that the executed code may have asked
     expressions: dict[str, str]  # how this call's locals are spelled
     bound: dict[str, object]  # the locals themselves
     reach: Reach

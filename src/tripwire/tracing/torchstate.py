@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch.utils._device import DeviceContext
@@ -89,26 +88,6 @@ QUICK_FIELDS = (
     "float32 matmul precision",
     "number of threads",
 )
-
-
-def sample_backends() -> tuple[object, ...]:
-    """Flags of torch.backends that programs read."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    cuda: Any = torch.backends.cuda
-    return (
-        cudnn.enabled,
-        cudnn.benchmark,
-        cudnn.deterministic,
-        cudnn.allow_tf32,
-        matmul.allow_tf32,
-        matmul.allow_fp16_reduced_precision_reduction,
-        torch.backends.mkldnn.enabled,
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        torch.backends.opt_einsum.enabled,
-        torch.backends.mha.get_fastpath_enabled(),
-    )
 
 
 def has_foreign_modes() -> bool:

@@ -25,6 +25,7 @@ from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.effects import Effects, plan_effects, refer_to
 from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import observing
+from tripwire.tracing.questions import Answer, ask_all
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording
 from tripwire.tracing.refusals import Refusal, Refused
@@ -188,7 +189,7 @@ class _Session:
         }
         self._started: set[int] = set()
         self.before = sample_torch_state()
-        self.seed = torch.initial_seed()
+        self.answers = ask_all()
         for value, source in binding.sources(bound):
             anchored = isinstance(source, Local) and source.name not in expressions
             for tensor, path in iter_tensors(value, source):
@@ -281,8 +282,13 @@ class _Session:
         return Run(result, None, state.refusal, tuple(state.modules))
 
     def _check_torch_state(self) -> None:
-        if torch.initial_seed() != self.seed:
-            raise Refused("generator-reseeded", "torch's default generator was seeded by the run.")
+        for answer in self.answers:
+            if answer.seen is not None and answer.question.ask() != answer.seen:
+                raise Refused(
+                    answer.question.slug,
+                    f"the function leaves {answer.question.about} changed, and a compiled call "
+                    "wouldn't. Set it outside, or restore it before returning.",
+                )
         if any(generator.initial_seed() != seed for generator, seed in self.state.reach.generators):
             raise Refused("generator-reseeded", "a torch.Generator was seeded by the run.")
         changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
@@ -357,7 +363,7 @@ class _Session:
             binding=self.binding,
             namespaces=self.namespaces,
             skeletons=self.skeletons,
-            completion=None if effects is None else self._completion(effects, planner),
+            completion=None if effects is None else self._completion(effects, planner, reads),
             _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
         )
 
@@ -395,6 +401,8 @@ class _Session:
                 f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "
                 "reads can't be told.",
             )
+        for refuse, place in self.state.reach.handed_on:
+            raise Refused(refuse.slug, f"{place}: {refuse.reason}")
         for value, path in self.state.reach.opaque:
             if reads.is_read(value, path):
                 raise Refused(
@@ -425,20 +433,34 @@ class _Session:
                     "parameter, a buffer or a submodule. Do it before the first call.",
                 )
 
-    def _completion(self, effects: Effects, planner: Planner) -> Completion:
+    def _completion(self, effects: Effects, planner: Planner, reads: ReadSet) -> Completion:
         reach = self.state.reach
         paths = [write.holder.path for write in self._writes if not write.holder.anchored]
         return Completion(
             effects,
             tuple(dict.fromkeys([*paths, *planner.fetched])),
             self.shape,
-            None if self.state.environment is None else frozenset(self.state.environment),
+            self._environment(reads),
+            self._find_answers(reads),
             self.expressions,
             self.bound,
             reach,
             tuple(known() for _, known in self.state.inputs),
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
         )
+
+    def _environment(self, reads: ReadSet) -> frozenset[str] | None:
+        variables = self.state.environment
+        if variables is None or "environb" in reads.names:  # which reads them all, in bytes
+            return None
+        return frozenset(variables)
+
+    def _find_answers(self, reads: ReadSet) -> tuple[Answer, ...]:
+        """What the executed code may have asked for, by its names."""
+        named = reads.names | reads.uses.globals.keys()
+        asked = (a for a in self.answers if not a.question.words.isdisjoint(named))
+        # None: the module in question was first imported by the run.
+        return tuple(a if a.seen is not None else a.question.answer() for a in asked)
 
     def _check_result(
         self,

@@ -76,6 +76,7 @@ class Uses:
     has_dynamic_names: bool  # attributes are read or written under computed names
     opens_self: bool  # the same, but of `self` only: `self.__dict__`, `super().__setattr__(k, v)`
     refused: tuple[str, int] | None  # reaches code, frames or objects behind our back
+    passed: dict[str, int]  # globals and attributes that are handed to a call
     steps: dict[Step, Use]
 
 
@@ -115,8 +116,10 @@ def join(uses: Iterable[Uses]) -> Uses:
     imports: set[str] = set()
     dynamic = opens_self = False
     refused = None
+    passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
     for one in uses:
+        passed |= one.passed
         for name, line in one.attributes.items():
             attributes.setdefault(name, line)
         for name, line in one.globals.items():
@@ -142,6 +145,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         dynamic,
         opens_self,
         refused,
+        passed,
         steps,
     )
 
@@ -329,6 +333,9 @@ class _Grown(_Value):
         self.value.escape()
 
 
+_NAMED = (StepKind.GLOBAL, StepKind.ATTRIBUTE)
+
+
 def _is_same(a: _Value | None, b: _Value | None) -> bool:
     """Whether both are one object: a copy on the stack, or one variable loaded twice."""
     if a is b:
@@ -345,6 +352,7 @@ def _is_same(a: _Value | None, b: _Value | None) -> bool:
 # --- the walk ------------------------------------------------------------------------------------
 
 _HAS_METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR took over LOAD_METHOD
+_NULL_FIRST = sys.version_info < (3, 13)  # the empty slot lies below the callable
 _CACHE = dis.opmap["CACHE"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _CALL_KW = dis.opmap.get("CALL_KW", -1)  # 3.13: the names are a constant on the stack
@@ -379,6 +387,7 @@ class _Walk:
         self.opens_self = False
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
+        self.passed: dict[str, int] = {}
 
     def run(self) -> Uses:
         raw = self.raw
@@ -444,6 +453,7 @@ class _Walk:
             self.dynamic,
             self.opens_self,
             refused and (refused[0], self.lines({refused[0]: refused[1]})[refused[0]]),
+            self.lines(self.passed),
             steps,
         )
 
@@ -634,8 +644,10 @@ class _Walk:
         self.stack.append(_Loaded(StepKind.GLOBAL, name, self.tally(StepKind.GLOBAL, name), None))
 
     def load_global(self, argument: int) -> None:
+        if argument & 1 and _NULL_FIRST:  # a call follows
+            self.stack.append(_NULL)
         self.load_name(argument >> 1)
-        if argument & 1:  # a call follows; the slot's side depends on the version, `call` tells
+        if argument & 1 and not _NULL_FIRST:
             self.stack.append(_NULL)
 
     def load_from_dict_or_globals(self, index: int) -> None:
@@ -830,6 +842,9 @@ class _Walk:
             if second is not _NULL and not isinstance(first, _Method):
                 arguments.insert(0, second)  # a decorator or a comprehension, without NULL
         keywords, self.keywords = self.keywords, False
+        for argument in arguments:
+            if isinstance(argument, _Loaded) and argument.kind in _NAMED:
+                self.passed.setdefault(str(argument.name), self.at)
         if keywords or not isinstance(called, _Loaded) or not self.call_known(called, arguments):
             _escape(called, *arguments)
             self.stack.append(None)

@@ -26,7 +26,6 @@ from tripwire.tracing.structure import own_dict
 from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
     sample_autocast,
-    sample_backends,
     sample_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
@@ -35,7 +34,6 @@ from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.sentry import Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 
-_BACKENDS = ("cudnn", "mkldnn", "opt_einsum", "mha")
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -131,7 +129,6 @@ class _Planner:
         self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))
         self.pulled: list[PulledWire] = []
         self._carried_variables: dict[str, str] = {}
-        self.backend_flags: tuple[object, ...] | None = None
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""
@@ -210,9 +207,6 @@ class _Planner:
         objects += [(f, path) for f, path in self.reach.functions if self.reads.is_executed(f)]
         objects += [(cls, path) for cls, path in self.reach.classes if id(cls) in live]
         carried = {str(c.source) for c in self.completion.effects.carried}
-        named = self.reads.names | self.reads.uses.globals.keys()
-        if any("backends" in name or name in _BACKENDS or "sdp_enabled" in name for name in named):
-            self.backend_flags = sample_backends()
         for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
             anchored = [source for source, is_anchored in sources if is_anchored]
             if tensor is not None and anchored and str(anchored[0]) not in carried:
@@ -310,9 +304,9 @@ class _Planner:
         if self.trace.has_contexts:
             sample, seen = writer.constant(sample_autocast), writer.constant(sample_autocast())
             writer.check("autocast", f"{sample}() == {seen}", "as traced", f"{sample}()")
-        if self.backend_flags is not None:
-            sample, seen = writer.constant(sample_backends), writer.constant(self.backend_flags)
-            writer.check("torch.backends", f"{sample}() == {seen}", "as traced", f"{sample}()")
+        for answer in self.completion.answers:
+            ask, seen = writer.constant(answer.question.ask), writer.constant(answer.seen)
+            writer.check(answer.question.about, f"{ask}() == {seen}", "as traced", f"{ask}()")
         if self._has_abstract_classes():
             token = writer.constant(abc.get_cache_token)
             now = abc.get_cache_token()

@@ -367,3 +367,210 @@ case(
         "torch.set_autocast_dtype('cpu', torch.bfloat16)",
     ],
 )
+
+# --- state of the library's ----------------------------------------------------------------------
+
+case(
+    "attribute put on a module of torch's",
+    """
+    torch.trap_scale = 2.0
+    def call(x): return x * torch.trap_scale
+    """,
+    writes=["torch.trap_scale = 3.0", "del torch.trap_scale; torch.trap_scale = 4.0"],
+    unrelated=["torch.trap_other = 1"],
+)
+case(
+    "attribute put on a module of the standard library's",
+    """
+    import math
+    math.trap_scale = 2.0
+    def call(x): return x * math.trap_scale
+    """,
+    writes=["math.trap_scale = 3.0"],
+    unrelated=["math.trap_other = 1"],
+)
+case(
+    "function of the standard library's replaced",
+    """
+    import math
+    math.trap_floor = math.floor
+    def call(x): return x * math.trap_floor(2.5)
+    """,
+    writes=["math.trap_floor = math.ceil", "math.trap_floor = lambda v: 7.0"],
+)
+case(
+    "attribute put on the class of tensors",
+    """
+    torch.Tensor.trap_scale = 2.0
+    def call(x): return x * x.trap_scale
+    """,
+    writes=["torch.Tensor.trap_scale = 3.0"],
+    unrelated=["torch.Tensor.trap_other = 1"],
+)
+case(
+    "attribute put on a class of the standard library's",
+    """
+    import argparse
+    argparse.Namespace.trap_scale = 2.0
+    ARGS = argparse.Namespace()
+    def call(x): return x * ARGS.trap_scale
+    """,
+    writes=["argparse.Namespace.trap_scale = 3.0"],
+)
+case(
+    "command line",
+    """
+    import sys
+    sys.argv[:] = ["prog"]
+    def call(x): return x * (3 if "--triple" in sys.argv else 2)
+    """,
+    writes=["sys.argv.append('--triple')", "sys.argv = ['prog']"],
+)
+case(
+    "module found in sys.modules",
+    """
+    import sys
+    import neighbour
+    NAME = neighbour.__name__
+    def call(x): return x * sys.modules[NAME].SCALE
+    """,
+    neighbour="SCALE = 2.0",
+    writes=["neighbour.SCALE = 3.0"],
+)
+case(
+    "module imported by a computed name",
+    """
+    import importlib
+    import neighbour
+    NAME = neighbour.__name__
+    def call(x): return x * importlib.import_module(NAME).SCALE
+    """,
+    neighbour="SCALE = 2.0",
+    writes=["neighbour.SCALE = 3.0"],
+)
+case(
+    "presence of a module",
+    """
+    import sys
+    sys.modules.pop("trap_plugin", None)
+    def call(x): return x * (3 if "trap_plugin" in sys.modules else 2)
+    """,
+    writes=["sys.modules['trap_plugin'] = sys", "del sys.modules['trap_plugin']"],
+)
+case(
+    "decimal context",
+    """
+    import decimal
+    decimal.getcontext().prec = 3
+    def call(x): return x * float(decimal.Decimal(1) / decimal.Decimal(3))
+    """,
+    writes=["decimal.getcontext().prec = 1", "decimal.getcontext().prec = 28"],
+)
+case(
+    "anomaly mode",
+    """
+    torch.autograd.set_detect_anomaly(False)
+    def call(x): return x * (3 if torch.is_anomaly_enabled() else 2)
+    """,
+    writes=["torch.autograd.set_detect_anomaly(True)", "torch.autograd.set_detect_anomaly(False)"],
+)
+case(
+    "deterministic algorithms that only warn",
+    """
+    torch.use_deterministic_algorithms(True)
+    def call(x): return x * torch.get_deterministic_debug_mode()
+    """,
+    writes=[
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        "torch.use_deterministic_algorithms(False)",
+    ],
+)
+case(
+    "autocast's cache",
+    """
+    torch.set_autocast_cache_enabled(True)
+    def call(x): return x * (3 if torch.is_autocast_cache_enabled() else 2)
+    """,
+    writes=["torch.set_autocast_cache_enabled(False)", "torch.set_autocast_cache_enabled(True)"],
+)
+case(
+    "warnings always",
+    """
+    torch.set_warn_always(False)
+    def call(x): return x * (3 if torch.is_warn_always_enabled() else 2)
+    """,
+    writes=["torch.set_warn_always(True)", "torch.set_warn_always(False)"],
+)
+case(
+    "NumPy's error state",
+    """
+    import numpy
+    numpy.seterr(over="warn")
+    def call(x): return x * (3 if numpy.geterr()["over"] == "ignore" else 2)
+    """,
+    writes=["numpy.seterr(over='ignore')", "numpy.seterr(over='warn')"],
+)
+case(
+    "environment in bytes",
+    """
+    import os
+    os.environ["TRAP_SCALE"] = "2"
+    def call(x): return x * float(os.environb[b"TRAP_SCALE"])
+    """,
+    writes=["os.environ['TRAP_SCALE'] = '3'", "os.environb[b'TRAP_SCALE'] = b'4'"],
+)
+case(
+    "recursion limit",
+    """
+    import sys
+    OLD = sys.getrecursionlimit()
+    def call(x): return x * (sys.getrecursionlimit() - OLD + 1)
+    """,
+    writes=["sys.setrecursionlimit(OLD + 5)", "sys.setrecursionlimit(OLD)"],
+)
+effect(
+    "method that C code calls",
+    """
+    OUT = []
+    def call(x):
+        list(map(OUT.append, [1, 2]))
+        return x * 2
+    """,
+    state="list(OUT)",
+)
+effect(
+    "draw by C code",
+    """
+    import random
+    R = random.Random(3)
+    def call(x):
+        return x * sum(map(R.uniform, [0, 0], [1, 1]))
+    """,
+    state="R.getstate()[1][-1]",
+    changes=False,
+)
+effect(
+    "NumPy generator of the user's",
+    """
+    import numpy
+    R = numpy.random.default_rng(3)
+    def call(x): return x * R.random()
+    """,
+    state="R.bit_generator.state['state']['state']",
+    changes=False,
+)
+effect(
+    "NumPy generator behind an attribute",
+    """
+    import numpy
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.draws = numpy.random.default_rng(3)
+        def forward(self, x):
+            return x * float(self.draws.normal())
+    call = Net()
+    """,
+    state="call.draws.bit_generator.state['state']['state']",
+    changes=False,
+)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import decimal
 import logging
 import os
 import random
@@ -555,3 +556,46 @@ def test_under_fullgraph_what_keeps_changing_raises_on_every_later_call() -> Non
             raised += 1
     assert raised == 4  # the first two may yet settle
     assert steps == [6]
+
+
+@pytest.mark.parametrize(
+    ("handed", "slug"),
+    [
+        (lambda x: [*map(print, [1])] and x, "prints"),
+        (lambda x: x * next(iter(time.time, None)), "reads-clock"),
+        (lambda x: x * len(sorted([0.0], key=time.sleep)), "reads-clock"),
+    ],
+)
+def test_c_functions_that_are_handed_to_c_code_are_judged(handed, slug) -> None:
+    with pytest.raises(tripwire.CannotTrace) as caught:
+        tripwire.compile(handed, fullgraph=True)(X)
+    assert caught.value.slug == slug
+
+
+def test_an_impure_function_that_is_named_and_not_called_is_no_reason() -> None:
+    def f(x, loud=False):
+        if loud:
+            print("loud" if x is None else "louder")
+        return x + 1
+
+    compiled = tripwire.compile(f, fullgraph=True)
+    for _ in range(3):
+        check_same(X + 1, compiled(X))
+    assert compiled.statistics().hits == 2
+
+
+def test_the_seed_is_state() -> None:
+    compiled = tripwire.compile(lambda x: x * (torch.initial_seed() % 7), fullgraph=True)
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        check_same(X * seed, compiled(X))
+    assert compiled.statistics().hits == 1
+
+
+def test_a_run_that_leaves_the_decimal_context_changed_is_refused() -> None:
+    def f(x):
+        decimal.getcontext().prec += 1
+        return x + 1
+
+    with decimal.localcontext(), pytest.raises(tripwire.CannotTrace, match="decimal context"):
+        tripwire.compile(f, fullgraph=True)(X)

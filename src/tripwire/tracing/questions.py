@@ -1,0 +1,116 @@
+"""Questions: state of Python's and torch's that no dict holds, asked again before each call.
+
+Nobody can watch such state, and to ask for all of it would cost more than a hit. So each
+question has words: names that code must contain to come to the answer. An entry asks only
+the questions whose words are in the code that ran.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A piece of state, who may read it, and how to ask."""
+
+    about: str
+    words: frozenset[str]
+    ask: Callable[[], object]
+    slug: str = "process-state"  # of the refusal, where a run leaves it changed
+
+    def answer(self) -> Answer:
+        """Ask now."""
+        return Answer(self, self.ask())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question got before a run."""
+
+    question: Question
+    seen: object  # None where what is asked about wasn't loaded yet
+
+
+def ask_all() -> tuple[Answer, ...]:
+    """Every question with its answer now."""
+    return tuple(question.answer() for question in QUESTIONS)
+
+
+def _question(about: str, words: str, ask: Callable[[], object], *slug: str) -> Question:
+    return Question(about, frozenset(words.split()), ask, *slug)
+
+
+def _backends() -> object:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cuda: Any = torch.backends.cuda
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.allow_tf32,
+        matmul.allow_tf32,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.mkldnn.enabled,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        torch.backends.opt_einsum.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def _decimal_context() -> object:
+    """Precision, rounding and traps; the flags are results, and change all the time."""
+    decimal = sys.modules.get("decimal")
+    if decimal is None:
+        return None
+    now = decimal.getcontext()
+    traps = tuple(now.traps.items())
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+def _numpy_errors() -> object:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else tuple(numpy.geterr().items())
+
+
+def _thread() -> object:
+    return threading.get_ident(), threading.current_thread().name
+
+
+QUESTIONS = (
+    _question(
+        "torch.backends",
+        "backends cudnn mkldnn opt_einsum mha flash_sdp_enabled mem_efficient_sdp_enabled "
+        "math_sdp_enabled cudnn_sdp_enabled",
+        _backends,
+    ),
+    _question(
+        "the seed of torch's generator", "initial_seed", torch.initial_seed, "generator-reseeded"
+    ),
+    _question(
+        "anomaly mode",
+        "is_anomaly_enabled is_anomaly_check_nan_enabled",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+    ),
+    _question(
+        "whether deterministic algorithms only warn",
+        "is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode",
+        torch.is_deterministic_algorithms_warn_only_enabled,
+    ),
+    _question("autocast's cache", "is_autocast_cache_enabled", torch.is_autocast_cache_enabled),
+    _question("whether torch always warns", "is_warn_always_enabled", torch.is_warn_always_enabled),
+    _question("the decimal context", "decimal Decimal getcontext localcontext", _decimal_context),
+    _question("NumPy's error state", "geterr geterrcall", _numpy_errors),
+    _question("the thread", "current_thread", _thread),
+    _question("the recursion limit", "getrecursionlimit", sys.getrecursionlimit),
+)
