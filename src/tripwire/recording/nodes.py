@@ -248,14 +248,20 @@ class Function(Node, tag="function", frozen=True):
     kwdefaults: Slot
     closure: tuple[Reference, ...]
     attributes: Slot  # its `__dict__`
+    # `__module__`, `__doc__` and `__annotations__`, where they aren't what its code gives
+    special: Slot = None
 
 
 class Wrapped(Node, tag="wrapped", frozen=True):
     """Something around functions: `form` says what, `parts` in the order of its constructor.
 
-    "method" (function, self), "partial" (function, args, kwargs, attributes), "staticmethod",
-    "classmethod", "property" (get, set, delete, doc), "cached_property", "lru_cache"
-    (function, maxsize, typed), "weakref".
+    "method" (function, self), "builtin" (self, name) a method of a C object, "member" (class,
+    name) a slot's descriptor, "partial" (function, args, kwargs, attributes), "staticmethod",
+    "classmethod", "property" (get, set, delete, doc), "cached_property" (function, name),
+    "lru_cache" (function, maxsize, typed, attributes), "singledispatch" (function, types,
+    functions, attributes), "weakref" (target), "proxy" (mapping) a read-only view; and of
+    typing: "alias" (origin, args), "generic" (origin, args), "union" (args), "typevar" (name,
+    bound, constraints, covariant, contravariant), "forward" (text).
     """
 
     form: str
@@ -289,11 +295,15 @@ class Namespace(Node, tag="namespace", frozen=True):
 
 
 class Module(Node, tag="module", frozen=True):
-    """A user's Python module as a value: a dummy with the attributes that were accessed."""
+    """A user's Python module as a value: a dummy with the attributes that were accessed.
+
+    `namespace` is the Namespace of its functions; nodes with the same one are one module.
+    """
 
     name: str
     names: tuple[str, ...]
     values: tuple[Slot, ...]
+    namespace: Slot = None
 
 
 class Opaque(Node, tag="opaque", frozen=True):
@@ -342,13 +352,17 @@ AnyNode = (
 class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The code of one function: where its source lies, and its marshalled form."""
 
-    name: str
+    name: str  # qualified, as the compiler gave it
     file: str  # as Python names it in tracebacks
-    line: Index  # of the first line of `source`
+    line: Index  # of its first line in that file
     source: str | None  # a member under src/; None where the source isn't known
     place: tuple[int, int]  # line and column of the `def` or `lambda` in that file
-    marshalled: str | None  # a member under code/; for the interpreter of the manifest alone
+    # A member under code/: a marshalled tuple of which this is the item with the index of this
+    # code in the table; for the interpreter of the manifest alone.
+    marshalled: str | None
     free: tuple[str, ...]  # names of its closure cells
+    flags: int = 0  # what its file imports from `__future__`
+    lines: tuple[Index, Index] = (0, 0)  # its lines in `source`: how many before it, how many
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -77,6 +77,7 @@ class Uses:
     opens_self: bool  # the same, but of `self` only: `self.__dict__`, `super().__setattr__(k, v)`
     refused: tuple[str, int] | None  # reaches code, frames or objects behind our back
     steps: dict[Step, Use]
+    computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
 
 
 def find_uses(code: CodeType) -> Uses:
@@ -113,7 +114,7 @@ def join(uses: Iterable[Uses]) -> Uses:
     stored_attributes: set[str] = set()
     stored_globals: set[str] = set()
     imports: set[str] = set()
-    dynamic = opens_self = False
+    dynamic = opens_self = computes_names = False
     refused = None
     steps: dict[Step, Use] = {}
     for one in uses:
@@ -126,6 +127,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         imports |= one.imports
         dynamic = dynamic or one.has_dynamic_names
         opens_self = opens_self or one.opens_self
+        computes_names = computes_names or one.computes_names
         refused = refused or one.refused
         for step, use in one.steps.items():
             known = steps.get(step)
@@ -143,6 +145,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         opens_self,
         refused,
         steps,
+        computes_names,
     )
 
 
@@ -377,6 +380,7 @@ class _Walk:
         self.imports: set[str] = set()
         self.dynamic = False
         self.opens_self = False
+        self.computes_names = False
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
 
@@ -406,7 +410,8 @@ class _Walk:
             tallies = self.tallies[kind]
             for name in _TAKES_NAMES & tallies.keys():
                 if kind is StepKind.GLOBAL and name in RECORDED:
-                    pass  # whatever name they are given is recorded when they run
+                    # Whatever name they are given is recorded when they run.
+                    self.computes_names = self.computes_names or tallies[name].whole
                 elif name in _OF_SUPER and "super" in self.globals:
                     self.opens_self = self.opens_self or tallies[name].whole
                 elif name != "__import__":
@@ -445,6 +450,7 @@ class _Walk:
             self.opens_self,
             refused and (refused[0], self.lines({refused[0]: refused[1]})[refused[0]]),
             steps,
+            self.computes_names,
         )
 
     def lines(self, offsets: dict[str, int]) -> dict[str, int]:
