@@ -50,6 +50,12 @@ class Text(Node, tag="text", frozen=True):
     data: bytes
 
 
+class String(Node, tag="str", frozen=True):
+    """A long string: one node however often it is used."""
+
+    text: str
+
+
 class Bytes(Node, tag="bytes", frozen=True):
     """Bytes, or a bytearray."""
 
@@ -134,7 +140,9 @@ class Tensor(Node, tag="tensor", frozen=True):
     """
 
     blob: Index
-    kind: str  # "" a plain tensor, "grad" one that requires grad, "param", "frozen" parameter
+    # "" a plain tensor, "grad" one that requires grad, "graph" one that an operation made that
+    # needs a gradient, "inference", "param", "frozen" a parameter without requires_grad
+    kind: str
 
 
 class TensorView(Node, tag="view", frozen=True):
@@ -161,7 +169,9 @@ class Withheld(Node, tag="withheld", frozen=True):
     stride: tuple[Index, ...]
     device: str
     kind: str
-    statistics: tuple[float, ...] | None  # lowest, highest, mean, standard deviation
+    # lowest, highest, mean, standard deviation of the finite values; then how many values
+    # are nan, inf and -inf
+    statistics: tuple[float, ...] | None
 
 
 class TensorExtras(Node, tag="extras", frozen=True):
@@ -213,6 +223,13 @@ class Object(Node, tag="object", frozen=True):
     slots: tuple[str, ...]
     slot_values: tuple[Slot, ...]
     content: Slot = None
+
+
+class Call(Node, tag="call", frozen=True):
+    """A value that a library's callable makes from its arguments: a date, a pattern, a path."""
+
+    function: Reference  # a Library node
+    args: tuple[Slot, ...]
 
 
 class EnumMember(Node, tag="member", frozen=True):
@@ -319,6 +336,7 @@ AnyNode = (
     | Bits
     | Complex
     | Text
+    | String
     | Bytes
     | Constant
     | Range
@@ -337,6 +355,7 @@ AnyNode = (
     | TorchValue
     | Generator
     | Object
+    | Call
     | EnumMember
     | Library
     | Cell
@@ -371,3 +390,5 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roots: dict[str, Slot]
     nodes: tuple[AnyNode, ...]
     codes: tuple[Code, ...] = ()
+    # dtype and shape of the blobs that share the entry "rest" of tensors.safetensors
+    packed: tuple[tuple[str, tuple[Index, ...]], ...] = ()
