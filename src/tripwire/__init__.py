@@ -1,22 +1,30 @@
 """tripwire: a tracing compiler front end for PyTorch."""
 
-from tripwire.api import compile, statistics, trace
-from tripwire.errors import (
-    BackendFailed,
-    BadOption,
-    CannotTrace,
-    InputMismatch,
-    StateError,
-    TraceDiffers,
-    TracerWarning,
-    TripwireError,
-)
-from tripwire.tracing import Trace, Tracer
-from tripwire.validity import Cause, Change, Watch, watch
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tripwire.api import compile, statistics, trace
+    from tripwire.errors import (
+        BackendFailed,
+        BadOption,
+        CannotReplay,
+        CannotTrace,
+        InputMismatch,
+        StateError,
+        TraceDiffers,
+        TracerWarning,
+        TripwireError,
+    )
+    from tripwire.tracing import Trace, Tracer
+    from tripwire.validity import Cause, Change, Watch, watch
 
 __all__ = [
     "BackendFailed",
     "BadOption",
+    "CannotReplay",
     "CannotTrace",
     "Cause",
     "Change",
@@ -33,3 +41,23 @@ __all__ = [
     "trace",
     "watch",
 ]
+
+# A record can be opened where torch isn't installed: names are imported when they are asked for.
+_HOME = {
+    "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.tracing": ("Trace", "Tracer"),
+    "tripwire.validity": ("Cause", "Change", "Watch", "watch"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_MODULE_OF.get(name, "tripwire.errors"))
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -40,3 +40,11 @@ class BadOption(TripwireError):
 
 class BackendFailed(TripwireError):
     """A back end raised while it compiled a graph."""
+
+
+class BadRecord(TripwireError):
+    """A file is no record that can be read: damaged, made to harm, or of a newer version."""
+
+
+class CannotReplay(TripwireError):
+    """A record can be read, and still can't become live objects here."""

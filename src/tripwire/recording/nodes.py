@@ -50,6 +50,12 @@ class Text(Node, tag="text", frozen=True):
     data: bytes
 
 
+class String(Node, tag="str", frozen=True):
+    """A long string: one node however often it is used."""
+
+    text: str
+
+
 class Bytes(Node, tag="bytes", frozen=True):
     """Bytes, or a bytearray."""
 
@@ -134,7 +140,9 @@ class Tensor(Node, tag="tensor", frozen=True):
     """
 
     blob: Index
-    kind: str  # "" a plain tensor, "grad" one that requires grad, "param", "frozen" parameter
+    # "" a plain tensor, "grad" one that requires grad, "graph" one that an operation made that
+    # needs a gradient, "inference", "param", "frozen" a parameter without requires_grad
+    kind: str
 
 
 class TensorView(Node, tag="view", frozen=True):
@@ -161,7 +169,9 @@ class Withheld(Node, tag="withheld", frozen=True):
     stride: tuple[Index, ...]
     device: str
     kind: str
-    statistics: tuple[float, ...] | None  # lowest, highest, mean, standard deviation
+    # lowest, highest, mean, standard deviation of the finite values; then how many values
+    # are nan, inf and -inf
+    statistics: tuple[float, ...] | None
 
 
 class TensorExtras(Node, tag="extras", frozen=True):
@@ -215,6 +225,13 @@ class Object(Node, tag="object", frozen=True):
     content: Slot = None
 
 
+class Call(Node, tag="call", frozen=True):
+    """A value that a library's callable makes from its arguments: a date, a pattern, a path."""
+
+    function: Reference  # a Library node
+    args: tuple[Slot, ...]
+
+
 class EnumMember(Node, tag="member", frozen=True):
     """A member of an enum, by its value: flags can have members without a name."""
 
@@ -248,14 +265,20 @@ class Function(Node, tag="function", frozen=True):
     kwdefaults: Slot
     closure: tuple[Reference, ...]
     attributes: Slot  # its `__dict__`
+    # `__module__`, `__doc__` and `__annotations__`, where they aren't what its code gives
+    special: Slot = None
 
 
 class Wrapped(Node, tag="wrapped", frozen=True):
     """Something around functions: `form` says what, `parts` in the order of its constructor.
 
-    "method" (function, self), "partial" (function, args, kwargs, attributes), "staticmethod",
-    "classmethod", "property" (get, set, delete, doc), "cached_property", "lru_cache"
-    (function, maxsize, typed), "weakref".
+    "method" (function, self), "builtin" (self, name) a method of a C object, "member" (class,
+    name) a slot's descriptor, "partial" (function, args, kwargs, attributes), "staticmethod",
+    "classmethod", "property" (get, set, delete, doc), "cached_property" (function, name),
+    "lru_cache" (function, maxsize, typed, attributes), "singledispatch" (function, types,
+    functions, attributes), "weakref" (target), "proxy" (mapping) a read-only view; and of
+    typing: "alias" (origin, args), "generic" (origin, args), "union" (args), "typevar" (name,
+    bound, constraints, covariant, contravariant), "forward" (text).
     """
 
     form: str
@@ -289,11 +312,15 @@ class Namespace(Node, tag="namespace", frozen=True):
 
 
 class Module(Node, tag="module", frozen=True):
-    """A user's Python module as a value: a dummy with the attributes that were accessed."""
+    """A user's Python module as a value: a dummy with the attributes that were accessed.
+
+    `namespace` is the Namespace of its functions; nodes with the same one are one module.
+    """
 
     name: str
     names: tuple[str, ...]
     values: tuple[Slot, ...]
+    namespace: Slot = None
 
 
 class Opaque(Node, tag="opaque", frozen=True):
@@ -309,6 +336,7 @@ AnyNode = (
     | Bits
     | Complex
     | Text
+    | String
     | Bytes
     | Constant
     | Range
@@ -327,6 +355,7 @@ AnyNode = (
     | TorchValue
     | Generator
     | Object
+    | Call
     | EnumMember
     | Library
     | Cell
@@ -342,13 +371,17 @@ AnyNode = (
 class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The code of one function: where its source lies, and its marshalled form."""
 
-    name: str
+    name: str  # qualified, as the compiler gave it
     file: str  # as Python names it in tracebacks
-    line: Index  # of the first line of `source`
+    line: Index  # of its first line in that file
     source: str | None  # a member under src/; None where the source isn't known
     place: tuple[int, int]  # line and column of the `def` or `lambda` in that file
-    marshalled: str | None  # a member under code/; for the interpreter of the manifest alone
+    # A member under code/: a marshalled tuple of which this is the item with the index of this
+    # code in the table; for the interpreter of the manifest alone.
+    marshalled: str | None
     free: tuple[str, ...]  # names of its closure cells
+    flags: int = 0  # what its file imports from `__future__`
+    lines: tuple[Index, Index] = (0, 0)  # its lines in `source`: how many before it, how many
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -357,3 +390,5 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roots: dict[str, Slot]
     nodes: tuple[AnyNode, ...]
     codes: tuple[Code, ...] = ()
+    # dtype and shape of the blobs that share the entry "rest" of tensors.safetensors
+    packed: tuple[tuple[str, tuple[Index, ...]], ...] = ()

@@ -1,23 +1,29 @@
 """Tracing: one real run of a callable becomes a graph that names its user's lines."""
 
-from tripwire.tracing.branches import Branch
-from tripwire.tracing.ranges import Frame, SourceRange
-from tripwire.tracing.recorder import recording
-from tripwire.tracing.refusals import Refusal
-from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
-from tripwire.tracing.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
-from tripwire.tracing.state import (
-    Constant,
-    NodeFacts,
-    PythonCall,
-    TracingState,
-    get_tracing_state,
-    get_value_trace,
-    set_tracing_state,
-    set_value_trace,
-)
-from tripwire.tracing.tracer import Run, Tracer
-from tripwire.tracing.values import TensorMeta
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tripwire.tracing.branches import Branch
+    from tripwire.tracing.ranges import Frame, SourceRange
+    from tripwire.tracing.recorder import recording
+    from tripwire.tracing.refusals import Refusal
+    from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
+    from tripwire.tracing.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
+    from tripwire.tracing.state import (
+        Constant,
+        NodeFacts,
+        PythonCall,
+        TracingState,
+        get_tracing_state,
+        get_value_trace,
+        set_tracing_state,
+        set_value_trace,
+    )
+    from tripwire.tracing.tracer import Run, Tracer
+    from tripwire.tracing.values import TensorMeta
 
 __all__ = [
     "Attr",
@@ -50,3 +56,38 @@ __all__ = [
     "set_tracing_state",
     "set_value_trace",
 ]
+
+# `uses` serves where torch isn't installed: names are imported when they are asked for.
+_HOME = {
+    "branches": ("Branch",),
+    "ranges": ("Frame", "SourceRange"),
+    "recorder": ("recording",),
+    "refusals": ("Refusal",),
+    "result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
+    "sources": ("Attr", "Cell", "Child", "Global", "Item", "Local", "Source", "TypeOf"),
+    "state": (
+        "Constant",
+        "NodeFacts",
+        "PythonCall",
+        "TracingState",
+        "get_tracing_state",
+        "get_value_trace",
+        "set_tracing_state",
+        "set_value_trace",
+    ),
+    "tracer": ("Run", "Tracer"),
+    "values": ("TensorMeta",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

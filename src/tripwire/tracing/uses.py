@@ -78,6 +78,7 @@ class Uses:
     refused: tuple[str, int] | None  # reaches code, frames or objects behind our back
     passed: dict[str, int]  # globals and attributes that are handed to a call
     steps: dict[Step, Use]
+    computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
 
 
 def find_uses(code: CodeType) -> Uses:
@@ -114,7 +115,7 @@ def join(uses: Iterable[Uses]) -> Uses:
     stored_attributes: set[str] = set()
     stored_globals: set[str] = set()
     imports: set[str] = set()
-    dynamic = opens_self = False
+    dynamic = opens_self = computes_names = False
     refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
@@ -129,6 +130,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         imports |= one.imports
         dynamic = dynamic or one.has_dynamic_names
         opens_self = opens_self or one.opens_self
+        computes_names = computes_names or one.computes_names
         refused = refused or one.refused
         for step, use in one.steps.items():
             known = steps.get(step)
@@ -147,6 +149,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         refused,
         passed,
         steps,
+        computes_names,
     )
 
 
@@ -385,6 +388,7 @@ class _Walk:
         self.imports: set[str] = set()
         self.dynamic = False
         self.opens_self = False
+        self.computes_names = False
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
         self.passed: dict[str, int] = {}
@@ -415,7 +419,8 @@ class _Walk:
             tallies = self.tallies[kind]
             for name in _TAKES_NAMES & tallies.keys():
                 if kind is StepKind.GLOBAL and name in RECORDED:
-                    pass  # whatever name they are given is recorded when they run
+                    # Whatever name they are given is recorded when they run.
+                    self.computes_names = self.computes_names or tallies[name].whole
                 elif name in _OF_SUPER and "super" in self.globals:
                     self.opens_self = self.opens_self or tallies[name].whole
                 elif name != "__import__":
@@ -455,6 +460,7 @@ class _Walk:
             refused and (refused[0], self.lines({refused[0]: refused[1]})[refused[0]]),
             self.lines(self.passed),
             steps,
+            self.computes_names,
         )
 
     def lines(self, offsets: dict[str, int]) -> dict[str, int]:

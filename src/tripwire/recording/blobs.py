@@ -1,0 +1,204 @@
+"""Blobs: the bytes of storages, laid out as safetensors lays out tensors.
+
+A blob is one storage, trimmed to the bytes that something uses. The first 128 have an entry of
+their own, named by their number. The entry of one tensor is longer than 64 bytes, so the blobs
+beyond share one entry, "rest", one after another, and objects.json says what they are: a record
+of thousands of tensors stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from tripwire.recording.container import Content, Member, Source, damaged
+
+OWN_ENTRIES = 128
+REST = "rest"
+MAX_HEADER = 64 << 20
+
+# torch's name of a dtype: the name in safetensors, and bytes per element.
+_NAMED = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float32": ("F32", 4),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+}
+# Those that safetensors has no name for: their blobs are plain bytes.
+_UNNAMED = {
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float4_e2m1fn_x2": 1,
+    "complex32": 4,
+    "complex128": 16,
+}
+ITEM_SIZES = {**{name: size for name, (_, size) in _NAMED.items()}, **_UNNAMED}
+STORED_NAMES = {name: stored for name, (stored, _) in _NAMED.items()}
+TORCH_NAMES = {stored: name for name, stored in STORED_NAMES.items()}
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a safetensors header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class Bytes(Protocol):
+    """Bytes to be written."""
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        """Them, piece by piece; the same each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlob:
+    """A blob to write."""
+
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+    size: int
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A blob of a file, by where it lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+# --- writing ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    head: bytes
+    blobs: Sequence[NewBlob]
+
+    def __iter__(self) -> Iterator[memoryview | bytes]:
+        yield self.head
+        for blob in self.blobs:
+            yield from blob.data.chunks()
+
+
+def build_content(blobs: Sequence[NewBlob]) -> Content:
+    """The whole member tensors.safetensors."""
+    own = blobs[:OWN_ENTRIES]
+    entries: dict[str, Entry] = {}
+    position = 0
+    for number, blob in enumerate(own):
+        entries[str(number)] = Entry(blob.dtype, blob.shape, (position, position + blob.size))
+        position += blob.size
+    rest = sum(blob.size for blob in blobs[OWN_ENTRIES:])
+    if len(blobs) > OWN_ENTRIES:
+        entries[REST] = Entry("U8", (rest,), (position, position + rest))
+    header = msgspec.json.encode(entries)
+    header += b" " * (-len(header) % 8)
+    head = len(header).to_bytes(8, "little") + header
+    return Content(len(head) + position + rest, _Pieces(head, blobs))
+
+
+def packed_blobs(blobs: Sequence[NewBlob]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """What objects.json has to say of the blobs without an entry."""
+    return tuple((blob.dtype, blob.shape) for blob in blobs[OWN_ENTRIES:])
+
+
+# --- reading ---
+
+
+class StoredBlobs:
+    """The blobs of a file. Nothing of them is in memory until it is asked for."""
+
+    def __init__(self, source: Source, blobs: tuple[Blob, ...]) -> None:
+        self._source = source
+        self.blobs = blobs
+
+    def __len__(self) -> int:
+        return len(self.blobs)
+
+    def read_into(self, number: int, buffer: memoryview) -> None:
+        """Copy a blob's bytes into a buffer of its size."""
+        self._source.read_into(self.blobs[number].start, buffer)
+
+    def read(self, number: int) -> bytes:
+        """A blob's bytes."""
+        blob = self.blobs[number]
+        return self._source.read(blob.start, blob.size)
+
+
+def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
+    """The entries of a safetensors member, and where its data begins in the file."""
+    if member.size < 8:
+        raise damaged("tensors.safetensors is cut off")
+    length = int.from_bytes(source.read(member.start, 8), "little")
+    if length > min(member.size - 8, MAX_HEADER):
+        raise damaged("the header of tensors.safetensors is said to be larger than it can be")
+    text = source.read(member.start + 8, length)
+    if text.count(b"{") > OWN_ENTRIES + 3:
+        raise damaged("tensors.safetensors has too many entries")
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, Entry])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"the header of tensors.safetensors: {error}") from None
+    return entries, member.start + 8 + length
+
+
+def find_blobs(
+    source: Source, member: Member, packed: tuple[tuple[str, tuple[int, ...]], ...]
+) -> StoredBlobs:
+    """Every blob, each within the file, one after another without gaps."""
+    entries, start = read_header(source, member)
+    own = len(entries) - (REST in entries)
+    if set(entries) - {REST} != {str(n) for n in range(own)} or (REST in entries) != bool(packed):
+        raise damaged("tensors.safetensors has other entries than objects.json says")
+    blobs: list[Blob] = []
+    position = start
+    for number in range(own):
+        entry = entries[str(number)]
+        blobs.append(_place(entry.dtype, entry.shape, position))
+        if entry.data_offsets != (position - start, position - start + blobs[-1].size):
+            raise damaged(f"blob {number} isn't where its shape says")
+        position += blobs[-1].size
+    first = position
+    for dtype, shape in packed:
+        blobs.append(_place(dtype, shape, position))
+        position += blobs[-1].size
+    if packed:
+        rest = entries[REST]
+        offsets = (first - start, position - start)
+        if (rest.dtype, rest.shape, rest.data_offsets) != ("U8", (position - first,), offsets):
+            raise damaged("the shared blob isn't as long as objects.json says")
+    if position != member.start + member.size:
+        raise damaged("tensors.safetensors is longer or shorter than its blobs")
+    return StoredBlobs(source, tuple(blobs))
+
+
+def _place(dtype: str, shape: tuple[int, ...], start: int) -> Blob:
+    name = TORCH_NAMES.get(dtype)
+    if name is None:
+        raise damaged(f"a blob has the dtype {dtype[:20]!r}")
+    if len(shape) > 64 or any(not 0 <= size < 1 << 63 for size in shape):
+        raise damaged("a blob has a shape that no tensor has")
+    return Blob(dtype, shape, start, math.prod(shape) * ITEM_SIZES[name])

@@ -1,0 +1,235 @@
+"""Checks: what a table says must be possible before anything is built from it.
+
+Every reference leads to a node, every blob exists, every view lies within its blob. The sums are
+Python ints, so no shape is too large to be refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from tripwire.recording import nodes
+from tripwire.recording.blobs import ITEM_SIZES, StoredBlobs
+from tripwire.recording.container import damaged
+
+# What decoding JSON may take: a list or struct at 64 bytes and an item at 32, within the size
+# of the file or this floor.
+MEMORY_FLOOR = 32 << 20
+_LIST, _ITEM = 64, 32
+
+_KINDS = ("", "grad", "graph", "inference", "param", "frozen")
+_HEX = frozenset("0123456789abcdef-")
+
+
+def estimate_memory(text: bytes) -> int:
+    """At most what decoding this JSON allocates, beside its text."""
+    return _LIST * (text.count(b"[") + text.count(b"{")) + _ITEM * text.count(b",") + len(text)
+
+
+# --- references ---
+
+
+def _field_forms(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a node that are slots (or tuples of them), each with whether it is a tuple."""
+    found = []
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        if hint in (nodes.Slot, nodes.Reference):
+            found.append((name, False))
+        elif hint in (tuple[nodes.Slot, ...], tuple[nodes.Reference, ...]):
+            found.append((name, True))
+    return tuple(found)
+
+
+NODE_TYPES: tuple[type[msgspec.Struct], ...] = typing.get_args(nodes.AnyNode)
+_FORMS: Mapping[type, tuple[tuple[str, bool], ...]] = types.MappingProxyType(
+    {cls: _field_forms(cls) for cls in NODE_TYPES}
+)
+
+
+def slots_of(node: msgspec.Struct) -> Iterator[nodes.Slot]:
+    """Every slot of a node, in order."""
+    for name, many in _FORMS[type(node)]:
+        value = getattr(node, name)
+        if many:
+            yield from value
+        else:
+            yield value
+
+
+def _check_references(table: nodes.Table) -> None:
+    count = len(table.nodes)
+    every = itertools.chain(table.roots.values(), *map(slots_of, table.nodes))
+    for slot in every:
+        if type(slot) is tuple and slot[0] >= count:
+            raise damaged("objects.json refers to a node that it doesn't have")
+
+
+# --- nodes ---
+
+
+def check_table(table: nodes.Table, blobs: StoredBlobs, members: Mapping[str, object]) -> None:
+    """Raise `BadRecord` for a table that can't be built, whatever the reason."""
+    _check_references(table)
+    for node in table.nodes:
+        check = _CHECKS.get(type(node))
+        if check is not None:
+            check(node, table, blobs)
+    for code in table.codes:
+        if code.source is not None and not _is_member(code.source, "src/", members):
+            raise damaged("a source that objects.json names isn't there")
+        if code.marshalled is not None and not _is_member(code.marshalled, "code/", members):
+            raise damaged("a code that objects.json names isn't there")
+
+
+def _is_member(name: str, folder: str, members: Mapping[str, object]) -> bool:
+    return name.startswith(folder) and name in members
+
+
+def _check_digits(text: str, length: int | None = None) -> None:
+    if not text or not _HEX.issuperset(text) or "-" in text[1:] or text == "-":
+        raise damaged("a number isn't hexadecimal")
+    if length is not None and (len(text) != length or "-" in text):
+        raise damaged("a number has the wrong length")
+
+
+def _check_int(node: nodes.BigInt, *_: object) -> None:
+    _check_digits(node.digits)
+
+
+def _check_bits(node: nodes.Bits, *_: object) -> None:
+    _check_digits(node.digits, 16)
+
+
+def _check_complex(node: nodes.Complex, *_: object) -> None:
+    _check_digits(node.real, 16)
+    _check_digits(node.imag, 16)
+
+
+def _check_constant(node: nodes.Constant, *_: object) -> None:
+    if node.name not in ("Ellipsis", "NotImplemented"):
+        raise damaged("a constant has a name that isn't known")
+
+
+def _check_range(node: nodes.Range, table: nodes.Table, _: object) -> None:
+    for slot in (node.start, node.stop, node.step):
+        if type(slot) is tuple and type(table.nodes[slot[0]]) is nodes.BigInt:
+            continue
+        if type(slot) is not int:
+            raise damaged("a range isn't made of ints")
+    if node.step == 0:
+        raise damaged("a range has the step 0")
+
+
+def _check_dict(node: nodes.Dict, *_: object) -> None:
+    if len(node.keys) != len(node.values):
+        raise damaged("a dict has another number of keys than of values")
+    if node.form not in ("dict", "ordered", "default", "counter"):
+        raise damaged("a dict has a form that isn't known")
+
+
+def _check_names(node: nodes.Object | nodes.Class, *_: object) -> None:
+    if len(node.names) != len(node.values):
+        raise damaged("an object has another number of names than of values")
+    if isinstance(node, nodes.Object) and len(node.slots) != len(node.slot_values):
+        raise damaged("an object has another number of slots than of values")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in _KINDS:
+        raise damaged("a tensor has a kind that isn't known")
+
+
+def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
+    if node.blob >= len(blobs):
+        raise damaged("objects.json refers to a blob that isn't there")
+    _check_kind(node.kind)
+
+
+def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if dtype not in ITEM_SIZES:
+        raise damaged("a tensor has a dtype that isn't known")
+    if len(shape) != len(stride) or len(shape) > 64:
+        raise damaged("a tensor has another number of strides than of sizes")
+    if any(number >= 1 << 62 for number in (*shape, *stride)) or math.prod(shape) >= 1 << 62:
+        raise damaged("a tensor has a shape that no tensor has")
+
+
+def _check_view(node: nodes.TensorView, _: object, blobs: StoredBlobs) -> None:
+    if node.blob >= len(blobs):
+        raise damaged("objects.json refers to a blob that isn't there")
+    _check_kind(node.kind)
+    _check_geometry(node.dtype, node.shape, node.stride)
+    item = ITEM_SIZES[node.dtype]
+    if 0 in node.shape:
+        return
+    if node.first % item:
+        raise damaged("a tensor begins inside an element")
+    low = node.offset * item - node.first
+    span = sum((size - 1) * step for size, step in zip(node.shape, node.stride, strict=True))
+    high = low + (span + 1) * item
+    if low < 0 or high > blobs.blobs[node.blob].size:
+        raise damaged("a tensor reaches beyond its blob")
+    if (node.conjugated or node.negated) and not _can_flip(node):
+        raise damaged("a tensor that isn't complex is conjugated")
+
+
+def _can_flip(node: nodes.TensorView) -> bool:
+    return node.dtype.startswith("complex") or (not node.conjugated and node.dtype.startswith("fl"))
+
+
+def _check_withheld(node: nodes.Withheld, *_: object) -> None:
+    if node.policy not in ("statistics", "shape", "redacted"):
+        raise damaged("a tensor was left out by a policy that isn't known")
+    if node.statistics is not None and len(node.statistics) != 7:
+        raise damaged("a tensor's statistics aren't seven numbers")
+    if node.kind == "array":
+        return
+    _check_kind(node.kind)
+    _check_geometry(node.dtype, node.shape, node.stride)
+
+
+def _check_array(node: nodes.Array, _: object, blobs: StoredBlobs) -> None:
+    if node.blob >= len(blobs):
+        raise damaged("objects.json refers to a blob that isn't there")
+    if len(node.shape) > 64 or any(size >= 1 << 62 for size in node.shape):
+        raise damaged("an array has a shape that no array has")
+    size = array_item_size(node.dtype)
+    if size is None or math.prod(node.shape) * size != blobs.blobs[node.blob].size:
+        raise damaged("an array isn't as large as its blob")
+    if node.scalar and node.shape:
+        raise damaged("a scalar has a shape")
+
+
+def array_item_size(dtype: str) -> int | None:
+    """Bytes per element of a NumPy dtype written as `<f8`; None for one that isn't plain."""
+    order, kind, digits = dtype[:1], dtype[1:2], dtype[2:].partition("[")[0]
+    if order not in "<>|" or not digits.isdecimal() or not digits.isascii() or len(digits) > 9:
+        return None
+    if kind not in "biufcSUVmM" or (dtype.count("[") and kind not in "mM"):
+        return None
+    return int(digits) * (4 if kind == "U" else 1)
+
+
+_CHECKS: Mapping[type, typing.Callable[[typing.Any, nodes.Table, StoredBlobs], None]] = {
+    nodes.BigInt: _check_int,
+    nodes.Bits: _check_bits,
+    nodes.Complex: _check_complex,
+    nodes.Constant: _check_constant,
+    nodes.Range: _check_range,
+    nodes.Dict: _check_dict,
+    nodes.Object: _check_names,
+    nodes.Class: _check_names,
+    nodes.Namespace: _check_names,
+    nodes.Module: _check_names,
+    nodes.Tensor: _check_tensor,
+    nodes.TensorView: _check_view,
+    nodes.Withheld: _check_withheld,
+    nodes.TensorExtras: _check_names,
+    nodes.Array: _check_array,
+}

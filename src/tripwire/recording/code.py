@@ -1,0 +1,465 @@
+"""Code: functions, and the names that they find in namespaces and modules.
+
+A function is its code, the cells and defaults that it was made with, and its namespace: the
+globals of its module, of which only those are kept that recorded code loads. A module of the
+user's is kept as a dummy with the attributes that recorded code takes from it. A library's
+module or function is named; a function that a library made (a decorator's wrapper, say) is put
+into the record like the user's, on top of the library's own namespace.
+"""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+import marshal
+import sys
+import types
+import zipimport
+from importlib.machinery import SourceFileLoader
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tripwire.recording import nodes
+from tripwire.recording.classes import ClassDraft
+from tripwire.recording.names import (
+    Names,
+    all_codes,
+    deleted_globals,
+    global_use,
+    opens_namespace,
+)
+from tripwire.recording.nodes import AnyNode, Reference, Slot
+from tripwire.recording.origin import (
+    find_library,
+    find_library_namespace,
+    is_library_file,
+    module_dict,
+    module_name,
+)
+from tripwire.recording.segments import Segment, SourceFile, future_flags
+from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
+from tripwire.tracing.uses import Use, Uses, merge
+
+if TYPE_CHECKING:
+    from tripwire.recording.encode import Draft, Encoder
+
+Space = dict[str, object]
+
+
+class Codes:
+    """The code objects of one record, and the lines that they come from."""
+
+    def __init__(self) -> None:
+        self._codes: list[types.CodeType] = []
+        self._segments: list[Segment | None] = []
+        self._numbers: dict[int, int] = {}  # by identity: code objects compare by content
+        self._files: dict[str, SourceFile] = {}
+
+    def add(self, code: types.CodeType, space: Space | None = None) -> int:
+        """The number of a code object in the table; `space` is the namespace that it runs in."""
+        number = self._numbers.get(id(code))
+        if number is None:
+            number = self._numbers[id(code)] = len(self._codes)
+            self._codes.append(code)
+            self._segments.append(self._file(code.co_filename, space).find(code))
+        return number
+
+    def table(self) -> tuple[nodes.Code, ...]:
+        """Every code, for the record's table."""
+        placed = {name: _Layout(segments) for name, segments in self._by_file().items()}
+        members = {name: f"src/{i}.py" for i, name in enumerate(placed)}
+        return tuple(
+            _code_node(
+                code, segment, members.get(code.co_filename), placed.get(code.co_filename)
+            )
+            for code, segment in zip(self._codes, self._segments, strict=True)
+        )
+
+    def members(self) -> dict[str, bytes]:
+        """The files of the record that hold source and marshalled code."""
+        found = {}
+        for i, (name, segments) in enumerate(self._by_file().items()):
+            lines = _Layout(segments).cut(self._files[name].lines)
+            found[f"src/{i}.py"] = "".join(lines).encode("utf-8", "surrogatepass")
+        if self._codes:
+            found[_MARSHALLED] = marshal.dumps(tuple(map(_marshallable, self._codes)))
+        return found
+
+    def _by_file(self) -> dict[str, list[Segment]]:
+        found: dict[str, list[Segment]] = {}
+        for code, segment in zip(self._codes, self._segments, strict=True):
+            if segment is not None:
+                found.setdefault(code.co_filename, []).append(segment)
+        return found
+
+    def _file(self, name: str, space: Space | None) -> SourceFile:
+        found = self._files.get(name)
+        if found is None:
+            found = self._files[name] = SourceFile(_read_lines(name, space))
+        return found
+
+
+_MARSHALLED = "code/0"
+
+
+def _read_lines(file: str, space: Space | None) -> list[str]:
+    """The lines of a file, as the traceback module would show them."""
+    loader = dict.get(space, "__loader__") if space is not None else None
+    if type(loader) in (SourceFileLoader, zipimport.zipimporter):  # no loader of the user's runs
+        return linecache.getlines(file, space)
+    return linecache.getlines(file)
+
+
+def _marshallable(code: types.CodeType) -> types.CodeType | None:
+    try:
+        marshal.dumps(code)
+    except ValueError:  # constants that no compiler makes
+        return None
+    return code
+
+
+class _Layout:
+    """Segments of one file one after the other, overlapping ones once."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self.spans: list[tuple[int, int]] = []
+        for segment in sorted(segments, key=lambda s: (s.first, -s.last)):
+            if self.spans and segment.first <= self.spans[-1][1]:
+                first, last = self.spans[-1]
+                self.spans[-1] = first, max(last, segment.last)
+            else:
+                self.spans.append((segment.first, segment.last))
+
+    def cut(self, lines: list[str]) -> list[str]:
+        return [line for first, last in self.spans for line in lines[first - 1 : last]]
+
+    def before(self, line: int) -> int:
+        """How many lines stand before a line of the file."""
+        return sum(min(last, line - 1) - first + 1 for first, last in self.spans if first < line)
+
+
+def _code_node(
+    code: types.CodeType, segment: Segment | None, member: str | None, layout: _Layout | None
+) -> nodes.Code:
+    marshalled = _MARSHALLED if _marshallable(code) is not None else None
+    if segment is None or layout is None:
+        line, place, lines = code.co_firstlineno, (code.co_firstlineno, 0), (0, 0)
+        member = None
+    else:
+        line, place = segment.first, segment.place
+        lines = layout.before(segment.first), segment.last - segment.first + 1
+    return nodes.Code(
+        code.co_qualname,
+        code.co_filename,
+        line,
+        member,
+        place,
+        marshalled,
+        code.co_freevars,
+        future_flags(code),
+        lines,
+    )
+
+
+class Programs:
+    """Encodes functions, classes, modules, and what wraps them. Shared by one record's values."""
+
+    def __init__(self) -> None:
+        self.codes = Codes()
+        self.names = Names()
+        self._spaces: dict[int, _SpaceDraft] = {}
+        self._modules: dict[int, _ModuleDraft] = {}
+        self._library_spaces: dict[str, Reference] = {}
+        self._reached: list[_ModuleDraft] = []
+        self._settling = False
+
+    def encode(self, encoder: Encoder, value: object) -> AnyNode | Draft | None:
+        """The node of a value that is code, holds code, or lies in a library; None for others."""
+        kind = type(value)
+        if kind is types.CellType:
+            return _encode_cell(encoder, value)
+        library = find_library(value)
+        if library is not None:
+            return library
+        if kind is types.FunctionType:
+            assert isinstance(value, types.FunctionType)
+            return encode_singledispatch(encoder, value) or _FunctionDraft(self, encoder, value)
+        if issubclass(kind, type):
+            assert isinstance(value, type)
+            return ClassDraft(self.names, encoder, value)
+        if issubclass(kind, types.ModuleType):
+            assert isinstance(value, types.ModuleType)
+            draft = _ModuleDraft(self, encoder, value)
+            draft.reach(Use(whole=True))
+            return draft
+        return encode_wrapped(encoder, value)
+
+    def add_function(self, encoder: Encoder, function: types.FunctionType) -> tuple[int, Reference]:
+        """Take in a function's code; its number, and the function's namespace."""
+        code, space = function.__code__, function.__globals__
+        number = self.codes.add(code, space)
+        library = find_library_namespace(space)
+        uses = self.names.add(code, is_library_file(code.co_filename))
+        self._reach_imports(encoder, code, space, uses)
+        if library is not None:
+            known = self._library_spaces.get(library.module)
+            if known is None:
+                known = self._library_spaces[library.module] = encoder.place(library)
+            return number, known
+        draft = self.space(encoder, space)
+        draft.add(code, uses)
+        return number, draft.reference
+
+    def space(self, encoder: Encoder, space: Space) -> _SpaceDraft:
+        """The one node for a namespace."""
+        found = self._spaces.get(id(space))
+        if found is None:
+            found = self._spaces[id(space)] = _SpaceDraft(self, encoder, space)
+            found.reference = encoder.place(found)
+        return found
+
+    def reach_module(self, encoder: Encoder, module: types.ModuleType, use: Use) -> Reference:
+        """The node for a module that code finds by name, and uses so."""
+        found = self._modules.get(id(module))
+        if found is None:
+            found = self._modules[id(module)] = _ModuleDraft(self, encoder, module)
+            found.reference = encoder.place(found)
+        if found.reach(use):
+            self._reached.append(found)
+        return found.reference
+
+    def settle(self) -> None:
+        """Let the modules grow that were reached anew; growing, they may reach others."""
+        if self._settling:
+            return
+        self._settling = True
+        while self._reached:
+            self._reached.pop().grow()
+        self._settling = False
+
+    def slot_of_name(self, encoder: Encoder, value: object, use: Use, step: str) -> Slot:
+        """A slot for what code finds behind a name and uses so."""
+        if is_users_module(value):
+            assert isinstance(value, types.ModuleType)
+            return self.reach_module(encoder, value, use)
+        return encoder.slot(value, step)
+
+    def _reach_imports(
+        self, encoder: Encoder, code: types.CodeType, space: Space, uses: Uses
+    ) -> None:
+        """Modules that code imports when it runs are found by name then, as dummies."""
+        wanted = {_absolute(name, space) for name in uses.imports}
+        if "import_module" in uses.attributes or "import_module" in uses.globals:
+            consts = {c for one in all_codes(code) for c in one.co_consts if isinstance(c, str)}
+            wanted |= {name for name in consts if name in sys.modules}
+        for name in sorted(wanted):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                module = sys.modules.get(".".join(parts[:end]))
+                if is_users_module(module):
+                    assert isinstance(module, types.ModuleType)
+                    asked = frozenset({"__file__", *parts[end : end + 1]})
+                    self.reach_module(encoder, module, Use(attributes=asked, whole=True))
+
+
+def is_users_module(value: object) -> bool:
+    """Whether a value is a module that isn't a library's."""
+    return issubclass(type(value), types.ModuleType) and find_library(value) is None
+
+
+def _absolute(name: str, space: Space) -> str:
+    """The full name of an import, relative ones counted from the importing module."""
+    tail = name.lstrip(".")
+    level = len(name) - len(tail)
+    if not level:
+        return name
+    package = package_of(space)
+    parts = package.split(".")
+    parts = parts[: len(parts) - level + 1]
+    return ".".join([*parts, tail] if tail else parts)
+
+
+def package_of(space: Space) -> str:
+    """The package that relative imports of a module start from."""
+    package = dict.get(space, "__package__")
+    if isinstance(package, str):
+        return package
+    name = dict.get(space, "__name__")
+    if not isinstance(name, str):
+        return ""
+    return name if "__path__" in space else name.rpartition(".")[0]
+
+
+def _encode_cell(encoder: Encoder, cell: object) -> AnyNode:
+    assert isinstance(cell, types.CellType)
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return nodes.Cell(None, True)
+    return nodes.Cell(encoder.slot(content, ".cell_contents"), False)
+
+
+class _FunctionDraft:
+    """A function; its annotations are kept if recorded code reads any."""
+
+    def __init__(self, programs: Programs, encoder: Encoder, function: types.FunctionType) -> None:
+        self._names = programs.names
+        self._encoder = encoder
+        self._function = function
+        number, space = programs.add_function(encoder, function)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        special = _special_of(function)
+        self._annotated = False
+        self._node = nodes.Function(
+            function.__name__,
+            function.__qualname__,
+            number,
+            space,
+            encoder.slot(function.__defaults__, ".__defaults__"),
+            encoder.slot(function.__kwdefaults__, ".__kwdefaults__"),
+            tuple(encoder.reference(cell, f"<{name}>") for name, cell in cells),
+            encoder.slot(function.__dict__ or None, ".__dict__"),
+            encoder.slot(special or None),
+        )
+
+    def grow(self) -> None:
+        if self._names.annotations and not self._annotated:
+            self._annotated = True
+            annotations = self._function.__annotations__
+            if annotations:
+                special = {**_special_of(self._function), "__annotations__": annotations}
+                self._node = msgspec.structs.replace(
+                    self._node, special=self._encoder.slot(special)
+                )
+
+    def node(self) -> AnyNode:
+        return self._node
+
+
+def _special_of(function: types.FunctionType) -> dict[str, object]:
+    """What a function says of itself, where that isn't what a new one would say."""
+    found: dict[str, object] = {}
+    code, space = function.__code__, function.__globals__
+    if function.__module__ != dict.get(space, "__name__"):
+        found["__module__"] = function.__module__
+    first = code.co_consts[0] if code.co_consts else None
+    if function.__doc__ != (first if isinstance(first, str) else None):
+        found["__doc__"] = function.__doc__
+    return found
+
+
+_ABSENT = object()
+# Every module has these, and they say nothing of its own.
+_OF_ANY_MODULE = frozenset(
+    {"__builtins__", "__cached__", "__doc__", "__loader__", "__name__", "__spec__"}
+)
+
+
+class _SpaceDraft:
+    """The globals of one module, as far as recorded code loads them."""
+
+    reference: Reference
+
+    def __init__(self, programs: Programs, encoder: Encoder, space: Space) -> None:
+        self._programs = programs
+        self._encoder = encoder
+        self._space = space
+        self._asked: dict[str, Use] = {}
+        self._kept: dict[str, Slot] = {}
+        self._open = False
+        own = _own_builtins(space)
+        if own is not None:
+            self._kept["__builtins__"] = encoder.reference(own, ".__builtins__")
+
+    def add(self, code: types.CodeType, uses: Uses) -> None:
+        """Code runs in this namespace."""
+        for name in (*uses.globals, *sorted(deleted_globals(code))):
+            use = global_use(uses, name)
+            before = self._asked.get(name)
+            self._asked[name] = use if before is None else merge(before, use)
+        if any(name.startswith(".") for name in uses.imports):
+            self._kept["__package__"] = self._encoder.slot(package_of(self._space))
+        self._open = self._open or opens_namespace(uses)
+
+    def grow(self) -> None:
+        if self._open:
+            for name in list(self._space):
+                if isinstance(name, str) and name not in _OF_ANY_MODULE:
+                    self._asked.setdefault(name, Use(whole=True))
+        for name, use in list(self._asked.items()):
+            value = self._find(name)
+            if value is not _ABSENT and (name not in self._kept or is_users_module(value)):
+                self._kept[name] = self._programs.slot_of_name(self._encoder, value, use, name)
+        self._programs.settle()
+
+    def _find(self, name: str) -> object:
+        value = dict.get(self._space, name, _ABSENT)
+        if value is _ABSENT and "__builtins__" not in self._kept:
+            # Somebody put a name into builtins, or replaced one that was there.
+            value = vars(builtins).get(name, _ABSENT)
+            if value is not _ABSENT and find_library(value) is not None:
+                return _ABSENT
+        return value
+
+    def node(self) -> AnyNode:
+        name = dict.get(self._space, "__name__")
+        return nodes.Namespace(
+            name if isinstance(name, str) else "", tuple(self._kept), tuple(self._kept.values())
+        )
+
+
+def _own_builtins(space: Space) -> Space | None:
+    """What a namespace has in place of Python's builtins."""
+    own = dict.get(space, "__builtins__", builtins)
+    if issubclass(type(own), types.ModuleType):
+        assert isinstance(own, types.ModuleType)
+        own = module_dict(own)
+    return own if type(own) is dict and own is not vars(builtins) else None
+
+
+class _ModuleDraft:
+    """A module of the user's, as far as recorded code takes attributes from it."""
+
+    reference: Reference
+
+    def __init__(self, programs: Programs, encoder: Encoder, module: types.ModuleType) -> None:
+        self._programs = programs
+        self._encoder = encoder
+        self._module = module
+        self._asked: set[str] = set()
+        self._whole = False
+        self._kept: dict[str, Slot] = {}
+        self._space = programs.space(encoder, module_dict(module)).reference
+
+    def reach(self, use: Use) -> bool:
+        """Code uses the module so; whether that is new."""
+        before = self._whole, len(self._asked)
+        self._asked |= use.attributes
+        self._whole = self._whole or use.whole
+        return before != (self._whole, len(self._asked))
+
+    def grow(self) -> None:
+        space = module_dict(self._module)
+        names = self._programs.names
+        if self._whole:
+            for name in list(space):
+                if isinstance(name, str) and name not in _OF_ANY_MODULE and names.spells(name):
+                    self._asked.add(name)
+        if not self._asked <= space.keys() and "__getattr__" in space:
+            self._asked.add("__getattr__")
+        for name in sorted(self._asked & space.keys() - {"__name__", "__dict__"}):
+            value = space[name]
+            if name not in self._kept or is_users_module(value):
+                self._kept[name] = self._programs.slot_of_name(
+                    self._encoder, value, names.after(name), f".{name}"
+                )
+        self._programs.settle()
+
+    def node(self) -> AnyNode:
+        return nodes.Module(
+            module_name(self._module),
+            tuple(self._kept),
+            tuple(self._kept.values()),
+            self._space,
+        )

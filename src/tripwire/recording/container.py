@@ -1,0 +1,305 @@
+"""Container: a record is a zip file whose members lie one after another, stored as they are.
+
+Reading trusts nothing: members are found by walking the file from its first byte, the
+directory at the end must say the same as the walk did, and nothing is allocated because a
+file says so. Positions come out; bytes are read from there, in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import secrets
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tripwire.errors import BadRecord
+
+MAX_MEMBERS = 100_000  # a member costs a few hundred bytes of memory when read
+CHUNK = 1 << 20
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_END = struct.Struct("<4s4H2IH")
+_BIG = 0xFFFFFFFF
+_EPOCH = 0x21  # 1 January 1980: the same record gives the same bytes
+_NAME = re.compile(
+    rb"manifest\.json|objects\.json|tensors\.safetensors|src/\d{1,6}\.py|code/\d{1,6}"
+)
+
+Chunks = Iterable[bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a member to write: known by length, made only when asked for."""
+
+    size: int
+    chunks: Chunks  # must start afresh each time it is iterated
+
+    @staticmethod
+    def of(data: bytes) -> Content:
+        return Content(len(data), (data,))
+
+    def digest(self) -> tuple[str, int]:
+        """Its sha256 and its crc32."""
+        sha, crc = hashlib.sha256(), 0
+        for chunk in self.chunks:
+            sha.update(chunk)
+            crc = zlib.crc32(chunk, crc)
+        return sha.hexdigest(), crc
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a member's bytes lie."""
+
+    name: str
+    start: int
+    size: int
+    crc: int
+
+
+def damaged(why: str) -> BadRecord:
+    """The error for a file that isn't what a writer of records leaves."""
+    return BadRecord(
+        f"This is no record, or it was damaged: {why}.\nGet the file again from where it was made.",
+        slug="record-damaged",
+    )
+
+
+# --- writing ---
+
+
+def write_members(out: BinaryIO, members: Mapping[str, tuple[Content, int]]) -> None:
+    """Write members, each with its crc32, in order."""
+    directory: list[bytes] = []
+    position = 0
+    for name, (content, crc) in members.items():
+        encoded = name.encode("ascii")
+        start, size = position, content.size
+        position += out.write(_local_header(encoded, size, crc))
+        written = sum(out.write(chunk) for chunk in content.chunks)
+        if written != size:
+            raise RuntimeError(f"{name} changed its size while it was written")
+        position += size
+        directory.append(_central_header(encoded, start, size, crc))
+    out.write(b"".join(directory))
+    out.write(_ending(len(directory), sum(map(len, directory)), position))
+
+
+def _local_header(name: bytes, size: int, crc: int) -> bytes:
+    big = size >= _BIG
+    extra = struct.pack("<2H2Q", 1, 16, size, size) if big else b""
+    short = _BIG if big else size
+    version = 45 if big else 20
+    head = (b"PK\3\4", version, 0, 0, 0, _EPOCH, crc, short, short, len(name), len(extra))
+    return _LOCAL.pack(*head) + name + extra
+
+
+def _central_header(name: bytes, start: int, size: int, crc: int) -> bytes:
+    wide = struct.pack("<2Q", size, size) if size >= _BIG else b""
+    wide += struct.pack("<Q", start) if start >= _BIG else b""
+    extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
+    version = 45 if wide else 20
+    short = min(size, _BIG)
+    head = (b"PK\1\2", version, version, 0, 0, 0, _EPOCH, crc, short, short, len(name))
+    return _CENTRAL.pack(*head, len(extra), 0, 0, 0, 0, min(start, _BIG)) + name + extra
+
+
+def _ending(count: int, size: int, start: int) -> bytes:
+    wide = b""
+    if count >= 0xFFFF or start >= _BIG:
+        wide = _END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, start)
+        wide += _LOCATOR.pack(b"PK\6\7", 0, start + size, 1)
+    few = min(count, 0xFFFF)
+    end = _END.pack(b"PK\5\6", 0, 0, few, few, min(size, _BIG), min(start, _BIG), 0)
+    return wide + end
+
+
+@contextlib.contextmanager
+def _temporary(directory: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """A file beside the one to be; gone again unless it was renamed."""
+    name = str(directory / f".record-{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(name, "xb", buffering=CHUNK) as out:
+            yield out, name
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _settle(out: BinaryIO) -> None:
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
+    """Write a whole file or nothing, beside any that exist: `x.rec`, `x-1.rec`, ..."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary(path.parent) as (out, name):
+        write_members(out, members)
+        _settle(out)
+        return _link_free(name, path)
+
+
+def _link_free(temporary: str, path: Path) -> Path:
+    number = 0
+    while True:
+        target = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
+        try:
+            _link(temporary, target)
+        except FileExistsError:
+            number += 1
+        else:
+            return target
+
+
+def _link(temporary: str, target: Path) -> None:
+    """Give a file its name, unless that is taken: a rename would replace what is there."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: take the name first, then rename over it
+        open(target, "xb").close()
+        os.replace(temporary, target)
+
+
+def replace(path: Path, members: Mapping[str, tuple[Content, int]]) -> None:
+    """Write a file anew in the place of the one that is there."""
+    with _temporary(path.parent) as (out, name):
+        write_members(out, members)
+        _settle(out)
+        os.replace(name, path)
+
+
+# --- reading ---
+
+
+class Source:
+    """The bytes of a file, or bytes in memory, by position."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = file.seek(0, io.SEEK_END)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Source:
+        return Source(open(path, "rb", buffering=0))
+
+    @staticmethod
+    def of(data: bytes) -> Source:
+        return Source(io.BytesIO(data))
+
+    def read(self, start: int, size: int) -> bytes:
+        """Exactly `size` bytes; the caller knows that the file is that long."""
+        self._file.seek(start)
+        data = self._file.read(size)
+        if data is None or len(data) != size:
+            raise damaged("it ends early")
+        return data
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill a buffer."""
+        self._file.seek(start)
+        done = 0
+        while done < len(buffer):
+            count = self._file.readinto(buffer[done : done + (1 << 30)])  # type: ignore[attr-defined]  # raw files and BytesIO have it
+            if not count:
+                raise damaged("it ends early")
+            done += count
+
+    def chunks(self, start: int, size: int) -> Iterator[bytes]:
+        """The same bytes, a piece at a time."""
+        end = start + size
+        while start < end:
+            piece = self.read(start, min(CHUNK, end - start))
+            yield piece
+            start += len(piece)
+
+    def digest(self, member: Member) -> str:
+        """The sha256 of a member."""
+        sha = hashlib.sha256()
+        for piece in self.chunks(member.start, member.size):
+            sha.update(piece)
+        return sha.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def find_members(source: Source) -> dict[str, Member]:
+    """Every member; `BadRecord` for any zip that could be read in more than one way."""
+    members: dict[str, Member] = {}
+    heads: list[tuple[bytes, int, Member]] = []
+    position = 0
+    while source.size - position >= 4 and source.read(position, 4) == b"PK\3\4":
+        name, member = _read_local(source, position)
+        if member.name in members or len(members) >= MAX_MEMBERS:
+            raise damaged(f"it has {member.name} twice, or too many members")
+        members[member.name] = member
+        heads.append((name, position, member))
+        position = member.start + member.size
+    _check_directory(source, position, heads)
+    return members
+
+
+def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
+    if source.size - position < _LOCAL.size:
+        raise damaged("a member's header is cut off")
+    head = _LOCAL.unpack(source.read(position, _LOCAL.size))
+    _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = head
+    if flags & ~0x800 or method:
+        raise damaged("a member is compressed, encrypted or streamed")
+    if name_size > 64 or extra_size not in (0, 20):
+        raise damaged("a member's header has fields that records don't have")
+    position += _LOCAL.size
+    if source.size - position < name_size + extra_size:
+        raise damaged("a member's name is cut off")
+    name = source.read(position, name_size)
+    if not _NAME.fullmatch(name):
+        raise damaged("a member has a name that records don't have")
+    if extra_size:
+        tag, length, wide, wide_packed = struct.unpack(
+            "<2H2Q", source.read(position + name_size, extra_size)
+        )
+        if (tag, length) != (1, 16) or (size, packed) != (_BIG, _BIG):
+            raise damaged("a member's header has fields that records don't have")
+        size, packed = wide, wide_packed
+    position += name_size + extra_size
+    if size != packed or size > source.size - position:
+        raise damaged(f"{name.decode()} is said to be larger than the file")
+    return name, Member(name.decode(), position, size, crc)
+
+
+def _check_directory(source: Source, start: int, heads: list[tuple[bytes, int, Member]]) -> None:
+    """The directory names the same members at the same places, and ends the file."""
+    position = start
+    for name, local, member in heads:
+        wide = struct.pack("<2Q", member.size, member.size) if member.size >= _BIG else b""
+        wide += struct.pack("<Q", local) if local >= _BIG else b""
+        extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
+        length = _CENTRAL.size + len(name) + len(extra)
+        if source.size - position < length:
+            raise damaged("its directory is cut off")
+        entry = source.read(position, length)
+        fields = _CENTRAL.unpack_from(entry)
+        short = min(member.size, _BIG)
+        found = (fields[0], fields[3] & ~0x800, fields[4], *fields[7:13], fields[16])
+        wanted = (b"PK\1\2", 0, 0, member.crc, short, short, len(name), len(extra), 0)
+        if found != (*wanted, min(local, _BIG)) or entry[_CENTRAL.size :] != name + extra:
+            raise damaged("its directory and its members disagree")
+        position += length
+    ending = _ending(len(heads), position - start, start)
+    if source.size - position != len(ending) or source.read(position, len(ending)) != ending:
+        raise damaged("it doesn't end as its members say")

@@ -1,0 +1,312 @@
+"""Decode: nodes become values again, in a way that no order of them can break.
+
+First everything is made: what can be filled later as an empty shell, what can't after the
+things it needs. Then shells are filled; sets and dicts last, when their keys are complete.
+Nothing recurses, and things that can't contain themselves in Python are refused if they do.
+Plain values, containers and tensors are the same for everybody. For all others a maker decides:
+views for a file that nobody trusts, live objects for a replay.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tripwire.recording import nodes
+from tripwire.recording.blobs import StoredBlobs
+from tripwire.recording.checks import slots_of
+from tripwire.recording.container import damaged
+from tripwire.recording.nodes import AnyNode, Slot
+from tripwire.recording.objects import ObjectMaker, Rebuilder
+from tripwire.recording.views import Viewer
+
+if TYPE_CHECKING:
+    import torch
+
+    from tripwire.recording.tensors import TensorBuilder
+
+Value = Callable[[Slot], object]
+
+_MAX_WEIGHT = 1_000_000  # leaves of a key, counted as often as they are reached
+_UNMADE = object()
+
+
+class Maker(Protocol):
+    """Makes what isn't plain data."""
+
+    def needs(self, node: AnyNode) -> Iterable[Slot]:
+        """What must have been made before `make` is called; it may not be filled yet."""
+
+    def make(self, node: AnyNode, value: Value) -> object:
+        """The thing, or a shell of it. ValueError where the node makes no sense."""
+
+    def fill(self, node: AnyNode, made: object, value: Value) -> None:
+        """Put into a shell what belongs there; everything has been made by now."""
+
+    def take(self, node: nodes.Object, made: object, content: object) -> None:
+        """An instance of a list's, dict's, ... subclass takes what it holds, now complete."""
+
+
+def view(
+    table: nodes.Table, blobs: StoredBlobs, read: Callable[[str], bytes] | None = None
+) -> dict[str, object]:
+    """The roots of a record, safely: data as itself, everything else as an inert view."""
+    return Decoder(table, blobs, Viewer(table.codes, read)).roots()
+
+
+def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: Rebuilder) -> dict[str, object]:
+    """The roots of a record that is trusted, as live objects."""
+    return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
+
+
+class Decoder:
+    """One decoding of a table that was checked."""
+
+    def __init__(self, table: nodes.Table, blobs: StoredBlobs, maker: Maker) -> None:
+        self._nodes = table.nodes
+        self._roots = table.roots
+        self._blobs = blobs
+        self._maker = maker
+        self._made: list[Any] = [_UNMADE] * len(table.nodes)
+        self._open = bytearray(len(table.nodes))
+        self._weights: dict[int, int] = {}
+        self._tensors: TensorBuilder | None = None
+
+    def roots(self) -> dict[str, object]:
+        """Every root, complete."""
+        reached = self._make_all(self._roots.values())
+        hashed: list[int] = []
+        for number in reached:
+            node = self._nodes[number]
+            if isinstance(node, (nodes.Set, nodes.Dict)):
+                hashed.append(number)
+            else:
+                self._guard(self._fill, node, self._made[number])
+        # Keys were found after what they are keys of: what lies deeper is filled first.
+        for number in reversed(hashed):
+            self._guard(self._fill_hashed, self._nodes[number], self._made[number])
+        for number in reversed(reached):
+            node = self._nodes[number]
+            if isinstance(node, nodes.Object) and type(node.content) is tuple:
+                self._guard(self._take, node, self._made[number])
+        return {name: self.value(slot) for name, slot in self._roots.items()}
+
+    def _take(self, node: nodes.Object, made: object) -> None:
+        self._maker.take(node, made, self.value(node.content))
+
+    def value(self, slot: Slot) -> object:
+        """What a slot stands for; a reference must have been made."""
+        return self._made[slot[0]] if type(slot) is tuple else slot
+
+    # --- making ---
+
+    def _make_all(self, slots: Iterable[Slot]) -> list[int]:
+        """Make all that is reached from slots; returns it in the order in which it was met."""
+        queue = collections.deque(slot[0] for slot in slots if type(slot) is tuple)
+        met = bytearray(len(self._nodes))
+        order: list[int] = []
+        while queue:
+            number = queue.popleft()
+            if met[number]:
+                continue
+            met[number] = 1
+            order.append(number)
+            self._make(number)
+            queue.extend(s[0] for s in slots_of(self._nodes[number]) if type(s) is tuple)
+        return order
+
+    def _make(self, number: int) -> None:
+        stack = [number]
+        while stack:
+            top = stack[-1]
+            if self._made[top] is not _UNMADE:
+                stack.pop()
+                continue
+            missing = [] if self._open[top] else self._missing(top)
+            self._open[top] = 1
+            if missing:
+                stack.extend(missing)
+                continue
+            node = self._nodes[top]
+            self._made[top] = self._guard(self._build, node, top)
+            stack.pop()
+
+    def _missing(self, number: int) -> list[int]:
+        found = []
+        for slot in self._needs(self._nodes[number]):
+            if type(slot) is tuple and self._made[slot[0]] is _UNMADE:
+                if self._open[slot[0]] or slot[0] == number:
+                    raise damaged("something contains itself that can't")
+                found.append(slot[0])
+        return found
+
+    def _needs(self, node: AnyNode) -> Iterable[Slot]:
+        match node:
+            case nodes.Tuple(items=items):
+                return items
+            case nodes.Set(items=items, frozen=True):
+                return items
+            case nodes.Range() | nodes.Slice():
+                return slots_of(node)
+            case nodes.TensorExtras():
+                return (node.tensor, node.cls)
+            case nodes.Generator():
+                return (node.state,)
+            case _:
+                return self._maker.needs(node)
+
+    def _guard(self, work: Callable[[Any, Any], Any], node: AnyNode, argument: Any) -> Any:
+        """Nonsense in a node is the file's fault."""
+        try:
+            return work(node, argument)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise damaged(f"a {type(node).__name__} node: {error}") from error
+
+    def _build(self, node: AnyNode, number: int) -> object:
+        match node:
+            case nodes.Tuple(items=items):
+                self._weigh(number, items)
+                return tuple(map(self.value, items))
+            case nodes.Set(items=items, frozen=True):
+                self._weigh(number, items)
+                self._check_keys(items)
+                return frozenset(map(self.value, items))
+            case nodes.NamedTuple(items=items):
+                self._weigh(number, items)
+                return self._maker.make(node, self.value)
+            case nodes.Tensor() | nodes.TensorView():
+                return self._tensor_builder().build(node)
+            case nodes.TensorExtras():
+                return self._dress(node)
+            case nodes.Array():
+                from tripwire.recording.arrays import build_array
+
+                return build_array(node, self._blobs)
+            case nodes.TorchValue():
+                return _build_torch_value(node)
+            case nodes.Generator():
+                return _build_generator(node, self.value(node.state))
+        found = build_plain(node, self.value)
+        return self._maker.make(node, self.value) if found is _UNMADE else found
+
+    # --- keys ---
+
+    def _weigh(self, number: int, items: tuple[Slot, ...]) -> None:
+        """Hashing a tuple goes through all of it, shared parts again and again."""
+        self._weights[number] = 1 + sum(map(self._weight, items))
+
+    def _weight(self, slot: Slot) -> int:
+        return self._weights.get(slot[0], 1) if type(slot) is tuple else 1
+
+    def _check_keys(self, keys: tuple[Slot, ...]) -> None:
+        """Refuse keys that were made to take forever: too deep, or all with one hash."""
+        if sum(map(self._weight, keys)) > _MAX_WEIGHT:
+            raise ValueError("keys that take too long to hash")
+        numbers = [self._nodes[k[0]] for k in keys if type(k) is tuple]
+        if sum(type(node) is nodes.BigInt for node in numbers) > 1000:
+            if len({hash(self.value(key)) for key in keys}) < len(keys) // 8:
+                raise ValueError("keys that collide")
+
+    # --- tensors ---
+
+    def _tensor_builder(self) -> TensorBuilder:
+        if self._tensors is None:
+            from tripwire.recording.tensors import TensorBuilder, present_device
+
+            self._tensors = TensorBuilder(self._blobs, present_device)
+        return self._tensors
+
+    def _dress(self, node: nodes.TensorExtras) -> object:
+        from tripwire.recording.tensors import dress
+
+        inner = self.value(node.tensor)
+        return dress(inner, self.value(node.cls))
+
+    # --- filling ---
+
+    def _fill(self, node: AnyNode, made: Any) -> None:
+        match node:
+            case nodes.List(items=items) | nodes.Deque(items=items):
+                made.extend(map(self.value, items))
+            case nodes.TensorExtras():
+                self._fill_extras(node, made)
+            case _:
+                self._maker.fill(node, made, self.value)
+
+    def _fill_extras(self, node: nodes.TensorExtras, made: Any) -> None:
+        from tripwire.recording.tensors import attach
+
+        names = zip(node.names, map(self.value, node.values), strict=True)
+        attach(made, self.value(node.grad), dict(names))
+
+    def _fill_hashed(self, node: nodes.Set | nodes.Dict, made: Any) -> None:
+        if isinstance(node, nodes.Set):
+            if not node.frozen:
+                self._check_keys(node.items)
+                made.update(map(self.value, node.items))
+            return
+        self._check_keys(node.keys)
+        items = zip(map(self.value, node.keys), map(self.value, node.values), strict=True)
+        dict.update(made, items) if node.form != "ordered" else made.update(items)
+        if node.form == "default":
+            made.default_factory = self.value(node.factory)
+
+
+def _real(digits: str) -> float:
+    return cast("float", struct.unpack(">d", bytes.fromhex(digits))[0])
+
+
+def build_plain(node: AnyNode, value: Value) -> object:
+    """A plain value, or a container's shell; `_UNMADE` for anything else."""
+    match node:
+        case nodes.BigInt(digits):
+            return int(digits, 16)
+        case nodes.Bits(digits):
+            return _real(digits)
+        case nodes.Complex(real, imag):
+            return complex(_real(real), _real(imag))
+        case nodes.Text(data):
+            return data.decode("utf-8", "surrogatepass")
+        case nodes.String(text):
+            return text
+        case nodes.Bytes(data, mutable):
+            return bytearray(data) if mutable else data
+        case nodes.Constant(name):
+            return ... if name == "Ellipsis" else NotImplemented
+        case nodes.Range():
+            start, stop, step = map(value, (node.start, node.stop, node.step))
+            return range(cast("int", start), cast("int", stop), cast("int", step))
+        case nodes.Slice():
+            return slice(value(node.start), value(node.stop), value(node.step))
+        case nodes.List():
+            return []
+        case nodes.Set():
+            return set()
+        case nodes.Deque(limit=limit):
+            return collections.deque(maxlen=limit)
+        case nodes.Dict(form=form):
+            return _DICTS[form]()
+    return _UNMADE
+
+
+_DICTS: dict[str, Callable[[], dict[object, object]]] = {
+    "dict": dict,
+    "ordered": collections.OrderedDict,
+    "default": collections.defaultdict,
+    "counter": cast("Callable[[], dict[object, object]]", collections.Counter),
+}
+
+
+def _build_torch_value(node: nodes.TorchValue) -> object:
+    from tripwire.recording.torchvalues import build_torch_value
+
+    return build_torch_value(node)
+
+
+def _build_generator(node: nodes.Generator, state: object) -> object:
+    from tripwire.recording.tensors import present_device
+    from tripwire.recording.torchvalues import build_generator
+
+    return build_generator(present_device(node.device), cast("torch.Tensor", state))

@@ -1,0 +1,264 @@
+"""Encode: values become nodes, each object once, by identity.
+
+What a value refers to is queued, never followed at once, so nothing is too deep. Encoding looks
+at values through recording/looks.py only: no code of the user's runs, and whatever can't be
+looked at becomes an Opaque node that says why.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import TYPE_CHECKING, Protocol, cast
+
+from tripwire.recording import nodes
+from tripwire.recording.checks import MEMORY_FLOOR
+from tripwire.recording.instances import encode_instance, encode_member, is_member
+from tripwire.recording.looks import class_name, is_kind
+from tripwire.recording.nodes import AnyNode, Reference, Slot
+from tripwire.recording.plain import PLAIN, encode_text, is_utf8
+from tripwire.recording.policy import Omission, Policy, Treatment
+
+if TYPE_CHECKING:
+    from tripwire.recording.tensors import Blobs
+
+_LONG_TEXT = 64
+_INT64 = 1 << 63
+
+
+class Draft(Protocol):
+    """A node that isn't settled before everything was seen."""
+
+    def grow(self) -> None:
+        """Reserve slots for what has become wanted since."""
+
+    def node(self) -> AnyNode:
+        """The node, when nothing grows any more."""
+
+
+class Names(Protocol):
+    """Which attributes of objects recorded code can take."""
+
+    def wants(self, cls: type, name: str) -> bool:
+        """Whether an attribute of instances of `cls` may be used; may turn true later."""
+
+
+class AllNames:
+    """Everything may be used."""
+
+    def wants(self, cls: type, name: str) -> bool:
+        return True
+
+
+class Codes(Protocol):
+    """The code objects of a record."""
+
+    def add(self, code: CodeType) -> int:
+        """Keep a code object; its place in the table of codes."""
+
+
+class NoCodes:
+    """A record without code."""
+
+    def add(self, code: CodeType) -> int:
+        raise TypeError("this record keeps no code")
+
+
+CodeEncoder = Callable[["Encoder", object], "AnyNode | Draft | None"]
+
+
+def no_code(encoder: Encoder, value: object) -> AnyNode | Draft | None:
+    """Stands in for recording/code.py: keeps no functions, classes or modules."""
+    return None
+
+
+class Encoder:
+    """Turns values into nodes.
+
+    `encode_code` is asked about everything that isn't plain data, first: functions, classes,
+    modules and what lies in a library are its business; None means that it is an instance.
+    """
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        codes: Codes,
+        policy: Policy,
+        *,
+        encode_code: CodeEncoder = no_code,
+        names: Names | None = None,
+    ) -> None:
+        self.blobs = blobs
+        self.codes = codes
+        self.policy = policy
+        self.names: Names = names if names is not None else AllNames()
+        self.left_out: list[Omission] = []
+        self._encode_code = encode_code
+        self._nodes: list[AnyNode | Draft | None] = []
+        self._values: list[object] = []  # kept alive: an id must not be used twice
+        self._came_from: list[tuple[int, str | int]] = []
+        self._numbers: dict[int, int] = {}
+        self._queue: collections.deque[int] = collections.deque()
+        self._drafts: dict[int, Draft] = {}
+        self._texts: dict[str, int] = {}
+        self._strictness: dict[int, Treatment] = {}
+        self._kept: list[object] = []
+        self._at = -1
+        self._budget = MEMORY_FLOOR * 3 // 4  # what a reader may take for the table
+
+    # --- slots ---
+
+    def slot(self, value: object, step: str | int = "") -> Slot:
+        """A small plain value as itself, anything else as a reference.
+
+        `step` says how the value is reached from the one that is being encoded.
+        """
+        kind = type(value)
+        if value is None or kind is bool:
+            return cast("bool | None", value)
+        if kind is int:
+            number = cast("int", value)
+            if -_INT64 <= number < _INT64:
+                return number
+        elif kind is float:
+            if math.isfinite(cast("float", value)):
+                return cast("float", value)
+        elif kind is str:
+            text = cast("str", value)
+            if len(text) <= _LONG_TEXT and is_utf8(text):
+                return text
+        return self.reference(value, step)
+
+    def slots(self, values: Iterable[object]) -> tuple[Slot, ...]:
+        """A slot for each."""
+        return tuple(self.slot(value, i) for i, value in enumerate(values))
+
+    def reference(self, value: object, step: str | int = "") -> Reference:
+        """The node of a value, reserved if it is new."""
+        if type(value) is str:
+            return self._text(value, step)
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._reserve(step)
+            self._values[number] = value
+            self._numbers[id(value)] = number
+            self._queue.append(number)
+        return (number,)
+
+    def place(self, node: AnyNode | Draft, step: str | int = "") -> Reference:
+        """A node that stands for no object of its own."""
+        number = self._reserve(step)
+        self._put(number, node)
+        return (number,)
+
+    def _text(self, text: str, step: str | int) -> Reference:
+        number = self._texts.get(text)
+        if number is None:
+            number = self._reserve(step)
+            self._spend(64 * text.count("[") + 64 * text.count("{") + 32 * text.count(","))
+            self._put(number, encode_text(text))
+            self._texts[text] = number
+        return (number,)
+
+    def _reserve(self, step: str | int) -> int:
+        self._nodes.append(None)
+        self._values.append(None)
+        self._came_from.append((self._at, step))
+        return len(self._nodes) - 1
+
+    def _put(self, number: int, node: AnyNode | Draft) -> None:
+        self._nodes[number] = node
+        if not isinstance(node, nodes.Node):
+            self._drafts[number] = node
+
+    # --- paths and reports ---
+
+    def path(self, number: int | None = None) -> str:
+        """How a node was reached first; of the one being encoded if none is given."""
+        at = self._at if number is None else number
+        steps: list[str] = []
+        while at >= 0:
+            at, step = self._came_from[at]
+            steps.append(f"[{step}]" if isinstance(step, int) else step)
+        return "".join(reversed(steps))
+
+    def leave_out(self, cls: type, reason: str) -> nodes.Opaque:
+        """A placeholder for the value being encoded, and a line in the report."""
+        self.left_out.append(Omission(self.path() or class_name(cls), reason))
+        return nodes.Opaque(class_name(cls), "", reason)
+
+    def strictness(self, value: object) -> Treatment:
+        """The least that a tensor is to be treated with."""
+        return self._strictness.get(id(value), Treatment.FULL)
+
+    def treat_alike(self, value: object, treatment: Treatment) -> None:
+        """Treat a tensor at least like that, whatever its own path says."""
+        self._strictness[id(value)] = treatment
+        self._kept.append(value)
+
+    # --- the work ---
+
+    def finish(self, roots: dict[str, Slot]) -> nodes.Table:
+        """Encode everything that is queued, and all that leads to."""
+        self._drain()
+        while True:
+            for number, draft in list(self._drafts.items()):
+                self._at = number
+                draft.grow()
+            self._at = -1
+            if not self._queue:
+                break
+            self._drain()
+        self.blobs.settle()
+        self.left_out += self.blobs.left_out
+        for number, draft in self._drafts.items():
+            self._nodes[number] = draft.node()
+        return nodes.Table(roots, tuple(cast("list[AnyNode]", self._nodes)))
+
+    def _drain(self) -> None:
+        while self._queue:
+            number = self._queue.popleft()
+            self._at = number
+            self._put(number, self._encode(self._values[number]))
+        self._at = -1
+
+    def _encode(self, value: object) -> AnyNode | Draft:
+        cls = type(value)
+        try:
+            plain = PLAIN.get(id(cls))
+            if plain is not None:
+                return plain(self, value)
+            return self._encode_other(value, cls)
+        except Exception as error:
+            # Whatever a foreign object does when it is looked at, the record is written.
+            return self.leave_out(cls, f"it can't be looked at: {type(error).__name__}")
+
+    def _encode_other(self, value: object, cls: type) -> AnyNode | Draft:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            from tripwire.recording.torchvalues import encode_torch
+
+            found = encode_torch(self, value, cls)
+            if found is not None:
+                return found
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and (is_kind(cls, numpy.ndarray) or is_kind(cls, numpy.generic)):
+            from tripwire.recording.arrays import encode_array
+
+            return encode_array(self, value)
+        if is_member(cls):
+            return encode_member(self, value, cls)
+        code = self._encode_code(self, value)
+        return code if code is not None else encode_instance(self, value, cls)
+
+    def _spend(self, amount: int) -> bool:
+        """Whether the table may grow by that many bytes of a reader's memory."""
+        self._budget -= amount
+        return self._budget >= 0
+
+    def can_hold(self, count: int) -> bool:
+        """Whether a container with so many items still fits."""
+        return self._spend(64 + 32 * count + 32 * count)

@@ -1,0 +1,315 @@
+"""Format: a record as a file, version 1.
+
+A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
+checks every byte of it against the manifest and every number against the file, and builds
+nothing. docs/record-format.md is the specification.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self, TypeVar
+
+import msgspec
+
+from tripwire.errors import BadRecord
+from tripwire.recording.blobs import (
+    NewBlob,
+    StoredBlobs,
+    build_content,
+    find_blobs,
+    packed_blobs,
+)
+from tripwire.recording.checks import MEMORY_FLOOR, check_table, estimate_memory
+from tripwire.recording.container import (
+    Content,
+    Member,
+    Source,
+    damaged,
+    find_members,
+    replace,
+    write_new,
+)
+from tripwire.recording.nodes import Index, Table
+from tripwire.recording.policy import Omission
+
+SCHEMA = "1.0"
+MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
+
+_T = TypeVar("_T")
+_SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned", tag_field="how"):
+    """The call returned; the digest of what."""
+
+    digest: str
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised", tag_field="how"):
+    """The call raised."""
+
+    type: str
+    module: str
+    message: str
+    file: str
+    line: int
+
+
+class Unknown(msgspec.Struct, frozen=True, tag="unknown", tag_field="how"):
+    """Nobody knows how the call ended."""
+
+
+Outcome = Returned | Raised | Unknown
+
+
+class Autocast(msgspec.Struct, frozen=True):
+    """Autocast on one type of device."""
+
+    enabled: bool
+    dtype: str
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """torch's flags at the start of the call. States of generators are among the roots."""
+
+    grad_mode: bool = True
+    inference_mode: bool = False
+    autocast: dict[str, Autocast] = {}
+    autocast_cache: bool = True
+    default_dtype: str = "float32"
+    default_device: str = "cpu"
+    deterministic: bool = False
+    deterministic_warn_only: bool = False
+    matmul_precision: str = "highest"
+    num_threads: int = 0
+    flags: dict[str, bool] = {}  # of torch.backends
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What came of replaying the record after it was written."""
+
+    outcome: str = "not checked"  # or "reproduces", "differs"
+    text: str = ""
+    python: str = ""
+    torch: str = ""
+
+
+class Where(msgspec.Struct, frozen=True):
+    """The function that was called."""
+
+    name: str = ""
+    file: str = ""
+    line: int = 0
+
+
+class Python(msgspec.Struct, frozen=True):
+    """An interpreter."""
+
+    version: str
+    magic: str  # of its bytecode, in hexadecimal
+    implementation: str = "CPython"
+
+    @staticmethod
+    def here() -> Python:
+        """The one that runs this."""
+        magic = importlib.util.MAGIC_NUMBER.hex()
+        return Python(platform.python_version(), magic, platform.python_implementation())
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """manifest.json. A newer minor version may have more fields; they are passed over."""
+
+    schema: str = SCHEMA
+    members: dict[str, tuple[Index, _SHA256]] = {}
+    python: Python = msgspec.field(default_factory=Python.here)
+    packages: dict[str, str] = {}
+    platform: str = sys.platform
+    function: Where = Where()
+    created: str = ""  # ISO 8601, UTC
+    outcome: Outcome = Unknown()
+    environment: Environment = Environment()
+    omissions: tuple[Omission, ...] = ()
+    policy: str = "full"
+    verdict: Verdict = Verdict()
+    notes: tuple[str, ...] = ()
+
+
+class _Schema(msgspec.Struct):
+    schema: str
+
+
+# --- writing ---
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """All that a record is to hold."""
+
+    manifest: Manifest  # without its members
+    table: Table
+    blobs: Sequence[NewBlob]
+    files: Mapping[str, bytes]  # src/N.py and code/N
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file, whole or not at all, never over another; returns where."""
+        return write_new(Path(path), self._members())
+
+    def _members(self) -> dict[str, tuple[Content, int]]:
+        table = msgspec.structs.replace(self.table, packed=packed_blobs(self.blobs))
+        contents = {
+            OBJECTS: Content.of(msgspec.json.encode(table)),
+            TENSORS: build_content(self.blobs),
+            **{name: Content.of(data) for name, data in self.files.items()},
+        }
+        digests = {name: content.digest() for name, content in contents.items()}
+        members = {name: (contents[name].size, sha) for name, (sha, _) in digests.items()}
+        head = _encode_manifest(msgspec.structs.replace(self.manifest, members=members))
+        rest = {name: (content, digests[name][1]) for name, content in contents.items()}
+        return {MANIFEST: (head, head.digest()[1]), **rest}
+
+
+def _encode_manifest(manifest: Manifest) -> Content:
+    return Content.of(msgspec.json.encode(manifest))
+
+
+def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
+    """Put a verdict into a record; a reader sees the file before or after, never between."""
+    with Record.open(path) as record:
+        head = _encode_manifest(msgspec.structs.replace(record.manifest, verdict=verdict))
+        members = {MANIFEST: (head, head.digest()[1])}
+        for name, member in record.members.items():
+            if name != MANIFEST:
+                pieces = _Pieces(record.source, member)
+                members[name] = (Content(member.size, pieces), member.crc)
+        replace(Path(path), members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    source: Source
+    member: Member
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.source.chunks(self.member.start, self.member.size)
+
+
+# --- reading ---
+
+
+class Record:
+    """A record's file, checked. It stays open: the bytes of tensors are read when asked for."""
+
+    def __init__(
+        self,
+        source: Source,
+        members: Mapping[str, Member],
+        manifest: Manifest,
+        table: Table,
+        blobs: StoredBlobs,
+    ) -> None:
+        self.source = source
+        self.members = members
+        self.manifest = manifest
+        self.table = table
+        self.blobs = blobs
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Record:
+        """Open and check a file."""
+        return Record._read(Source.open(path))
+
+    @staticmethod
+    def of(data: bytes) -> Record:
+        """The same for a file's bytes."""
+        return Record._read(Source.of(data))
+
+    @staticmethod
+    def _read(source: Source) -> Record:
+        with contextlib.ExitStack() as stack:
+            stack.callback(source.close)
+            record = _read_record(source)
+            stack.pop_all()
+            return record
+
+    def read(self, name: str) -> bytes:
+        """A member's bytes."""
+        member = self.members[name]
+        return self.source.read(member.start, member.size)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _read_record(source: Source) -> Record:
+    members = find_members(source)
+    for name in (MANIFEST, OBJECTS, TENSORS):
+        if name not in members:
+            raise damaged(f"it has no {name}")
+    manifest = _read_manifest(source, members[MANIFEST])
+    _check_members(source, members, manifest)
+    table = _decode(source, members[OBJECTS], Table)
+    blobs = find_blobs(source, members[TENSORS], table.packed)
+    check_table(table, blobs, members)
+    return Record(source, members, manifest, table, blobs)
+
+
+def _read_manifest(source: Source, member: Member) -> Manifest:
+    if zlib.crc32(source.read(member.start, member.size)) != member.crc:
+        raise damaged("its manifest was changed")
+    # The schema first: of a newer version nothing else need be as it is here.
+    schema = _decode(source, member, _Schema).schema
+    version = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", schema, re.ASCII)
+    if version is None:
+        raise damaged("its manifest has no schema version")
+    if int(version[1]) > int(SCHEMA.partition(".")[0]):
+        raise BadRecord(
+            f"This record has the format {schema}; this tripwire reads up to {SCHEMA}.\n"
+            "Update tripwire, or write the record again with this version.",
+            slug="record-newer",
+        )
+    return _decode(source, member, Manifest)
+
+
+def _check_members(source: Source, members: Mapping[str, Member], manifest: Manifest) -> None:
+    if set(members) - {MANIFEST} != set(manifest.members):
+        raise damaged("its manifest names other members than it has")
+    for name, (size, sha) in manifest.members.items():
+        if members[name].size != size or source.digest(members[name]) != sha:
+            raise damaged(f"{name} isn't what the manifest says")
+
+
+def _decode(source: Source, member: Member, kind: type[_T]) -> _T:
+    text = source.read(member.start, member.size)
+    if estimate_memory(text) > max(MEMORY_FLOOR, source.size):
+        raise BadRecord(
+            f"{member.name} would take more memory than a record may: {len(text)} bytes of JSON.\n"
+            "tripwire writes no such file; it may have been made to do harm.",
+            slug="record-too-large",
+        )
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"{member.name}: {error}") from None

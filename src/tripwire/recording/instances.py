@@ -1,0 +1,237 @@
+"""Instances: objects by their class, their attributes and what they hold.
+
+State is read from the dict and the slots that Python itself gave the object. What keeps state
+that Python doesn't show, in C, is left out with a reason.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import logging
+import pathlib
+import random
+import re
+import sys
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tripwire.recording import nodes
+from tripwire.recording.looks import (
+    class_dict,
+    has_hidden_state,
+    is_kind,
+    mro,
+    own_dict,
+    own_slots,
+)
+from tripwire.recording.nodes import AnyNode, Reference, Slot
+from tripwire.recording.plain import HOLDERS, dict_encoder
+
+if TYPE_CHECKING:
+    from tripwire.recording.encode import Draft, Encoder
+
+
+# --- enums ---
+
+
+def is_member(cls: type) -> bool:
+    """Whether instances of a class are members of an enum."""
+    return is_kind(cls, enum.Enum)
+
+
+def encode_member(encoder: Encoder, value: object, cls: type) -> AnyNode:
+    """A member, by its class and its value."""
+    state = own_dict(value) or {}
+    name = state.get("_name_")
+    known = name if type(name) is str else None
+    return nodes.EnumMember(
+        encoder.reference(cls, ".__class__"), known, encoder.slot(state.get("_value_"), ".value")
+    )
+
+
+# --- values that a library's function makes again ---
+
+
+def _union(value: Any) -> tuple[str, str, tuple[object, ...]]:
+    return "tripwire.recording.instances", "join_types", value.__args__
+
+
+def join_types(*kinds: Any) -> Any:
+    """`a | b | ...`, for a union of types that is built again."""
+    joined = kinds[0]
+    for kind in kinds[1:]:
+        joined = joined | kind
+    return joined
+
+
+def _timezone(value: datetime.timezone) -> tuple[str, str, tuple[object, ...]]:
+    return "datetime", "timezone", (value.utcoffset(None), value.tzname(None))
+
+
+def _timedelta(value: datetime.timedelta) -> tuple[str, str, tuple[object, ...]]:
+    return "datetime", "timedelta", (value.days, value.seconds, value.microseconds)
+
+
+def _datetime(value: datetime.datetime) -> tuple[str, str, tuple[object, ...]]:
+    day = (value.year, value.month, value.day)
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return "datetime", "datetime", (*day, *time, value.tzinfo)
+
+
+def _time(value: datetime.time) -> tuple[str, str, tuple[object, ...]]:
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return "datetime", "time", (*time, value.tzinfo)
+
+
+def _path(value: pathlib.PurePath) -> tuple[str, str, tuple[object, ...]]:
+    pure = type(value).__name__.startswith("Pure")
+    return "pathlib", "PurePath" if pure else "Path", (str(value),)
+
+
+# Exact types alone: their methods are the library's own.
+_CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
+    datetime.timedelta: _timedelta,
+    datetime.timezone: _timezone,
+    datetime.datetime: _datetime,
+    datetime.time: _time,
+    datetime.date: lambda v: ("datetime", "date", (v.year, v.month, v.day)),
+    decimal.Decimal: lambda v: ("decimal", "Decimal", (str(v),)),
+    uuid.UUID: lambda v: ("uuid", "UUID", (str(v),)),
+    re.Pattern: lambda v: ("re", "compile", (v.pattern, v.flags)),
+    logging.Logger: lambda v: ("logging", "getLogger", (v.name,)),
+    types.GenericAlias: lambda v: ("types", "GenericAlias", (v.__origin__, v.__args__)),
+    types.UnionType: _union,
+    types.MappingProxyType: lambda v: ("types", "MappingProxyType", (_proxied(v),)),
+    typing.TypeVar: lambda v: ("typing", "TypeVar", (v.__name__,)),
+    pathlib.PosixPath: _path,
+    pathlib.WindowsPath: _path,
+    pathlib.PurePosixPath: _path,
+    pathlib.PureWindowsPath: _path,
+}
+
+_CALLS_BY_ID = {id(cls): make for cls, make in _CALLS.items()}
+
+
+def _proxied(value: types.MappingProxyType[object, object]) -> dict[object, object]:
+    return value | {}
+
+
+# --- instances ---
+
+# What a class may be built on, and what of it is the content: most derived first.
+_CONTENT: Mapping[type, Callable[[Encoder, Any], Slot]] = {
+    **{cls: (lambda e, v, put=put: e.place(put(e, v), "")) for cls, put in HOLDERS.items()},  # type: ignore[misc]  # mypy can't type a lambda's default
+    int: lambda e, v: e.slot(int.__int__(v)),
+    float: lambda e, v: e.slot(float.__float__(v)),
+    complex: lambda e, v: e.slot(complex.__pos__(v)),
+    str: lambda e, v: e.slot(str.__str__(v)),
+    bytes: lambda e, v: e.slot(bytes.__getitem__(v, slice(None))),
+    bytearray: lambda e, v: e.slot(bytearray.__getitem__(v, slice(None))),
+    BaseException: lambda e, v: e.slot(BaseException.__dict__["args"].__get__(v), ".args"),
+    random.Random: lambda e, v: e.slot(random.Random.getstate(v)),
+}
+# C types whose instances are their dict and nothing more.
+_OPEN = (object, types.SimpleNamespace)
+# By id: a metaclass may have a hash of its own.
+_BASES = frozenset(map(id, (*_CONTENT, *_OPEN)))
+
+
+def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
+    """Any object that isn't a plain value, code or a tensor."""
+    made_by = _CALLS_BY_ID.get(id(cls))
+    if made_by is not None:
+        module, name, args = made_by(value)
+        return nodes.Call(encoder.place(nodes.Library(module, name)), encoder.slots(args))
+    if cls is collections.OrderedDict and not own_dict(value):
+        return HOLDERS[cls](encoder, value)
+    if cls is collections.Counter and not own_dict(value):
+        return dict_encoder("counter")(encoder, value)
+    if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
+        items = encoder.slots(tuple.__iter__(value))
+        return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
+    base = next((k for k in mro(cls) if id(k) in _BASES), object)
+    if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
+        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+    state = own_dict(value)
+    if base is object and state is None and cls is not object and not _is_open(cls):
+        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+    put = _CONTENT.get(base)
+    content = put(encoder, value) if put is not None else None
+    return ObjectDraft(encoder, value, cls, dict(state or {}), content)
+
+
+def _has_fields(cls: type) -> bool:
+    """Whether a tuple's class is a namedtuple or one of C's struct sequences."""
+    return any("_fields" in class_dict(k) or "n_sequence_fields" in class_dict(k) for k in mro(cls))
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def _is_open(cls: type) -> bool:
+    """Whether a class without a dict keeps all there is in slots: `class` statements alone do."""
+    return all(
+        k is object or (k.__flags__ & _HEAP_TYPE and "__slots__" in class_dict(k)) for k in mro(cls)
+    )
+
+
+class ObjectDraft:
+    """An instance; its attributes are those that recorded code may take."""
+
+    def __init__(
+        self, encoder: Encoder, value: object, cls: type, state: dict[str, object], content: Slot
+    ) -> None:
+        self._encoder = encoder
+        self._kind = cls
+        self._cls: Reference = encoder.reference(cls, ".__class__")
+        self._content = content
+        self._state = _without_defaults(cls, state)
+        self._slots = dict(own_slots(value))
+        self._taken: dict[str, Slot] = {}
+        self._taken_slots: dict[str, Slot] = {}
+        self.grow()
+
+    def grow(self) -> None:
+        for have, taken in ((self._state, self._taken), (self._slots, self._taken_slots)):
+            if len(have) == len(taken):
+                continue
+            for name, value in have.items():
+                if name not in taken and self._encoder.names.wants(self._kind, name):
+                    taken[name] = self._encoder.slot(value, f".{name}")
+
+    def node(self) -> AnyNode:
+        names = tuple(name for name in self._state if name in self._taken)
+        slots = tuple(name for name in self._slots if name in self._taken_slots)
+        return nodes.Object(
+            self._cls,
+            names,
+            tuple(self._taken[name] for name in names),
+            slots,
+            tuple(self._taken_slots[name] for name in slots),
+            self._content,
+        )
+
+
+def _without_defaults(cls: type, state: dict[str, object]) -> dict[str, object]:
+    """An nn.Module has a dozen empty tables; a fresh one has them too."""
+    torch = sys.modules.get("torch")
+    kept = {name: value for name, value in state.items() if type(name) is str}
+    if torch is None or not is_kind(cls, torch.nn.Module):
+        return kept
+    for name, fresh in vars(torch.nn.Module()).items():
+        if name in kept and _is_same(kept[name], fresh):
+            del kept[name]
+    return kept
+
+
+def _is_same(value: object, fresh: object) -> bool:
+    if value is fresh:  # True, None
+        return True
+    kind = type(value)
+    return kind is type(fresh) and kind in (dict, set, collections.OrderedDict) and not value

@@ -1,0 +1,139 @@
+"""Names: of an object, a record keeps only what recorded code can ask for.
+
+Code asks by the names in its instructions and by string constants; library code asks for what
+its own classes have. Which code is recorded depends on what is kept, and the other way round;
+so the nodes that keep a part of something grow, again and again, until no new name turns up.
+"""
+
+from __future__ import annotations
+
+import dis
+import io
+from collections.abc import Iterator
+from types import CodeType, GeneratorType
+
+from tripwire.recording.looks import class_dict, mro
+from tripwire.recording.origin import find_library
+from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+
+# Each of these hands out all that an object has, under names that no code spells.
+_REFLECTING = frozenset(
+    {"vars", "dir", "__dict__", "__dir__", "getmembers", "getattr_static", "asdict", "astuple"}
+    | {"__getstate__", "__reduce__", "__reduce_ex__", "pickle", "inspect"}
+)
+# Each of these reads annotations.
+_ANNOTATIONS = frozenset(
+    {"__annotations__", "get_type_hints", "get_annotations", "signature", "getfullargspec"}
+)
+# Each of these hands out a namespace.
+_OPENS_NAMESPACE = frozenset(
+    {"globals", "eval", "exec", "__globals__", "f_globals", "_getframe", "currentframe"}
+)
+# C code asks any object for these, with no base class that would tell.
+_DUCK_NAMES = frozenset(
+    name
+    for kind in (dict, list, set, io.TextIOBase, io.RawIOBase, GeneratorType)
+    for name in dir(kind)
+)
+
+
+def all_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those nested in it."""
+    waiting = [code]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        waiting += [const for const in current.co_consts if isinstance(const, CodeType)]
+
+
+class Names:
+    """Every name that recorded code spells."""
+
+    def __init__(self) -> None:
+        self.attributes: set[str] = set()
+        self.everything = False  # recorded code looks at objects as wholes
+        self.annotations = False  # recorded code reads annotations
+        self._after: dict[str, Use] = {}
+        self._seen: dict[int, tuple[CodeType, Uses]] = {}
+        self._of_libraries: dict[int, tuple[type, frozenset[str]]] = {}
+
+    def add(self, code: CodeType, is_library: bool = False) -> Uses:
+        """Take in a code object and those nested in it; what they use.
+
+        A library's code looks only at what is its own as a whole.
+        """
+        known = self._seen.get(id(code))
+        if known is not None:
+            return known[1]
+        uses = join(find_uses(one) for one in all_codes(code))
+        self._seen[id(code)] = code, uses
+        spelled = uses.attributes.keys() | uses.stored_attributes
+        asked = spelled | uses.globals.keys()
+        self.attributes |= spelled
+        if is_library:
+            return uses
+        self.everything = (
+            self.everything
+            or uses.has_dynamic_names
+            or uses.opens_self
+            or uses.computes_names
+            or not _REFLECTING.isdisjoint(asked)
+        )
+        self.annotations = self.annotations or not _ANNOTATIONS.isdisjoint(asked)
+        for step, use in uses.steps.items():
+            if step.kind is StepKind.ATTRIBUTE:
+                before = self._after.get(str(step.name))
+                self._after[str(step.name)] = use if before is None else merge(before, use)
+        return uses
+
+    def spells(self, name: str) -> bool:
+        """Whether recorded code may ask something for this attribute."""
+        return self.everything or name in self.attributes
+
+    def wants(self, cls: type, name: str) -> bool:
+        """Whether recorded or library code may ask a class or its instances for this attribute."""
+        return self.spells(name) or name in _DUCK_NAMES or name in self._names_of_libraries(cls)
+
+    def after(self, name: str) -> Use:
+        """How recorded code uses what it finds behind an attribute's name."""
+        return self._after.get(name, Use(whole=True))
+
+    def _names_of_libraries(self, cls: type) -> frozenset[str]:
+        """Names that libraries' code may ask of a class that inherits from theirs."""
+        known = self._of_libraries.get(id(cls))
+        if known is None:
+            names: set[str] = set()
+            for base in mro(cls):
+                if base is not object and find_library(base) is not None:
+                    names.update(class_dict(base))
+                fields = class_dict(base).get("__dataclass_fields__")
+                if type(fields) is dict:  # generated methods read every field
+                    names.update(fields)
+            known = self._of_libraries[id(cls)] = cls, frozenset(names)
+        return known[1]
+
+
+def global_use(uses: Uses, name: str) -> Use:
+    """How code uses what it finds behind a global name."""
+    return uses.steps.get(Step(StepKind.GLOBAL, name), Use(whole=True))
+
+
+def opens_namespace(uses: Uses) -> bool:
+    """Whether code takes hold of its globals as a whole."""
+    return not _OPENS_NAMESPACE.isdisjoint(uses.globals.keys() | uses.attributes.keys())
+
+
+_DELETES = frozenset(
+    dis.opmap[name] for name in ("DELETE_GLOBAL", "DELETE_NAME") if name in dis.opmap
+)
+
+
+def deleted_globals(code: CodeType) -> set[str]:
+    """Globals that code deletes: they must be there, though nothing reads them."""
+    found = set()
+    for one in all_codes(code):
+        if not _DELETES.isdisjoint(one.co_code[::2]):
+            found |= {
+                str(step.argval) for step in dis.get_instructions(one) if step.opcode in _DELETES
+            }
+    return found

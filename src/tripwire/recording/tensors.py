@@ -1,0 +1,514 @@
+"""Tensors: bytes by storage, everything else by tensor.
+
+Each storage becomes one blob, trimmed to what the recorded tensors of it use, so what shared
+memory shares it again. What is kept and where it lies is settled when all tensors are known.
+Nothing here runs a tensor's Python: no torch function, no dispatch of a subclass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tripwire.errors import CannotReplay
+from tripwire.recording import nodes
+from tripwire.recording.blobs import (
+    ITEM_SIZES,
+    STORED_NAMES,
+    TORCH_NAMES,
+    NewBlob,
+    StoredBlobs,
+)
+from tripwire.recording.container import CHUNK
+from tripwire.recording.looks import own_dict
+from tripwire.recording.policy import Omission, Policy, Treatment
+
+_ALIGNMENT = 16  # of trimmed starts: the largest element
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No mode, no subclass and no autograd sees the torch calls made here."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As torch prints it, without the `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def default_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, as torch counts them."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def extent(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[int, int]:
+    """The elements of a storage that a view spans: the first, and one past the last."""
+    if 0 in shape:
+        return 0, 0
+    span = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset, offset + span + 1
+
+
+def find_refusal(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's bytes can't be kept; None where they can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside a torch.func transform"
+    if torch._is_functional_tensor(tensor):
+        return "a functionalised tensor"
+    dispatch = getattr(type(tensor), "__torch_dispatch__", None)
+    if dispatch is not torch._C._disabled_torch_dispatch_impl:
+        return "a tensor subclass that dispatches by itself, whose bytes are elsewhere"
+    if tensor.is_quantized:
+        return "a quantised tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a tensor with the layout {tensor.layout}"
+    if dtype_name(tensor.dtype) not in ITEM_SIZES:
+        return f"a tensor of {tensor.dtype}"
+    return None
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """The word for a tensor's part in autograd."""
+    if type(tensor) is torch.nn.Parameter:
+        return "param" if tensor.requires_grad else "frozen"
+    if tensor.is_inference():
+        return "inference"
+    if not tensor.requires_grad:
+        return ""
+    return "grad" if tensor.is_leaf else "graph"
+
+
+# --- collecting ---
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A storage that recorded tensors use."""
+
+    storage: torch.UntypedStorage
+    uses: list[Use] = field(default_factory=list)
+    treatment: Treatment = Treatment.FULL
+    why: str = ""
+    first: int = 0
+    size: int = 0
+    blob: int = -1
+    whole: Use | None = None
+
+    def settle_extent(self) -> None:
+        """Trim to the bytes in use; see whether one tensor is all of them."""
+        spans = [use.byte_extent() for use in self.uses]
+        spans = [span for span in spans if span[1] > span[0]]
+        if spans:
+            self.first = min(span[0] for span in spans) // _ALIGNMENT * _ALIGNMENT
+            self.size = max(span[1] for span in spans) - self.first
+        for use in self.uses:
+            if self.first == 0 and use.is_plain() and use.bytes() == self.size:
+                self.whole = use
+                break
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        if not self.size:
+            return
+        storage = self.storage
+        if storage.device.type != "cpu":
+            with undisturbed():
+                storage = storage.cpu()  # type: ignore[no-untyped-call]
+        memory = memory_of(storage, self.first, self.size)
+        for start in range(0, self.size, CHUNK):
+            yield memory[start : start + CHUNK]
+
+
+def memory_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryview:
+    """A CPU storage's own memory. The storage must outlive it."""
+    kind = ctypes.c_ubyte * size
+    return memoryview(kind.from_address(storage.data_ptr() + first)).cast("B")
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """A tensor, over a storage. Becomes a node when all tensors are known."""
+
+    held: Held
+    tensor: torch.Tensor
+    path: str
+    treatment: Treatment
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+    kind: str
+    conjugated: bool
+    negated: bool
+
+    def bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+    def byte_extent(self) -> tuple[int, int]:
+        low, high = extent(self.shape, self.stride, self.offset)
+        return low * ITEM_SIZES[self.dtype], high * ITEM_SIZES[self.dtype]
+
+    def is_plain(self) -> bool:
+        return (
+            self.offset == 0
+            and self.device == "cpu"
+            and not (self.conjugated or self.negated)
+            and self.dtype in STORED_NAMES
+            and self.stride == default_strides(self.shape)
+        )
+
+    def grow(self) -> None:
+        """Nothing more to find."""
+
+    def node(self) -> nodes.AnyNode:
+        held = self.held
+        if held.treatment is not Treatment.FULL:
+            return self._withheld(held.treatment)
+        whole = held.whole
+        if whole is not None and self.is_plain():
+            if (self.dtype, self.shape) == (whole.dtype, whole.shape):
+                return nodes.Tensor(held.blob, self.kind)
+        return nodes.TensorView(
+            held.blob,
+            held.first,
+            self.dtype,
+            self.shape,
+            self.stride,
+            self.offset,
+            self.device,
+            self.kind,
+            self.conjugated,
+            self.negated,
+        )
+
+    def _withheld(self, treatment: Treatment) -> nodes.Withheld:
+        statistics = None
+        if treatment is Treatment.STATISTICS:
+            with undisturbed():
+                statistics = measure(self.tensor)
+        return nodes.Withheld(
+            treatment.label, self.dtype, self.shape, self.stride, self.device, self.kind, statistics
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldArray:
+    """The bytes of a NumPy array."""
+
+    data: bytes
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        yield self.data
+
+
+class Blobs:
+    """The storages and arrays that a record keeps."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._held: dict[int, Held] = {}
+        self._arrays: list[NewBlob] = []
+        self.settled: list[NewBlob] = []
+        self.left_out: list[Omission] = []
+
+    def use(self, tensor: torch.Tensor, path: str, at_least: Treatment) -> Use | nodes.Withheld:
+        """A tensor to keep: its node follows when all are known. Call it `undisturbed`."""
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
+        if device == "meta":  # no values to keep: its shape is all of it
+            return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
+        storage = tensor.untyped_storage()
+        held = self._held.setdefault(storage._cdata, Held(storage))
+        treatment = max(at_least, self._policy.treat(path, tensor))
+        offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+        use = Use(
+            held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg
+        )
+        held.uses.append(use)
+        return use
+
+    def add_bytes(self, data: bytes) -> int:
+        """A blob of its own; returns its number."""
+        number = len(self._arrays)
+        self._arrays.append(NewBlob("U8", (len(data),), len(data), HeldArray(data)))
+        return number
+
+    def settle(self) -> None:
+        """Decide what is kept of each storage, number the blobs, say what is left out."""
+        for held in self._held.values():
+            held.treatment = max(use.treatment for use in held.uses)
+            held.why = "by policy"
+            held.settle_extent()
+        self._apply_cap()
+        settled = self.settled = list(self._arrays)
+        for held in self._held.values():
+            if held.treatment is Treatment.FULL:
+                held.blob = len(settled)
+                settled.append(self._new_blob(held))
+            else:
+                self.left_out += [
+                    Omission(use.path, f"values left out {held.why}: {held.treatment.label} only")
+                    for use in held.uses
+                ]
+
+    def _apply_cap(self) -> None:
+        cap = self._policy.cap
+        if cap is None:
+            return
+        kept = [held for held in self._held.values() if held.treatment is Treatment.FULL]
+        total = sum(held.size for held in kept) + sum(blob.size for blob in self._arrays)
+        for held in sorted(kept, key=lambda held: -held.size):
+            if total <= cap:
+                break
+            held.treatment = Treatment.STATISTICS
+            held.why = f"by the cap of {cap} bytes"
+            total -= held.size
+
+    def _new_blob(self, held: Held) -> NewBlob:
+        whole = held.whole
+        if whole is None:
+            return NewBlob("U8", (held.size,), held.size, held)
+        return NewBlob(STORED_NAMES[whole.dtype], whole.shape, held.size, held)
+
+
+# --- statistics ---
+
+
+def measure(tensor: torch.Tensor) -> tuple[float, ...] | None:
+    """Lowest, highest, mean and deviation of the finite values; counts of nan, inf and -inf.
+
+    Complex numbers are measured by their parts, as one row of reals.
+    """
+    if not tensor.numel():
+        return None
+    values = tensor.detach().resolve_conj().resolve_neg().cpu()
+    if values.is_complex():
+        values = torch.view_as_real(values.to(torch.complex128))
+    values = values.to(torch.float64)
+    finite = values[torch.isfinite(values)]
+    counts = (
+        float(torch.isnan(values).sum()),
+        float((values == math.inf).sum()),
+        float((values == -math.inf).sum()),
+    )
+    if not finite.numel():
+        return (0.0, 0.0, 0.0, 0.0, *counts)
+    low, high, mean = float(finite.min()), float(finite.max()), float(finite.mean())
+    deviation = float(finite.std(correction=0))
+    if not (math.isfinite(mean) and math.isfinite(deviation)):
+        mean, deviation = low / 2 + high / 2, 0.0
+    return (low, high, mean, deviation, *counts)
+
+
+def imitate(count: int, statistics: tuple[float, ...]) -> torch.Tensor:
+    """Values with those statistics, the same each time, in no order."""
+    low, high, mean, deviation, nans, highs, lows = statistics
+    special = [(math.nan, int(nans)), (math.inf, int(highs)), (-math.inf, int(lows))]
+    finite = max(count - sum(n for _, n in special), 0)
+    values = torch.empty(count, dtype=torch.float64)
+    values[:finite] = _spread(finite, low, high, mean, deviation)
+    position = finite
+    for value, many in special:
+        values[position : position + many] = value
+        position += many
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return values[shuffled]
+
+
+def _spread(count: int, low: float, high: float, mean: float, deviation: float) -> torch.Tensor:
+    """One value at each bound and two levels between that give the mean and the deviation."""
+    values = torch.full((count,), mean, dtype=torch.float64)
+    if count < 3 or deviation == 0:
+        if count == 2:
+            values[:] = torch.tensor([low, high], dtype=torch.float64)
+        return values
+    inner = count - 2
+    centre = (count * mean - low - high) / inner
+    squares = count * deviation**2 - (low - mean) ** 2 - (high - mean) ** 2
+    variance = max(squares / inner - (centre - mean) ** 2, 0.0)
+    down, up = max(centre - low, 0.0), max(high - centre, 0.0)
+    # The share p of the lower level: its distance is sqrt(variance * (1 - p) / p).
+    least = variance / (variance + down**2) if variance else 0.5
+    most = up**2 / (variance + up**2) if variance else 0.5
+    below = min(max(round((least + most) / 2 * inner), 1), inner - 1) if inner > 1 else 0
+    share = below / inner
+    step_down = math.sqrt(variance * (1 - share) / share) if below else 0.0
+    step_up = math.sqrt(variance * share / (1 - share)) if below else 0.0
+    values[0], values[1] = low, high
+    values[2 : 2 + below] = centre - step_down
+    values[2 + below :] = centre + step_up
+    return values.clamp_(low, high)
+
+
+# --- building ---
+
+
+class TensorBuilder:
+    """Makes a record's tensors again: one storage per blob, on the device where there is one."""
+
+    def __init__(self, blobs: StoredBlobs, find_device: Callable[[str], torch.device]) -> None:
+        self._blobs = blobs
+        self._find_device = find_device
+        self._storages: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+
+    def build(self, node: nodes.Tensor | nodes.TensorView) -> torch.Tensor:
+        """The tensor of a node that was checked against the blobs."""
+        with undisturbed():
+            if isinstance(node, nodes.Tensor):
+                blob = self._blobs.blobs[node.blob]
+                dtype, shape = TORCH_NAMES[blob.dtype], blob.shape
+                device, stride, offset = torch.device("cpu"), default_strides(shape), 0
+                conj = neg = False
+            else:
+                dtype, shape, stride = node.dtype, node.shape, node.stride
+                device = self._find_device(node.device)
+                offset = node.offset - node.first // ITEM_SIZES[dtype]
+                if 0 in shape:
+                    offset = 0
+                conj, neg = node.conjugated, node.negated
+            storage = self._storage(node.blob, device)
+            made = torch.empty(0, dtype=getattr(torch, dtype), device=device)
+            made.set_(storage, offset, shape, stride)
+            made = torch._conj(made) if conj else made
+            made = torch._neg_view(made) if neg else made
+            return finish(made, node.kind)
+
+    def _storage(self, number: int, device: torch.device) -> torch.UntypedStorage:
+        found = self._storages.get((number, device))
+        if found is None:
+            size = self._blobs.blobs[number].size
+            found = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+            if size:
+                self._blobs.read_into(number, memory_of(found, 0, size))
+            if device.type != "cpu":
+                moved: Any = found
+                found = moved.to(device=device)
+            self._storages[number, device] = found
+        return found
+
+
+def present_device(text: str) -> torch.device:
+    """The device of that name, or the CPU where this machine has none such."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        return torch.device("cpu")
+    if device.type in ("cpu", "meta"):
+        return torch.device(device.type)
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    here = torch.accelerator.current_accelerator()
+    fits = here is not None and here.type == device.type
+    return device if fits and (device.index or 0) < torch.accelerator.device_count() else _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def build_withheld(
+    node: nodes.Withheld, find_device: Callable[[str], torch.device]
+) -> torch.Tensor:
+    """A stand-in for a tensor without its values."""
+    if node.policy == "redacted":
+        raise CannotReplay(
+            f"A tensor of shape {list(node.shape)} was redacted when this was recorded.\n"
+            "Record again without that policy, or replay with your own values in its place.",
+            slug="replay-redacted",
+        )
+    device = torch.device("meta") if node.device == "meta" else find_device(node.device)
+    dtype: torch.dtype = getattr(torch, node.dtype)
+    with undisturbed():
+        made = torch.empty_strided(node.shape, node.stride, dtype=dtype, device=device)
+        if device.type != "meta":
+            _fill_like(made, node.statistics)
+        return finish(made, node.kind)
+
+
+def _fill_like(made: torch.Tensor, statistics: tuple[float, ...] | None) -> None:
+    """Fill all of a new tensor's storage; elements may lie on one another."""
+    count = made.untyped_storage().nbytes() // made.dtype.itemsize
+    flat = made.as_strided((count,), (1,), 0)
+    if statistics is None:
+        flat.zero_()
+    elif made.is_complex():
+        flat.copy_(torch.view_as_complex(imitate(2 * count, statistics).reshape(count, 2)))
+    else:
+        flat.copy_(imitate(count, statistics))
+
+
+class _Graft(torch.autograd.Function):
+    """Gives a tensor a history, so that autograd takes it for the result of an operation."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        return data.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def finish(made: torch.Tensor, kind: str) -> torch.Tensor:
+    """A plain tensor takes its part in autograd."""
+    match kind:
+        case "param" | "frozen":
+            return torch.nn.Parameter(made, requires_grad=kind == "param")
+        case "grad":
+            return made.requires_grad_()
+        case "graph":
+            anchor = torch.zeros((), requires_grad=True)
+            with torch.enable_grad():
+                return _Graft.apply(anchor, made)  # type: ignore[no-any-return, no-untyped-call]
+        case "inference":
+            with torch.inference_mode():
+                return made.data.view_as(made)
+        case _:
+            return made
+
+
+def dress(tensor: object, cls: object) -> object:
+    """A tensor as an instance of a subclass; its constructor doesn't run."""
+    if not isinstance(cls, type) or not isinstance(tensor, torch.Tensor):
+        return tensor  # in a view classes and left-out tensors are descriptions
+    if not issubclass(cls, torch.Tensor):
+        raise ValueError(f"{cls.__name__} is no class of tensors")
+    with undisturbed():
+        needs = tensor.requires_grad
+        plain = tensor.detach() if needs else tensor
+        return torch.Tensor._make_subclass(cls, plain, needs)
+
+
+def attach(tensor: object, grad: object, attributes: dict[str, object]) -> None:
+    """Hang a gradient and attributes on a tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    with undisturbed():
+        if isinstance(grad, torch.Tensor):
+            try:
+                tensor.grad = grad
+            except RuntimeError as error:
+                raise ValueError(str(error)) from None
+    state = own_dict(tensor)
+    if state is not None:
+        state.update(attributes)

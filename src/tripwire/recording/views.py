@@ -1,0 +1,221 @@
+"""Views: what a record says of things that aren't data, as inert descriptions.
+
+Nothing here can be called into life. A view knows names and holds other views, so a record can
+be looked through without trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tripwire.recording import nodes
+from tripwire.recording.nodes import Slot
+
+Value = Callable[[Slot], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """Something of a record that isn't data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryView(View):
+    """Something of an installed library."""
+
+    module: str
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<{'.'.join(filter(None, (self.module, self.name)))}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassView(View):
+    """A class of the user's."""
+
+    name: str
+    module: str
+    attributes: dict[str, object] = field(default_factory=dict)
+    bases: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<class {self.module}.{self.name}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionView(View):
+    """A function of the user's."""
+
+    name: str
+    file: str
+    line: int
+    source: str | None
+    details: dict[str, object] = field(default_factory=dict)  # defaults, closure, ...
+
+    def __repr__(self) -> str:
+        return f"<function {self.name} at {self.file}:{self.line}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleView(View):
+    """A module of the user's, or the globals of one: the names that recorded code uses."""
+
+    name: str
+    attributes: dict[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<module {self.name} with {len(self.attributes)} names>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsView(View):
+    """A thing made of others: a method, a partial, a cell, a call."""
+
+    form: str
+    parts: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<{self.form} of {len(self.parts)}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectView(View):
+    """An instance, with its attributes; `parts` is what it holds if it is a list, dict, ..."""
+
+    cls: object
+    attributes: dict[str, object] = field(default_factory=dict)
+    parts: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<object of {self.cls!r} with {len(self.attributes)} attributes>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberView(View):
+    """A member of an enum."""
+
+    cls: object
+    name: str | None
+    value: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<member {self.name} of {self.cls!r}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TupleView(View):
+    """A namedtuple."""
+
+    cls: object
+    items: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        return f"<namedtuple of {self.cls!r} with {len(self.items)} items>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithheldView(View):
+    """A tensor or an array without its values."""
+
+    policy: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    statistics: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpaqueView(View):
+    """Something that the record doesn't hold."""
+
+    cls: str
+    reason: str
+
+
+class Viewer:
+    """Makes views: the maker of a decoder for files that nobody trusts."""
+
+    def __init__(
+        self, codes: tuple[nodes.Code, ...], read: Callable[[str], bytes] | None = None
+    ) -> None:
+        self._codes = codes
+        self._read = read
+
+    def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
+        match node:
+            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls):
+                yield cls
+            case nodes.NamedTuple(cls=cls, items=items):
+                yield cls
+                yield from items
+
+    def make(self, node: nodes.AnyNode, value: Value) -> object:
+        match node:
+            case nodes.Library(module, name):
+                return LibraryView(module, name)
+            case nodes.Class():
+                return ClassView(node.qualname, node.module)
+            case nodes.Function():
+                return self._function(node)
+            case nodes.Namespace(module=name) | nodes.Module(name=name):
+                return ModuleView(name)
+            case nodes.Wrapped(form=form):
+                return PartsView(form)
+            case nodes.Cell():
+                return PartsView("cell")
+            case nodes.Call():
+                return PartsView("call")
+            case nodes.Object():
+                return ObjectView(value(node.cls))
+            case nodes.EnumMember():
+                return MemberView(value(node.cls), node.name)
+            case nodes.NamedTuple():
+                return TupleView(value(node.cls), tuple(map(value, node.items)))
+            case nodes.Withheld():
+                return WithheldView(
+                    node.policy, node.dtype, node.shape, node.device, node.statistics
+                )
+            case nodes.Opaque():
+                return OpaqueView(node.cls, node.reason)
+        raise ValueError(type(node).__name__)
+
+    def _function(self, node: nodes.Function) -> FunctionView:
+        if node.code >= len(self._codes):
+            raise ValueError("a function without code")
+        code = self._codes[node.code]
+        source = None
+        if code.source is not None and self._read is not None:
+            source = self._read(code.source).decode("utf-8", "replace")
+        return FunctionView(node.qualname, code.file, code.line, source)
+
+    def fill(self, node: nodes.AnyNode, made: object, value: Value) -> None:
+        match node, made:
+            case nodes.Class(), ClassView():
+                made.attributes.update(zip(node.names, map(value, node.values), strict=True))
+                made.bases.extend(map(value, node.bases))
+            case nodes.Function(), FunctionView():
+                made.details["defaults"] = value(node.defaults)
+                made.details["kwdefaults"] = value(node.kwdefaults)
+                made.details["closure"] = [value(cell) for cell in node.closure]
+                made.details["globals"] = value(node.namespace)
+                made.details["attributes"] = value(node.attributes)
+            case ((nodes.Namespace() | nodes.Module()), ModuleView()):
+                made.attributes.update(zip(node.names, map(value, node.values), strict=True))
+            case nodes.Wrapped(), PartsView():
+                made.parts.extend(map(value, node.parts))
+            case nodes.Cell(), PartsView():
+                made.parts.extend([] if node.empty else [value(node.content)])
+            case nodes.Call(), PartsView():
+                made.parts.extend([value(node.function), *map(value, node.args)])
+            case nodes.Object(), ObjectView():
+                names, values = node.names + node.slots, node.values + node.slot_values
+                made.attributes.update(zip(names, map(value, values), strict=True))
+                if node.content is not None:
+                    made.parts.append(value(node.content))
+            case nodes.EnumMember(), MemberView():
+                made.value.append(value(node.value))
+
+    def take(self, node: nodes.Object, made: object, content: object) -> None:
+        """Views hold their content as a part."""

@@ -1,0 +1,164 @@
+"""Wrapped: methods, descriptors, partials and typing's objects, by what their makers were given.
+
+Each is an object of a C type that shows what it was made from and can be made from it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import typing
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tripwire.recording.looks import own_dict
+from tripwire.recording.nodes import AnyNode, Wrapped
+
+if TYPE_CHECKING:
+    from tripwire.recording.encode import Encoder
+
+
+def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
+    """The node of something that is made of other things; None if it is nothing of the kind."""
+    parts = _PARTS.get(type(value))
+    if parts is None:
+        return None
+    form, found = parts(value)
+    return Wrapped(form, tuple(encoder.slot(part, f".{form}") for part in found)) if form else None
+
+
+def encode_singledispatch(encoder: Encoder, function: types.FunctionType) -> AnyNode | None:
+    """The node of a function made by `functools.singledispatch`, which keeps a weak cache."""
+    code = function.__code__
+    if code.co_qualname != _DISPATCHER.co_qualname or code.co_filename != _DISPATCHER.co_filename:
+        return None
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    registry: dict[type, object] = cells["registry"].cell_contents
+    own = {"register", "dispatch", "registry", "_clear_cache", "__wrapped__"}
+    more = {name: value for name, value in function.__dict__.items() if name not in own}
+    kinds = tuple(kind for kind in registry if kind is not object)
+    made = tuple(registry[kind] for kind in kinds)
+    parts = registry[object], kinds, made, more or None
+    return Wrapped("singledispatch", tuple(encoder.slot(part) for part in parts))
+
+
+_DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+
+_Parts = tuple[str, tuple[object, ...]]
+_NOT_OURS: _Parts = ("", ())
+
+
+def _method(value: Any) -> _Parts:
+    return "method", (value.__func__, value.__self__)
+
+
+def _builtin(value: Any) -> _Parts:
+    return "builtin", (value.__self__, value.__name__)
+
+
+def _member(value: Any) -> _Parts:
+    return "member", (value.__objclass__, value.__name__)
+
+
+def _partial(value: Any) -> _Parts:
+    return "partial", (value.func, value.args, dict(value.keywords), own_dict(value) or None)
+
+
+def _property(value: Any) -> _Parts:
+    doc = value.__doc__
+    own = getattr(value.fget, "__doc__", None) if type(value.fget) is types.FunctionType else None
+    return "property", (value.fget, value.fset, value.fdel, None if doc == own else doc)
+
+
+def _cached_property(value: Any) -> _Parts:
+    return "cached_property", (value.func, value.attrname)
+
+
+def _lru_cache(value: Any) -> _Parts:
+    attributes = own_dict(value) or {}
+    function = attributes.get("__wrapped__")
+    told = attributes.get("cache_parameters")  # functools' own lambda over both parameters
+    if function is None or type(told) is not types.FunctionType:
+        return _NOT_OURS
+    given = dict(zip(told.__code__.co_freevars, told.__closure__ or (), strict=True))
+    if given.keys() != {"maxsize", "typed"}:
+        return _NOT_OURS
+    maxsize, typed = given["maxsize"].cell_contents, given["typed"].cell_contents
+    more = {k: v for k, v in attributes.items() if k not in ("__wrapped__", "cache_parameters")}
+    return "lru_cache", (function, maxsize, typed, more or None)
+
+
+def _weakref(value: Any) -> _Parts:
+    return "weakref", (value(),)
+
+
+def _proxy(value: Any) -> _Parts:
+    behind = gc.get_referents(value)  # to iterate might run the mapping's own code
+    return ("proxy", tuple(behind)) if len(behind) == 1 else _NOT_OURS
+
+
+def _alias(value: Any) -> _Parts:
+    if value.__unpacked__:
+        return _NOT_OURS
+    return "alias", (value.__origin__, value.__args__)
+
+
+def _union(value: Any) -> _Parts:
+    return "union", (value.__args__,)
+
+
+def _typevar(value: Any) -> _Parts:
+    return "typevar", (
+        value.__name__,
+        value.__bound__,
+        value.__constraints__,
+        value.__covariant__,
+        value.__contravariant__,
+    )
+
+
+def _forward(value: Any) -> _Parts:
+    return "forward", (value.__forward_arg__,)
+
+
+def _generic(value: Any) -> _Parts:
+    """`List[int]`, `Optional[X]`, `Callable[[int], str]`, `Stack[T]` as what was subscribed."""
+    origin, args = value.__origin__, value.__args__
+    name = own_dict(value) or {}
+    if type(value) is typing._AnnotatedAlias:  # type: ignore[attr-defined]
+        return "generic", (typing.Annotated, (origin, *value.__metadata__))
+    if origin in (typing.Union, typing.Literal):
+        return "generic", (origin, args)
+    special = getattr(typing, str(name.get("_name")), None)
+    if special is None:
+        return "generic", (origin, args)
+    if special is typing.Callable and args[0] is not ...:
+        args = (list(args[:-1]), args[-1])
+    return "generic", (special, args)
+
+
+_PARTS: dict[type, Callable[[Any], _Parts]] = {
+    types.MethodType: _method,
+    types.BuiltinMethodType: _builtin,
+    types.MethodWrapperType: _builtin,
+    types.MemberDescriptorType: _member,
+    functools.partial: _partial,
+    staticmethod: lambda value: ("staticmethod", (value.__func__,)),
+    classmethod: lambda value: ("classmethod", (value.__func__,)),
+    property: _property,
+    functools.cached_property: _cached_property,
+    functools._lru_cache_wrapper: _lru_cache,
+    weakref.ref: _weakref,
+    types.MappingProxyType: _proxy,
+    types.GenericAlias: _alias,
+    types.UnionType: _union,
+    typing.TypeVar: _typevar,
+    typing.ForwardRef: _forward,
+    typing._GenericAlias: _generic,  # type: ignore[attr-defined]
+    typing._UnionGenericAlias: _generic,  # type: ignore[attr-defined]
+    typing._LiteralGenericAlias: _generic,  # type: ignore[attr-defined]
+    typing._CallableGenericAlias: _generic,  # type: ignore[attr-defined]
+    typing._AnnotatedAlias: _generic,  # type: ignore[attr-defined]
+}
