@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import enum
 import types
+import typing
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ _qualname_of = type.__dict__["__qualname__"].__get__
 # A class gets these when it is made, or has them as fields of the node.
 _MADE_ANEW = frozenset(
     {"__dict__", "__weakref__", "__module__", "__qualname__", "_abc_impl", "__firstlineno__"}
-    | {"__static_attributes__", "__classdictcell__", "__classcell__"}
+    | {"__static_attributes__", "__protocol_attrs__", "__callable_proto_members_only__"}
+    | {"__non_callable_proto_members__"}
 )
 # Special, but only of use to code that asks for them.
 _SELDOM = frozenset({"__doc__", "__annotations__", "__annotate__", "__type_params__"})
@@ -93,7 +95,10 @@ def _is_protocol(cls: type) -> bool:
 def _is_made_anew(cls: type, name: str, value: object) -> bool:
     if name in _MADE_ANEW:
         return True
-    return type(value) is types.MemberDescriptorType and value.__objclass__ is cls
+    if type(value) is types.MemberDescriptorType:
+        return value.__objclass__ is cls
+    function = value.__func__ if type(value) is classmethod else value
+    return type(function) is types.FunctionType and function.__code__.co_filename == typing.__file__
 
 
 # --- forms ---------------------------------------------------------------------------------------
@@ -145,8 +150,8 @@ def _registered(cls: type) -> list[type]:
 
 # --- dataclasses ---
 
-_PARAMS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen", "match_args", "kw_only")
-_FLAGS = ("init", "repr", "hash", "compare", "kw_only")
+_PARAMS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen", "match_args")
+_FLAGS = {"init": True, "repr": True, "hash": None, "compare": True, "kw_only": False}
 
 
 def _dataclass_detail(cls: type) -> dict[str, object]:
@@ -176,9 +181,9 @@ def _field_detail(name: str, field: Any) -> dict[str, object]:
         detail["default"] = field.default
     if field.default_factory is not dataclasses.MISSING:
         detail["default_factory"] = field.default_factory
-    for flag in _FLAGS:
+    for flag, usual in _FLAGS.items():
         value = getattr(field, flag)
-        if value is not dataclasses.MISSING and value is not (None if flag == "hash" else True):
+        if value is not dataclasses.MISSING and value is not usual:
             detail[flag] = value
     if field.metadata:
         detail["metadata"] = field.metadata
@@ -211,7 +216,9 @@ def _is_generated(function: types.FunctionType) -> bool:
 
 # --- enums ---
 
-_ENUM_OWN = frozenset({"_missing_", "_generate_next_value_", "_ignore_", "_order_", "_numeric_repr_"})
+_ENUM_OWN = frozenset(
+    {"_missing_", "_generate_next_value_", "_ignore_", "_order_", "_numeric_repr_"}
+)
 _ENUM_SPECIAL = frozenset({"__new__", "__members__", "__new_member__", "__reduce_ex__"})
 
 
@@ -233,7 +240,7 @@ def _enum_detail(cls: type) -> dict[str, object]:
     detail: dict[str, object] = {"members": members, "states": states}
     boundary = own.get("_boundary_")
     if boundary is not None:
-        detail["boundary"] = boundary
+        detail["boundary"] = member_name(boundary)
     return detail
 
 
@@ -249,8 +256,8 @@ def member_content(cls: type, member: Any) -> object:
         return value
     for kind in (int, float, str, bytes, complex, tuple):
         if is_kind(cls, kind):
-            plain = kind.__new__(kind, kind.__getnewargs__(member)[0])  # type: ignore[attr-defined]
-            return plain
+            plain: Any = kind
+            return plain(*plain.__getnewargs__(member))
     member_type = class_dict(cls).get("_member_type_", object)
     return None if member_type is object else value
 
@@ -278,7 +285,7 @@ def _is_users(value: object) -> bool:
 
 # --- namedtuples ---
 
-_NAMEDTUPLE_SAMPLE = collections.namedtuple("_NAMEDTUPLE_SAMPLE", "field")  # noqa: PYI024
+_NAMEDTUPLE_SAMPLE = collections.namedtuple("_NAMEDTUPLE_SAMPLE", "field")
 _NAMEDTUPLE_MADE = frozenset(vars(_NAMEDTUPLE_SAMPLE)) - {"field", "__doc__"} | {"__replace__"}
 
 

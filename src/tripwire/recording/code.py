@@ -10,12 +10,9 @@ into the record like the user's, on top of the library's own namespace.
 from __future__ import annotations
 
 import builtins
-import linecache
-import marshal
 import sys
 import types
-import zipimport
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,129 +34,12 @@ from tripwire.recording.origin import (
     module_dict,
     module_name,
 )
-from tripwire.recording.segments import Segment, SourceFile, future_flags
+from tripwire.recording.shelf import Codes, Space
 from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
 from tripwire.tracing.uses import Use, Uses, merge
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder
-
-Space = dict[str, object]
-
-
-class Codes:
-    """The code objects of one record, and the lines that they come from."""
-
-    def __init__(self) -> None:
-        self._codes: list[types.CodeType] = []
-        self._segments: list[Segment | None] = []
-        self._numbers: dict[int, int] = {}  # by identity: code objects compare by content
-        self._files: dict[str, SourceFile] = {}
-
-    def add(self, code: types.CodeType, space: Space | None = None) -> int:
-        """The number of a code object in the table; `space` is the namespace that it runs in."""
-        number = self._numbers.get(id(code))
-        if number is None:
-            number = self._numbers[id(code)] = len(self._codes)
-            self._codes.append(code)
-            self._segments.append(self._file(code.co_filename, space).find(code))
-        return number
-
-    def table(self) -> tuple[nodes.Code, ...]:
-        """Every code, for the record's table."""
-        placed = {name: _Layout(segments) for name, segments in self._by_file().items()}
-        members = {name: f"src/{i}.py" for i, name in enumerate(placed)}
-        return tuple(
-            _code_node(
-                code, segment, members.get(code.co_filename), placed.get(code.co_filename)
-            )
-            for code, segment in zip(self._codes, self._segments, strict=True)
-        )
-
-    def members(self) -> dict[str, bytes]:
-        """The files of the record that hold source and marshalled code."""
-        found = {}
-        for i, (name, segments) in enumerate(self._by_file().items()):
-            lines = _Layout(segments).cut(self._files[name].lines)
-            found[f"src/{i}.py"] = "".join(lines).encode("utf-8", "surrogatepass")
-        if self._codes:
-            found[_MARSHALLED] = marshal.dumps(tuple(map(_marshallable, self._codes)))
-        return found
-
-    def _by_file(self) -> dict[str, list[Segment]]:
-        found: dict[str, list[Segment]] = {}
-        for code, segment in zip(self._codes, self._segments, strict=True):
-            if segment is not None:
-                found.setdefault(code.co_filename, []).append(segment)
-        return found
-
-    def _file(self, name: str, space: Space | None) -> SourceFile:
-        found = self._files.get(name)
-        if found is None:
-            found = self._files[name] = SourceFile(_read_lines(name, space))
-        return found
-
-
-_MARSHALLED = "code/0"
-
-
-def _read_lines(file: str, space: Space | None) -> list[str]:
-    """The lines of a file, as the traceback module would show them."""
-    loader = dict.get(space, "__loader__") if space is not None else None
-    if type(loader) in (SourceFileLoader, zipimport.zipimporter):  # no loader of the user's runs
-        return linecache.getlines(file, space)
-    return linecache.getlines(file)
-
-
-def _marshallable(code: types.CodeType) -> types.CodeType | None:
-    try:
-        marshal.dumps(code)
-    except ValueError:  # constants that no compiler makes
-        return None
-    return code
-
-
-class _Layout:
-    """Segments of one file one after the other, overlapping ones once."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        for segment in sorted(segments, key=lambda s: (s.first, -s.last)):
-            if self.spans and segment.first <= self.spans[-1][1]:
-                first, last = self.spans[-1]
-                self.spans[-1] = first, max(last, segment.last)
-            else:
-                self.spans.append((segment.first, segment.last))
-
-    def cut(self, lines: list[str]) -> list[str]:
-        return [line for first, last in self.spans for line in lines[first - 1 : last]]
-
-    def before(self, line: int) -> int:
-        """How many lines stand before a line of the file."""
-        return sum(min(last, line - 1) - first + 1 for first, last in self.spans if first < line)
-
-
-def _code_node(
-    code: types.CodeType, segment: Segment | None, member: str | None, layout: _Layout | None
-) -> nodes.Code:
-    marshalled = _MARSHALLED if _marshallable(code) is not None else None
-    if segment is None or layout is None:
-        line, place, lines = code.co_firstlineno, (code.co_firstlineno, 0), (0, 0)
-        member = None
-    else:
-        line, place = segment.first, segment.place
-        lines = layout.before(segment.first), segment.last - segment.first + 1
-    return nodes.Code(
-        code.co_qualname,
-        code.co_filename,
-        line,
-        member,
-        place,
-        marshalled,
-        code.co_freevars,
-        future_flags(code),
-        lines,
-    )
 
 
 class Programs:
@@ -201,7 +81,6 @@ class Programs:
         number = self.codes.add(code, space)
         library = find_library_namespace(space)
         uses = self.names.add(code, is_library_file(code.co_filename))
-        self._reach_imports(encoder, code, space, uses)
         if library is not None:
             known = self._library_spaces.get(library.module)
             if known is None:
@@ -209,6 +88,7 @@ class Programs:
             return number, known
         draft = self.space(encoder, space)
         draft.add(code, uses)
+        draft.imports.update(dict.fromkeys(self._reach_imports(encoder, code, space, uses)))
         return number, draft.reference
 
     def space(self, encoder: Encoder, space: Space) -> _SpaceDraft:
@@ -247,8 +127,8 @@ class Programs:
 
     def _reach_imports(
         self, encoder: Encoder, code: types.CodeType, space: Space, uses: Uses
-    ) -> None:
-        """Modules that code imports when it runs are found by name then, as dummies."""
+    ) -> Iterator[Reference]:
+        """Modules that code imports when it runs: they are found by name then, as dummies."""
         wanted = {_absolute(name, space) for name in uses.imports}
         if "import_module" in uses.attributes or "import_module" in uses.globals:
             consts = {c for one in all_codes(code) for c in one.co_consts if isinstance(c, str)}
@@ -260,7 +140,7 @@ class Programs:
                 if is_users_module(module):
                     assert isinstance(module, types.ModuleType)
                     asked = frozenset({"__file__", *parts[end : end + 1]})
-                    self.reach_module(encoder, module, Use(attributes=asked, whole=True))
+                    yield self.reach_module(encoder, module, Use(attributes=asked, whole=True))
 
 
 def is_users_module(value: object) -> bool:
@@ -368,6 +248,7 @@ class _SpaceDraft:
         self._asked: dict[str, Use] = {}
         self._kept: dict[str, Slot] = {}
         self._open = False
+        self.imports: dict[Reference, None] = {}
         own = _own_builtins(space)
         if own is not None:
             self._kept["__builtins__"] = encoder.reference(own, ".__builtins__")
@@ -405,7 +286,10 @@ class _SpaceDraft:
     def node(self) -> AnyNode:
         name = dict.get(self._space, "__name__")
         return nodes.Namespace(
-            name if isinstance(name, str) else "", tuple(self._kept), tuple(self._kept.values())
+            name if isinstance(name, str) else "",
+            tuple(self._kept),
+            tuple(self._kept.values()),
+            tuple(self.imports),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import io
 from collections.abc import Iterator
-from types import CodeType, GeneratorType
+from types import CodeType, FunctionType, GeneratorType
 
 from tripwire.recording.looks import class_dict, mro
 from tripwire.recording.origin import find_library
@@ -106,11 +106,24 @@ class Names:
             for base in mro(cls):
                 if base is not object and find_library(base) is not None:
                     names.update(class_dict(base))
+                    names.update(_names_in_methods(base))
                 fields = class_dict(base).get("__dataclass_fields__")
                 if type(fields) is dict:  # generated methods read every field
                     names.update(fields)
             known = self._of_libraries[id(cls)] = cls, frozenset(names)
         return known[1]
+
+
+def _names_in_methods(cls: type) -> Iterator[str]:
+    """Attributes that a library class's methods may ask its instances for."""
+    for value in class_dict(cls).values():
+        if type(value) in (staticmethod, classmethod):
+            value = value.__func__
+        elif type(value) is property:
+            value = value.fget
+        if type(value) is FunctionType:
+            for code in all_codes(value.__code__):
+                yield from code.co_names
 
 
 def global_use(uses: Uses, name: str) -> Use:

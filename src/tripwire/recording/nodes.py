@@ -273,12 +273,12 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     """Something around functions: `form` says what, `parts` in the order of its constructor.
 
     "method" (function, self), "builtin" (self, name) a method of a C object, "member" (class,
-    name) a slot's descriptor, "partial" (function, args, kwargs, attributes), "staticmethod",
-    "classmethod", "property" (get, set, delete, doc), "cached_property" (function, name),
-    "lru_cache" (function, maxsize, typed, attributes), "singledispatch" (function, types,
-    functions, attributes), "weakref" (target), "proxy" (mapping) a read-only view; and of
-    typing: "alias" (origin, args), "generic" (origin, args), "union" (args), "typevar" (name,
-    bound, constraints, covariant, contravariant), "forward" (text).
+    name) a slot's descriptor, "partial" (function, args, names, values, attributes),
+    "staticmethod", "classmethod", "property" (get, set, delete, doc), "cached_property"
+    (function, name), "lru_cache" (function, maxsize, typed, attributes), "singledispatch"
+    (function, types, functions, attributes), "weakref" (target), "proxy" (mapping) a read-only
+    view; and of typing: "alias" (origin, args), "generic" (origin, args), "union" (args),
+    "typevar" (name, bound, constraints, covariant, contravariant), "forward" (text).
     """
 
     form: str
@@ -304,11 +304,15 @@ class Class(Node, tag="class", frozen=True):
 
 
 class Namespace(Node, tag="namespace", frozen=True):
-    """The globals of a user's module, as far as recorded code names them."""
+    """The globals of a user's module, as far as recorded code names them.
+
+    `imports` are modules that the code imports when it runs.
+    """
 
     module: str
     names: tuple[str, ...]
     values: tuple[Slot, ...]
+    imports: tuple[Reference, ...] = ()
 
 
 class Module(Node, tag="module", frozen=True):

@@ -31,16 +31,14 @@ _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages",
 @functools.cache
 def is_library_file(filename: str) -> bool:
     """Whether a file belongs to the standard library, an installed package or tripwire."""
-    return (
-        filename.startswith(("<frozen ", _OWN_ROOT, *_STDLIB_ROOTS))
-        or any(folder in filename for folder in _PACKAGE_FOLDERS)
+    return filename.startswith(("<frozen ", _OWN_ROOT, *_STDLIB_ROOTS)) or any(
+        folder in filename for folder in _PACKAGE_FOLDERS
     )
 
 
 # --- modules -------------------------------------------------------------------------------------
 
-_dict_of_module = types.ModuleType.__dict__["__dict__"].__get__
-_dict_of_class = type.__dict__["__dict__"].__get__
+_dict_of_module = vars(types.ModuleType)["__dict__"].__get__
 _module_of_class = type.__dict__["__module__"].__get__
 _qualname_of_class = type.__dict__["__qualname__"].__get__
 

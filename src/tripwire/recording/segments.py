@@ -8,12 +8,13 @@ a segment whose code differs isn't kept, as the file was changed after it was im
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import copy
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any, cast
 
 from tripwire.recording.names import all_codes
 
@@ -95,8 +96,8 @@ def _parse(text: str) -> ast.Module | None:
 
 def _first_line(node: ast.stmt | ast.Lambda) -> int:
     """The line where Python says that it begins: decorators count."""
-    decorators = getattr(node, "decorator_list", None) or ()
-    return min((node.lineno, *(one.lineno for one in decorators)))
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min(node.lineno, *(one.lineno for one in decorators), node.lineno)
 
 
 def _name_of(node: _Definition) -> str:
@@ -138,9 +139,9 @@ def compile_definition(
     owner = _class_around(qualname)
     cells = [name for name in free if owner is None or name != "__class__"]
     if owner is not None:
-        inner = _around(f"class {owner}: pass", inner, node)
+        inner = _around(f"class {owner}: pass", inner)
     if cells:
-        inner = _around(f"def outer({', '.join(cells)}): pass", inner, node)
+        inner = _around(f"def outer({', '.join(cells)}): pass", inner)
     try:
         module = ast.Module([inner], [])
         made = compile(module, file, "exec", flags=flags, dont_inherit=True)
@@ -155,7 +156,7 @@ def compile_definition(
 
 def _bare(node: _Definition) -> ast.stmt:
     """The function without what runs when it is defined: defaults, annotations, decorators."""
-    bare = copy.copy(node)
+    bare: Any = copy.copy(node)
     bare.args = copy.copy(node.args)
     for group in ("posonlyargs", "args", "kwonlyargs"):
         setattr(bare.args, group, [_unannotated(arg) for arg in getattr(node.args, group)])
@@ -164,14 +165,13 @@ def _bare(node: _Definition) -> ast.stmt:
         setattr(bare.args, one, arg and _unannotated(arg))
     bare.args.defaults = []
     bare.args.kw_defaults = [None] * len(node.args.kwonlyargs)
-    if isinstance(bare, ast.Lambda):
+    if isinstance(node, ast.Lambda):
         return ast.copy_location(ast.Expr(bare), node)
     # The first decorator's line is the code's first line.
     bare.decorator_list = [ast.copy_location(ast.Constant(None), d) for d in node.decorator_list]
     bare.returns = None
-    if hasattr(bare, "type_params"):
-        bare.type_params = []
-    return bare
+    bare.type_params = []  # Python 3.12 and later
+    return cast("ast.stmt", bare)
 
 
 def _unannotated(arg: ast.arg) -> ast.arg:
@@ -180,7 +180,7 @@ def _unannotated(arg: ast.arg) -> ast.arg:
     return bare
 
 
-def _around(text: str, inner: ast.stmt, place: ast.AST) -> ast.stmt:
+def _around(text: str, inner: ast.stmt) -> ast.stmt:
     """A class or function statement with `inner` as its body."""
     outer = ast.parse(text).body[0]
     assert isinstance(outer, (ast.ClassDef, ast.FunctionDef))

@@ -63,7 +63,8 @@ def _member(value: Any) -> _Parts:
 
 
 def _partial(value: Any) -> _Parts:
-    return "partial", (value.func, value.args, dict(value.keywords), own_dict(value) or None)
+    names, values = tuple(value.keywords), tuple(value.keywords.values())
+    return "partial", (value.func, value.args, names, values, own_dict(value) or None)
 
 
 def _property(value: Any) -> _Parts:
@@ -135,7 +136,7 @@ def _generic(value: Any) -> _Parts:
     if special is None:
         return "generic", (origin, args)
     if special is typing.Callable and args[0] is not ...:
-        args = (list(args[:-1]), args[-1])
+        args = (args[:-1], args[-1])
     return "generic", (special, args)
 
 
