@@ -104,6 +104,7 @@ class Encoder:
         self._queue: collections.deque[int] = collections.deque()
         self._drafts: dict[int, Draft] = {}
         self._texts: dict[str, int] = {}
+        self._shared: dict[AnyNode, int] = {}
         self._strictness: dict[int, Treatment] = {}
         self._kept: list[object] = []
         self._at = -1
@@ -153,6 +154,17 @@ class Encoder:
         number = self._reserve(step)
         self._put(number, node)
         return (number,)
+
+    def share(self, node: AnyNode) -> Reference:
+        """A node that may be used again wherever an equal one is needed."""
+        number = self._shared.get(node)
+        if number is None:
+            number = self._shared[node] = self.place(node)[0]
+        return (number,)
+
+    def knows(self, value: object) -> bool:
+        """Whether a value has a node of its own."""
+        return id(value) in self._numbers
 
     def _text(self, text: str, step: str | int) -> Reference:
         number = self._texts.get(text)

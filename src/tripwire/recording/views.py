@@ -6,7 +6,7 @@ be looked through without trust.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tripwire.recording import nodes
@@ -93,6 +93,14 @@ class ObjectView(View):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FormView(View):
+    """What modules of one class have in common."""
+
+    cls: object
+    node: nodes.ModuleForm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MemberView(View):
     """A member of an enum."""
 
@@ -134,6 +142,15 @@ class OpaqueView(View):
     reason: str
 
 
+def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, object]:
+    """The attributes of an nn.Module of that form."""
+    rest = iter(values)
+    state: dict[str, object] = {name: next(rest) for name in form.names}
+    for table, keys in zip(form.tables, form.keys, strict=True):
+        state[table] = {key: next(rest) for key in keys}
+    return state
+
+
 class Viewer:
     """Makes views: the maker of a decoder for files that nobody trusts."""
 
@@ -145,8 +162,10 @@ class Viewer:
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
-            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls):
+            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls) | nodes.ModuleForm(cls=cls):
                 yield cls
+            case nodes.ModuleObject(form=form):
+                yield form
             case nodes.NamedTuple(cls=cls, items=items):
                 yield cls
                 yield from items
@@ -169,6 +188,12 @@ class Viewer:
                 return PartsView("call")
             case nodes.Object():
                 return ObjectView(value(node.cls))
+            case nodes.ModuleForm():
+                return FormView(value(node.cls), node)
+            case nodes.ModuleObject():
+                shape = value(node.form)
+                assert isinstance(shape, FormView)  # the table was checked
+                return ObjectView(shape.cls)
             case nodes.EnumMember():
                 return MemberView(value(node.cls), node.name)
             case nodes.NamedTuple():
@@ -214,6 +239,10 @@ class Viewer:
                 made.attributes.update(zip(names, map(value, values), strict=True))
                 if node.content is not None:
                     made.parts.append(value(node.content))
+            case nodes.ModuleObject(), ObjectView():
+                form = value(node.form)
+                assert isinstance(form, FormView)  # the table was checked
+                made.attributes.update(module_state(form.node, map(value, node.values)))
             case nodes.EnumMember(), MemberView():
                 made.value.append(value(node.value))
 
