@@ -10,14 +10,17 @@ import collections
 import datetime
 import decimal
 import enum
+import io
 import logging
 import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import typing
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +28,7 @@ from tripwire.recording import nodes
 from tripwire.recording.looks import (
     class_dict,
     has_hidden_state,
+    is_heap_type,
     is_kind,
     mro,
     own_dict,
@@ -139,6 +143,18 @@ _CONTENT: Mapping[type, Callable[[Encoder, Any], Slot]] = {
 }
 # C types whose instances are their dict and nothing more.
 _OPEN = (object, types.SimpleNamespace)
+# What has a dict and still can't come back: it stands for something outside.
+_LIVING: Mapping[type, str] = {
+    threading.Thread: "a thread",
+    weakref.WeakKeyDictionary: "a weak container",
+    weakref.WeakValueDictionary: "a weak container",
+    weakref.WeakSet: "a weak container",
+    weakref.ref: "a weak reference",
+    io.IOBase: "a stream",
+    threading.Event: "a lock",
+    threading.Condition: "a lock",
+    threading.local: "state of a thread",
+}
 # By id: a metaclass may have a hash of its own.
 _BASES = frozenset(map(id, (*_CONTENT, *_OPEN)))
 
@@ -156,6 +172,9 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
         items = encoder.slots(tuple.__iter__(value))
         return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
+    for living, reason in _LIVING.items():
+        if is_kind(cls, living):
+            return encoder.leave_out(cls, reason)
     base = next((k for k in mro(cls) if id(k) in _BASES), object)
     if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
         return encoder.leave_out(cls, "it keeps state that Python doesn't show")
@@ -174,14 +193,9 @@ def _has_fields(cls: type) -> bool:
     return any("_fields" in class_dict(k) or "n_sequence_fields" in class_dict(k) for k in mro(cls))
 
 
-_HEAP_TYPE = 1 << 9
-
-
 def _is_open(cls: type) -> bool:
     """Whether a class without a dict keeps all there is in slots: `class` statements alone do."""
-    return all(
-        k is object or (k.__flags__ & _HEAP_TYPE and "__slots__" in class_dict(k)) for k in mro(cls)
-    )
+    return all(k is object or (is_heap_type(k) and "__slots__" in class_dict(k)) for k in mro(cls))
 
 
 class ObjectDraft:

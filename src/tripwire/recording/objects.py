@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, cast
 
-from tripwire.errors import CannotReplay
+from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording import nodes
 from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
 from tripwire.recording.nodes import AnyNode, Slot
@@ -38,6 +38,8 @@ class Rebuilder(Protocol):
 
 class ObjectMaker:
     """The maker of a decoder for trusted files."""
+
+    live = True
 
     def __init__(self, rebuilder: Rebuilder) -> None:
         self._rebuilder = rebuilder
@@ -100,6 +102,14 @@ class ObjectMaker:
             if is_kind(type(made), base):
                 fill(made, content)
                 return
+
+    def explain(self, node: AnyNode, error: Exception) -> TripwireError:
+        return CannotReplay(
+            f"A value of the record ({type(node).__name__}) can't be made here: "
+            f"{type(error).__name__}: {error}.\n"
+            "Replay with the Python and the packages that `tripwire show` names.",
+            slug="replay-cannot-build",
+        )
 
 
 # --- instances ---

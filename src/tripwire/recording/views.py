@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tripwire.errors import TripwireError
 from tripwire.recording import nodes
+from tripwire.recording.container import damaged
 from tripwire.recording.nodes import Slot
 
 Value = Callable[[Slot], object]
@@ -154,6 +156,8 @@ def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, 
 class Viewer:
     """Makes views: the maker of a decoder for files that nobody trusts."""
 
+    live = False
+
     def __init__(
         self, codes: tuple[nodes.Code, ...], read: Callable[[str], bytes] | None = None
     ) -> None:
@@ -248,3 +252,6 @@ class Viewer:
 
     def take(self, node: nodes.Object, made: object, content: object) -> None:
         """Views hold their content as a part."""
+
+    def explain(self, node: nodes.AnyNode, error: Exception) -> TripwireError:
+        return damaged(f"a {type(node).__name__} node makes no sense ({error})")
