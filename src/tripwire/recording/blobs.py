@@ -1,6 +1,6 @@
 """Blobs: the bytes of storages, laid out as safetensors lays out tensors.
 
-A blob is one storage, trimmed to the bytes that something uses. The first 128 have an entry of
+A blob is one storage, trimmed to the bytes that something uses. The first 64 have an entry of
 their own, named by their number. The entry of one tensor is longer than 64 bytes, so the blobs
 beyond share one entry, "rest", one after another, and objects.json says what they are: a record
 of thousands of tensors stays small.
@@ -17,7 +17,7 @@ import msgspec
 
 from tripwire.recording.container import Content, Member, Source, damaged
 
-OWN_ENTRIES = 128
+OWN_ENTRIES = 64
 REST = "rest"
 MAX_HEADER = 64 << 20
 

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tripwire.errors import TripwireError
 from tripwire.recording import nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import slots_of
@@ -36,17 +37,22 @@ _UNMADE = object()
 class Maker(Protocol):
     """Makes what isn't plain data."""
 
+    live: bool  # whether hashing what it makes may look at attributes
+
     def needs(self, node: AnyNode) -> Iterable[Slot]:
         """What must have been made before `make` is called; it may not be filled yet."""
 
     def make(self, node: AnyNode, value: Value) -> object:
-        """The thing, or a shell of it. ValueError where the node makes no sense."""
+        """The thing, or a shell of it. Raises what it likes where that can't be."""
 
     def fill(self, node: AnyNode, made: object, value: Value) -> None:
         """Put into a shell what belongs there; everything has been made by now."""
 
     def take(self, node: nodes.Object, made: object, content: object) -> None:
         """An instance of a list's, dict's, ... subclass takes what it holds, now complete."""
+
+    def explain(self, node: AnyNode, error: Exception) -> TripwireError:
+        """What to raise where a node can't be made or filled."""
 
 
 def view(
@@ -71,26 +77,13 @@ class Decoder:
         self._maker = maker
         self._made: list[Any] = [_UNMADE] * len(table.nodes)
         self._open = bytearray(len(table.nodes))
+        self._filled = bytearray(len(table.nodes))
         self._weights: dict[int, int] = {}
         self._tensors: TensorBuilder | None = None
 
     def roots(self) -> dict[str, object]:
         """Every root, complete."""
-        reached = self._make_all(self._roots.values())
-        hashed: list[int] = []
-        for number in reached:
-            node = self._nodes[number]
-            if isinstance(node, (nodes.Set, nodes.Dict)):
-                hashed.append(number)
-            else:
-                self._guard(self._fill, node, self._made[number])
-        # Keys were found after what they are keys of: what lies deeper is filled first.
-        for number in reversed(hashed):
-            self._guard(self._fill_hashed, self._nodes[number], self._made[number])
-        for number in reversed(reached):
-            node = self._nodes[number]
-            if isinstance(node, nodes.Object) and type(node.content) is tuple:
-                self._guard(self._take, node, self._made[number])
+        self._fill_all(self._make_all(self._roots.values()))
         return {name: self.value(slot) for name, slot in self._roots.items()}
 
     def _take(self, node: nodes.Object, made: object) -> None:
@@ -118,29 +111,52 @@ class Decoder:
         return order
 
     def _make(self, number: int) -> None:
+        if not self._try_make(number):
+            raise damaged("something contains itself that can't")
+
+    def _try_make(self, number: int) -> bool:
+        """Make a node after all that it needs; False if that includes one that is being made."""
         stack = [number]
+        opened: list[int] = []
         while stack:
             top = stack[-1]
             if self._made[top] is not _UNMADE:
                 stack.pop()
                 continue
-            missing = [] if self._open[top] else self._missing(top)
-            self._open[top] = 1
-            if missing:
-                stack.extend(missing)
-                continue
-            node = self._nodes[top]
-            self._made[top] = self._guard(self._build, node, top)
+            if not self._open[top]:
+                self._open[top] = 1
+                opened.append(top)
+                missing = self._find_missing(self._nodes[top])
+                if any(self._open[need] for need in missing):
+                    for other in opened:
+                        self._open[other] = 0
+                    return False
+                if missing:
+                    stack.extend(missing)
+                    continue
+            self._made[top] = self._guard(self._build, self._nodes[top], top)
             stack.pop()
+        return True
 
-    def _missing(self, number: int) -> list[int]:
-        found = []
-        for slot in self._needs(self._nodes[number]):
-            if type(slot) is tuple and self._made[slot[0]] is _UNMADE:
-                if self._open[slot[0]] or slot[0] == number:
-                    raise damaged("something contains itself that can't")
-                found.append(slot[0])
-        return found
+    def _find_missing(self, node: AnyNode) -> list[int]:
+        needs = [slot[0] for slot in self._needs(node) if type(slot) is tuple]
+        return [need for need in needs if self._made[need] is _UNMADE]
+
+    def _complete(self, items: tuple[Slot, ...]) -> None:
+        """Make and fill all that a frozenset's items lead to: hashing them may run their code.
+
+        What contains the frozenset itself has to wait.
+        """
+        queue = collections.deque(slot[0] for slot in items if type(slot) is tuple)
+        met: dict[int, None] = {}
+        while queue:
+            number = queue.popleft()
+            if number in met or (self._open[number] and self._made[number] is _UNMADE):
+                continue
+            if self._try_make(number):
+                met[number] = None
+                queue.extend(s[0] for s in slots_of(self._nodes[number]) if type(s) is tuple)
+        self._fill_all(list(met))
 
     def _needs(self, node: AnyNode) -> Iterable[Slot]:
         match node:
@@ -158,11 +174,13 @@ class Decoder:
                 return self._maker.needs(node)
 
     def _guard(self, work: Callable[[Any, Any], Any], node: AnyNode, argument: Any) -> Any:
-        """Nonsense in a node is the file's fault."""
+        """Whatever goes wrong with a node, the maker knows whose fault it is."""
         try:
             return work(node, argument)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise damaged(f"a {type(node).__name__} node: {error}") from error
+        except TripwireError:
+            raise
+        except Exception as error:
+            raise self._maker.explain(node, error) from error
 
     def _build(self, node: AnyNode, number: int) -> object:
         match node:
@@ -170,6 +188,8 @@ class Decoder:
                 self._weigh(number, items)
                 return tuple(map(self.value, items))
             case nodes.Set(items=items, frozen=True):
+                if self._maker.live:
+                    self._complete(items)
                 self._weigh(number, items)
                 self._check_keys(items)
                 return frozenset(map(self.value, items))
@@ -225,6 +245,31 @@ class Decoder:
         return dress(inner, self.value(node.cls))
 
     # --- filling ---
+
+    def _fill_all(self, reached: list[int]) -> None:
+        """Fill shells; what isn't ready is left for later. Hash-based containers come last."""
+        ready = [number for number in reached if self._is_ready(number)]
+        hashed: list[int] = []
+        for number in ready:
+            self._filled[number] = 1
+            node = self._nodes[number]
+            if isinstance(node, (nodes.Set, nodes.Dict)):
+                hashed.append(number)
+            else:
+                self._guard(self._fill, node, self._made[number])
+        # Keys were met after what they are keys of: what lies deeper is filled first.
+        for number in reversed(hashed):
+            self._guard(self._fill_hashed, self._nodes[number], self._made[number])
+        for number in reversed(ready):
+            node = self._nodes[number]
+            if isinstance(node, nodes.Object) and type(node.content) is tuple:
+                self._guard(self._take, node, self._made[number])
+
+    def _is_ready(self, number: int) -> bool:
+        if self._filled[number]:
+            return False
+        slots = slots_of(self._nodes[number])
+        return all(type(s) is not tuple or self._made[s[0]] is not _UNMADE for s in slots)
 
     def _fill(self, node: AnyNode, made: Any) -> None:
         match node:
