@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tripwire.errors import (
         BackendFailed,
         BadOption,
+        BadRecord,
         CannotReplay,
         CannotTrace,
         InputMismatch,
@@ -18,17 +19,31 @@ if TYPE_CHECKING:
         TracerWarning,
         TripwireError,
     )
+    from tripwire.recording.failures import record, record_last, record_on_error, save_record
+    from tripwire.recording.record import (
+        DummyModule,
+        ExecutionRecord,
+        ExecutionRecorder,
+        ModuleRecord,
+        load,
+    )
+    from tripwire.recording.rerun import replay
     from tripwire.tracing import Trace, Tracer
     from tripwire.validity import Cause, Change, Watch, watch
 
 __all__ = [
     "BackendFailed",
     "BadOption",
+    "BadRecord",
     "CannotReplay",
     "CannotTrace",
     "Cause",
     "Change",
+    "DummyModule",
+    "ExecutionRecord",
+    "ExecutionRecorder",
     "InputMismatch",
+    "ModuleRecord",
     "StateError",
     "Trace",
     "TraceDiffers",
@@ -37,6 +52,12 @@ __all__ = [
     "TripwireError",
     "Watch",
     "compile",
+    "load",
+    "record",
+    "record_last",
+    "record_on_error",
+    "replay",
+    "save_record",
     "statistics",
     "trace",
     "watch",
@@ -45,6 +66,15 @@ __all__ = [
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
 _HOME = {
     "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),
+    "tripwire.recording.record": (
+        "DummyModule",
+        "ExecutionRecord",
+        "ExecutionRecorder",
+        "ModuleRecord",
+        "load",
+    ),
+    "tripwire.recording.rerun": ("replay",),
     "tripwire.tracing": ("Trace", "Tracer"),
     "tripwire.validity": ("Cause", "Change", "Watch", "watch"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
-from tripwire.dispatch.dispatcher import Options
+from tripwire.dispatch.dispatcher import Failures, Options
 from tripwire.errors import BadOption
 from tripwire.tracing import Trace, Tracer
 
@@ -35,6 +36,7 @@ def compile(
     disable: bool = False,
     name: str | None = None,
     cache_size: int = 8,
+    record_on_error: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
 
@@ -48,6 +50,9 @@ def compile(
     disable: return the callable as it is.
     name: what messages call it.
     cache_size: entries kept per callable.
+    record_on_error: a folder; a call that raises leaves a record there, which
+        `tripwire replay` runs again. The environment variable TRIPWIRE_RECORD_DIR does the same
+        for everything that is compiled.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -60,6 +65,7 @@ def compile(
             disable=disable,
             name=name,
             cache_size=cache_size,
+            record_on_error=record_on_error,
         )
     if not callable(fn_or_module):
         raise BadOption(
@@ -83,11 +89,20 @@ def compile(
         fullgraph,
         cache_size,
         tuple((key, value) for key, value in handed.items() if value is not None),
+        _find_failures(record_on_error or os.environ.get("TRIPWIRE_RECORD_DIR")),
     )
     called = name or _name_of(fn_or_module)
     if isinstance(fn_or_module, nn.Module):
         return compile_module(fn_or_module, called, chosen)
     return CompiledFunction(fn_or_module, called, chosen)
+
+
+def _find_failures(folder: str | os.PathLike[str] | None) -> Failures | None:
+    if not folder:
+        return None
+    from tripwire.recording.failures import Failures  # only where it is asked for
+
+    return Failures.into(folder)
 
 
 def _name_of(target: Any) -> str:

@@ -106,6 +106,8 @@ class CompiledModule:
 
 def find_dispatcher(compiled: Any) -> Dispatcher | None:
     """The dispatcher behind something compiled."""
+    if type(compiled) is CompiledFunction:
+        return compiled._dispatcher
     try:
         dispatcher: Dispatcher = object.__getattribute__(compiled, "_tripwire_dispatcher")
     except AttributeError:
@@ -115,8 +117,6 @@ def find_dispatcher(compiled: Any) -> Dispatcher | None:
 
 def statistics(compiled: Any) -> Statistics:
     """What a compiled function or module did so far."""
-    if isinstance(compiled, CompiledFunction):
-        return compiled.statistics()
     dispatcher = find_dispatcher(compiled)
     if dispatcher is None:
         raise TypeError(f"{type(compiled).__name__} was not compiled by tripwire.")

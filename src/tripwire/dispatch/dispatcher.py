@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -56,6 +56,13 @@ class Statistics:
     causes: tuple[Cause, ...]  # of the latest retirements
 
 
+class Failures(Protocol):
+    """Who records calls that fail."""
+
+    def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call through the dispatcher with `CURRENT.kept` set; record it if it raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to compile."""
@@ -64,6 +71,7 @@ class Options:
     fullgraph: bool = False
     cache_size: int = 8
     backend_options: tuple[tuple[str, Any], ...] = ()
+    failures: Failures | None = None
 
 
 class Dispatcher:
@@ -73,6 +81,7 @@ class Dispatcher:
         self.target = target
         self.name = name
         self.options = options
+        self._failures = options.failures
         self._entries: tuple[Entry, ...] = ()
         self._refused: Counter[object] = Counter()
         self._unsettled: Counter[object] = Counter()
@@ -91,9 +100,11 @@ class Dispatcher:
         """Run a call."""
         if CURRENT.tracing:  # an outer trace sees all that happens inside
             return self.target(*args, **kwargs)
+        if self._failures is not None and CURRENT.kept is None:
+            return self._failures.run(self, args, kwargs)
         if self._plain and self._call_key(args, kwargs) in self._plain:
             self._calls += 1
-            return self.target(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         probed: dict[object, Any] | None = None
         for entry in self._entries:
             fetched = entry.admits(args, kwargs)
@@ -117,6 +128,11 @@ class Dispatcher:
                     break  # the plain call raises at its own line, after its own effects
         else:
             return self._miss(args, kwargs, probed or {})
+        return self._run_plainly(args, kwargs)
+
+    def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if CURRENT.kept is not None:
+            return CURRENT.kept.run_plainly(self.target, args, kwargs)
         return self.target(*args, **kwargs)
 
     # --- misses ---
@@ -125,7 +141,7 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> Any:
         if has_foreign_modes():
-            return self.target(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         key = self._call_key(args, kwargs)
         self._calls += 1
         if self._entries:
@@ -133,6 +149,8 @@ class Dispatcher:
                 entry.look_at_pulled()
             self._tell_miss(args, kwargs, probed)
         torch_state = sample_quickly()
+        if CURRENT.kept is not None:
+            CURRENT.kept.before_run()
         try:
             run = Tracer().run(self.target, args, kwargs, complete=True)
         except CannotTrace as error:
@@ -140,7 +158,7 @@ class Dispatcher:
                 raise
             self._plain.add(key)
             refusals.warning("%s runs as plain Python: %s", self.name, error)
-            return self.target(*args, **kwargs)
+            return self._run_plainly(args, kwargs)
         self._traces += 1
         try:
             refusal = run.refusal or self._add(run.trace, torch_state, key)

@@ -16,6 +16,7 @@ import torch
 from tripwire.backends.registry import Runtime
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
+from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import restoring_contexts
 from tripwire.validity.plan import Plan, build_plan
@@ -81,6 +82,7 @@ class Entry:
         )
         self._has_contexts = trace.has_contexts
         self._can_repeat = can_repeat(trace)
+        self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
         self._held = self._plan.held
         self._n_held = len(self._held.tensors)
         self._positions = self._plan.fetched
@@ -213,6 +215,9 @@ class Entry:
         self, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
+        if self._written and CURRENT.kept is not None:
+            for index in self._written:
+                CURRENT.kept.before_write(inputs[index])
         runtime = self._runtime
         try:
             if self._has_contexts:

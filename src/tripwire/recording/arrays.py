@@ -67,6 +67,10 @@ class ArrayUse:
     def chunks(self) -> Iterator[memoryview | bytes]:
         yield self.array.tobytes("F" if self.fortran else "C")
 
+    def keep(self) -> None:
+        if not self.scalar:
+            self.array = self.array.copy(order="K")
+
     def grow(self) -> None:
         """Nothing more to find."""
 

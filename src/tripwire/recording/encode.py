@@ -217,8 +217,13 @@ class Encoder:
 
     # --- the work ---
 
-    def finish(self, roots: dict[str, Slot]) -> nodes.Table:
-        """Encode everything that is queued, and all that leads to."""
+    @property
+    def values(self) -> list[object]:
+        """Every object that was met so far."""
+        return [value for value in self._values if value is not None]
+
+    def advance(self) -> None:
+        """Encode everything that is queued, and all that leads to, as it is now."""
         self._drain()
         while True:
             for number, draft in list(self._drafts.items()):
@@ -226,8 +231,12 @@ class Encoder:
                 draft.grow()
             self._at = -1
             if not self._queue:
-                break
+                return
             self._drain()
+
+    def finish(self, roots: dict[str, Slot]) -> nodes.Table:
+        """The table of everything that was asked for."""
+        self.advance()
         self.blobs.settle()
         self.left_out += self.blobs.left_out
         for number, draft in self._drafts.items():

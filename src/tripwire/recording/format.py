@@ -127,6 +127,13 @@ class Python(msgspec.Struct, frozen=True):
         return Python(platform.python_version(), magic, platform.python_implementation())
 
 
+class Compiled(msgspec.Struct, frozen=True):
+    """How the function had been compiled. A back end that is no name is among the roots."""
+
+    backend: str = ""
+    fullgraph: bool = False
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """manifest.json. A newer minor version may have more fields; they are passed over."""
 
@@ -137,6 +144,7 @@ class Manifest(msgspec.Struct, frozen=True):
     platform: str = sys.platform
     function: Where = Where()
     created: str = ""  # ISO 8601, UTC
+    compiled: Compiled | None = None  # None: it was called plainly
     outcome: Outcome = Unknown()
     environment: Environment = Environment()
     omissions: tuple[Omission, ...] = ()
@@ -163,9 +171,10 @@ class NewRecord:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the file, whole or not at all, never over another; returns where."""
-        return write_new(Path(path), self._members())
+        return write_new(Path(path), self.members())
 
-    def _members(self) -> dict[str, tuple[Content, int]]:
+    def members(self) -> dict[str, tuple[Content, int]]:
+        """What the file is made of, each with its checksum."""
         table = msgspec.structs.replace(self.table, packed=packed_blobs(self.blobs))
         contents = {
             OBJECTS: Content.of(msgspec.json.encode(table)),

@@ -48,6 +48,11 @@ class Codes:
             self._segments.append(self._file(code.co_filename, space).find(code))
         return number
 
+    @property
+    def all(self) -> tuple[types.CodeType, ...]:
+        """The code objects themselves."""
+        return tuple(self._codes)
+
     def table(self) -> tuple[Code, ...]:
         """Every code, for the record's table."""
         placed = {name: _Layout(segments) for name, segments in self._by_file().items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -239,6 +239,14 @@ class Array(Kept, Protocol):
     def chunks(self) -> Iterator[memoryview | bytes]:
         """Its bytes."""
 
+    def keep(self) -> None:
+        """Have the bytes of now, whatever happens to the array."""
+
+
+def key_of(storage: torch.UntypedStorage) -> int:
+    """What memory a storage uses: two may use the same, those of torch.frombuffer or of DLPack."""
+    return int(storage.data_ptr() or -storage._cdata)
+
 
 class Blobs:
     """The storages and arrays that a record keeps."""
@@ -257,9 +265,7 @@ class Blobs:
         if device == "meta":  # no values to keep: its shape is all of it
             return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
         storage = tensor.untyped_storage()
-        # Two storages may share memory: those of torch.frombuffer, or of DLPack.
-        key = storage.data_ptr() or -storage._cdata
-        held = self._held.setdefault(key, Held(storage))
+        held = self._held.setdefault(key_of(storage), Held(storage))
         if storage.nbytes() > held.storage.nbytes():
             held.storage = storage
         treatment = max(at_least, self._policy.treat(path, tensor))
@@ -273,6 +279,22 @@ class Blobs:
     def add_array(self, array: Array) -> None:
         """An array to keep."""
         self._arrays.append(array)
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a recorded tensor uses a storage."""
+        return key_of(storage) in self._held
+
+    def put_back(self, copies: Mapping[int, torch.UntypedStorage]) -> None:
+        """Bytes from before a call, for storages that it changed, by their keys."""
+        for key, copied in copies.items():
+            held = self._held.get(key)
+            if held is not None:
+                held.storage = copied
+
+    def keep_arrays(self) -> None:
+        """Copy the arrays: nothing tells of writes to them."""
+        for array in self._arrays:
+            array.keep()
 
     def settle(self) -> None:
         """Decide what is kept of each storage, number the blobs, say what is left out."""

@@ -90,6 +90,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         state = self.state
+        if CURRENT.kept is not None:
+            CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
             return func(*args, **kwargs)
         rule = RULES.get(func) or rule_for(func)

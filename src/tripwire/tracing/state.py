@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
@@ -250,9 +250,30 @@ def _unknown_origin(tensor: torch.Tensor) -> Refused:
     )
 
 
+class Kept(Protocol):
+    """Who keeps what a call began with, in case that it fails."""
+
+    def before_run(self) -> None:
+        """The callable is about to run as Python code, observed or not."""
+
+    def before_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A torch function is about to be called, and may change its arguments."""
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        """A tensor is about to be changed in place."""
+
+    def run_plainly(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the callable, unobserved."""
+
+
 class _Current(threading.local):
     state: TracingState | None = None  # None while paused, and inside an op
     tracing: bool = False  # from the beginning of a traced run to its end
+    kept: Kept | None = None  # of the call that goes on, where failures are recorded
 
 
 CURRENT = _Current()

@@ -242,7 +242,7 @@ class _Session:
         """A function of torch's that can't be followed starts."""
         self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
         hooks.release(self)
-        if self.recorder is not None:
+        if self.recorder is not None and CURRENT.kept is None:
             self.recorder.leave()
 
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,5 @@
+"""`python -m tripwire` is `tripwire`."""
+
+from tripwire.cli import main
+
+main()

@@ -1,0 +1,138 @@
+"""Calls: the record of one call, written, checked, and told of."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tripwire.recording.beginning import Beginning, Draws
+from tripwire.recording.checking import check_record
+from tripwire.recording.draft import fresh_packages
+from tripwire.recording.format import (
+    Autocast,
+    Compiled,
+    Environment,
+    Manifest,
+    Outcome,
+    Raised,
+    Where,
+)
+from tripwire.recording.outcomes import place_of
+from tripwire.recording.policy import KEEP_ALL, Policy
+
+log = logging.getLogger("tripwire.records")
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Where and how records are written."""
+
+    path: Path  # a file, or a folder in which each gets a name of its own
+    policy: Policy = KEEP_ALL
+    check: bool = True  # replay what was written, and stamp the verdict into it
+
+    @staticmethod
+    def to(path: str | os.PathLike[str], policy: Policy = KEEP_ALL, check: bool = True) -> Writing:
+        """Records at `path`."""
+        return Writing(Path(path), policy, check)
+
+    def find_path(self, name: str, outcome: Outcome) -> Path:
+        """Where a record goes, if nothing is there yet."""
+        if self.path.suffix == ".rec" and not self.path.is_dir():
+            return self.path
+        how, line = ("call", 0)
+        if isinstance(outcome, Raised):
+            how, line = outcome.type, outcome.line
+        return self.path / f"{_plain(name)}_{_plain(how)}_{line}.rec"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name.rpartition(".")[2]).strip("_") or "call"
+
+
+def write_call(
+    writing: Writing,
+    beginning: Beginning,
+    name: str,
+    outcome: Outcome,
+    compiled: Compiled | None = None,
+    backend: object = None,
+) -> Path:
+    """Write the record of a call that is over. Raises what the file system raises."""
+    draft = beginning.finish()
+    draft.add("locals", _bind(beginning))
+    draft.add("generators", _find_generators(beginning))
+    if backend is not None:
+        draft.add("backend", backend)
+    file, line = place_of(beginning.call.target)
+    manifest = Manifest(
+        packages=fresh_packages(),
+        function=Where(name, file, line),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        compiled=compiled,
+        outcome=outcome,
+        environment=_describe(beginning.torch_state),
+        omissions=tuple(beginning.omissions()),
+    )
+    path = draft.write(writing.find_path(name, outcome), manifest)
+    if writing.check:
+        check_record(path)
+    return path
+
+
+def _bind(beginning: Beginning) -> dict[str, object]:
+    """Arguments by the names that the function has for them."""
+    call = beginning.call
+    try:
+        bound = inspect.signature(call.target).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError):
+        return {}
+    return dict(bound.arguments)
+
+
+def _find_generators(beginning: Beginning) -> dict[str, object]:
+    """States, at the beginning, of the generators that the call drew from."""
+    found: dict[str, object] = {}
+    if not torch.equal(torch.default_generator.get_state(), beginning.generator):
+        found["torch"] = beginning.generator
+    before, now = beginning.draws, Draws()
+    if before is not None and before.python != now.python:
+        found["python"] = before.python
+    if before is not None and before.numpy and repr(before.numpy) != repr(now.numpy):
+        found["numpy"] = before.numpy
+    return found
+
+
+def _describe(state: tuple[Any, ...]) -> Environment:
+    grad, inference, autocast, dtype, device, *_, deterministic, precision, threads = state
+    return Environment(
+        grad_mode=grad,
+        inference_mode=inference,
+        autocast={
+            kind: Autocast(enabled, _short(to)) for kind, enabled, to in autocast or () if enabled
+        },
+        autocast_cache=torch.is_autocast_cache_enabled(),
+        default_dtype=_short(dtype),
+        default_device=str(device or "cpu"),
+        deterministic=bool(deterministic),
+        deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        matmul_precision=str(precision),
+        num_threads=int(threads),
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def replay_command(path: Path) -> str:
+    """What to type to see it again."""
+    return f"tripwire replay {path} --trust"

@@ -1,0 +1,70 @@
+"""Checking: a record that was just written is replayed in a process of its own.
+
+The verdict is stamped into the file: whether somebody else will see the same.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tripwire.recording.format import Outcome, Record, Verdict, stamp
+from tripwire.recording.outcomes import explain, is_same
+
+# Records above this size aren't replayed to see whether they reproduce.
+LARGEST_CHECKED = 50_000_000
+LONGEST_CHECK = 120  # seconds
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a replay in another process came to."""
+
+    outcome: Outcome | None
+    trouble: str = ""
+    torch: str = ""
+
+
+def check_record(path: Path) -> Verdict:
+    """Replay a record and stamp the verdict into it."""
+    with Record.open(path) as record:
+        recorded = record.manifest.outcome
+    verdict = _judge(path, recorded)
+    stamp(path, verdict)
+    return verdict
+
+
+def _judge(path: Path, recorded: Outcome) -> Verdict:
+    if path.stat().st_size > LARGEST_CHECKED:
+        return Verdict("not checked", f"larger than {LARGEST_CHECKED} bytes")
+    try:
+        finding = _replay_elsewhere(path)
+    except (subprocess.SubprocessError, msgspec.MsgspecError, OSError) as error:
+        return Verdict("not checked", f"{type(error).__name__}: {error}")
+    here = platform.python_version(), finding.torch
+    if finding.outcome is None:
+        return Verdict("differs", finding.trouble, *here)
+    if is_same(recorded, finding.outcome):
+        return Verdict("reproduces", explain(finding.outcome), *here)
+    return Verdict("differs", f"replayed to {explain(finding.outcome)}", *here)
+
+
+def _replay_elsewhere(path: Path) -> Finding:
+    """In a folder of its own, so that nothing of the user's is found by accident."""
+    source = Path(__file__).resolve().parents[2]
+    with tempfile.TemporaryDirectory(prefix="tripwire-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "tripwire.recording.finding", str(path.resolve())],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(source), "TRIPWIRE_RECORD_DIR": ""},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LONGEST_CHECK,
+            check=True,
+        )
+    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Finding)

@@ -1,0 +1,90 @@
+"""Draft: a record that is being made, from the values that it starts from.
+
+Objects are taken down when they are added; the bytes of tensors are read when the file is
+written, so that a call can run in between and only what it changes need be copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from tripwire.recording import nodes
+from tripwire.recording.blobs import NoTensors
+from tripwire.recording.code import Programs
+from tripwire.recording.encode import Encoder
+from tripwire.recording.format import Manifest, NewRecord
+from tripwire.recording.policy import KEEP_ALL, Policy
+
+if TYPE_CHECKING:
+    from tripwire.recording.habits import Habits
+    from tripwire.recording.tensors import Blobs
+
+
+class RecordDraft:
+    """Roots by name, and everything that they lead to."""
+
+    def __init__(self, policy: Policy = KEEP_ALL) -> None:
+        self.policy = policy
+        self.blobs = _new_blobs(policy)
+        self._programs = Programs()
+        self._roots: dict[str, nodes.Slot] = {}
+        self._encoder = Encoder(
+            self.blobs,
+            self._programs.codes,
+            policy,
+            encode_code=self._programs.encode,
+            names=self._programs.names,
+        )
+
+    def add(self, name: str, value: object) -> None:
+        """Take a value down, as it is now."""
+        self._roots[name] = self._encoder.slot(value, name)
+        self._encoder.advance()
+
+    def habits(self) -> Habits:
+        """What the code that was taken down may do."""
+        from tripwire.recording.habits import find_habits  # needs torch
+
+        return find_habits(self._programs.codes.all, self._encoder.values)
+
+    def finish(self) -> nodes.Table:
+        """The table; nothing can be added any more."""
+        table = self._encoder.finish(self._roots)
+        return msgspec.structs.replace(table, codes=self._programs.codes.table())
+
+    def write(self, path: Path, manifest: Manifest) -> Path:
+        """Write the record, never over another file; returns where."""
+        return self.build(manifest).write(path)
+
+    def build(self, manifest: Manifest) -> NewRecord:
+        """The record, to be written."""
+        table = self.finish()
+        manifest = msgspec.structs.replace(
+            manifest,
+            omissions=(*manifest.omissions, *self._encoder.left_out),
+            policy=self.policy.describe(),
+        )
+        files = self._programs.codes.members()
+        return NewRecord(manifest, table, self.blobs.settled, files)
+
+
+def _new_blobs(policy: Policy) -> Blobs:
+    if "torch" not in sys.modules:  # no tensor can be met
+        return cast("Blobs", NoTensors())
+    from tripwire.recording.tensors import Blobs
+
+    return Blobs(policy)
+
+
+def fresh_packages() -> dict[str, str]:
+    """Versions of the installed packages whose modules are loaded."""
+    from importlib.metadata import packages_distributions, version
+
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    found = packages_distributions()
+    names = {dist for top in loaded & found.keys() for dist in found[top]}
+    return {name: version(name) for name in sorted(names)}

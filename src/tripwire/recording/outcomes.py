@@ -1,0 +1,91 @@
+"""Outcomes: how a call ended, in a form that two processes can compare."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable
+from types import CodeType, TracebackType
+from typing import Any
+
+import msgspec
+
+from tripwire.recording.draft import RecordDraft
+from tripwire.recording.format import Outcome, Raised, Returned
+from tripwire.recording.origin import is_library_file
+
+
+def describe_error(error: BaseException, target: Callable[..., Any]) -> Raised:
+    """An exception by what a replay must show again: type, message and the user's line."""
+    kind = type(error)
+    file, line = _find_place(error.__traceback__) or place_of(target)
+    return Raised(kind.__qualname__, str(kind.__module__), _message_of(error), file, line)
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:  # its __str__ is the user's
+        return f"<no message: {type(trouble).__name__}>"
+
+
+def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
+    """The innermost line that isn't a library's or tripwire's."""
+    found = None
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
+        if not is_library_file(file):
+            found = file, line
+    return found
+
+
+def place_of(target: Any) -> tuple[str, int]:
+    """Where a callable's code begins."""
+    code = find_code(target)
+    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def find_code(target: Any) -> CodeType | None:
+    """The code that runs when something is called, as far as that is Python."""
+    for step in ("forward", "func", "__func__", "__wrapped__"):
+        target = getattr(target, step, target)
+    found = target if hasattr(target, "__code__") else vars(type(target)).get("__call__")
+    code = getattr(found, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def describe_result(result: object) -> Returned:
+    """A result by a digest of all that it holds."""
+    draft = RecordDraft()
+    draft.add("result", result)
+    table = draft.finish()
+    digest = hashlib.sha256(msgspec.json.encode((table.roots, table.nodes)))
+    for blob in draft.blobs.settled:
+        for chunk in blob.data.chunks():
+            digest.update(chunk)
+    return Returned(digest.hexdigest())
+
+
+def is_same(recorded: Outcome, found: Outcome) -> bool:
+    """Whether a replay shows what the record says."""
+    match recorded, found:
+        case Raised(), Raised():
+            return (recorded.type, recorded.message, recorded.line) == (
+                found.type,
+                found.message,
+                found.line,
+            )
+        case Returned(), Returned():
+            return recorded.digest == found.digest
+    return False
+
+
+def explain(outcome: Outcome) -> str:
+    """An outcome in one line."""
+    match outcome:
+        case Raised():
+            message = outcome.message.partition("\n")[0]
+            return f"{outcome.type}: {message} ({outcome.file}:{outcome.line})"
+        case Returned():
+            return f"returned (digest {outcome.digest[:12]})"
+    return "not known"

@@ -1,0 +1,165 @@
+"""Rerun: a record is opened without running anything, or run again by somebody who trusts it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tripwire.errors import CannotReplay
+from tripwire.recording.decode import rebuild
+from tripwire.recording.format import Environment, Manifest, Outcome, Record
+from tripwire.recording.outcomes import describe_error, describe_result
+from tripwire.recording.rebuild import Rebuilder
+from tripwire.recording.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The call of a record, alive."""
+
+    manifest: Manifest
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    backend: Any
+    generators: dict[str, Any]
+    rebuilder: Rebuilder
+
+    def run(self, backend: str | None = None) -> Any:
+        """Run it in its environment. `backend`: another one, or "none" to run it plainly."""
+        call = self._compile(backend)
+        with self.rebuilder.importable(), _in_environment(self.manifest.environment):
+            self._set_generators()
+            return call(*self.args, **self.kwargs)
+
+    def _compile(self, backend: str | None) -> Callable[..., Any]:
+        compiled = self.manifest.compiled
+        if backend == "none" or (backend is None and compiled is None):
+            return self.target
+        from tripwire.api import compile
+
+        chosen = backend or self.backend or (compiled.backend if compiled else "eager")
+        fullgraph = compiled is not None and compiled.fullgraph
+        made: Callable[..., Any] = compile(
+            self.target, backend=chosen, fullgraph=fullgraph, name=self.manifest.function.name
+        )
+        return made
+
+    def _set_generators(self) -> None:
+        if "python" in self.generators:
+            random.setstate(self.generators["python"])
+        if "numpy" in self.generators:
+            import numpy
+
+            numpy.random.set_state(self.generators["numpy"])
+        if "torch" in self.generators:
+            import torch
+
+            torch.default_generator.set_state(self.generators["torch"])
+
+
+def check_trust(trust: bool) -> None:
+    """A record's code runs only if somebody says that it may."""
+    if not trust:
+        raise CannotReplay(
+            "A replay runs the code in the record. Look at it first: tripwire.load(path), or "
+            "`tripwire show`. If you trust it, pass trust=True, or --trust.",
+            slug="replay-untrusted",
+        )
+
+
+@contextlib.contextmanager
+def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
+    """A record's call, built from its own code. Only for files that are trusted."""
+    with Record.open(path) as record:
+        shelf = Shelf(record.table, record.read, record.manifest.python.magic)
+        rebuilder = Rebuilder(record.table, shelf)
+        with rebuilder.importable():
+            roots: dict[str, Any] = rebuild(record.table, record.blobs, rebuilder)
+        if "call" not in roots:
+            raise CannotReplay("This record holds no call.", slug="replay-no-call")
+        yield Rebuilt(
+            record.manifest,
+            roots["call"],
+            tuple(roots.get("args") or ()),
+            dict(roots.get("kwargs") or {}),
+            roots.get("backend"),
+            dict(roots.get("generators") or {}),
+            rebuilder,
+        )
+
+
+def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | None = None) -> Any:
+    """Run a record's call again: returns what it returns, raises what it raises.
+
+    trust: must be True: the code in the record runs.
+    backend: compile it with another back end; "none" runs it plainly.
+    """
+    check_trust(trust)
+    with rebuilding(path) as call:
+        return call.run(backend)
+
+
+def find_outcome(path: str | os.PathLike[str]) -> Outcome:
+    """Run a trusted record's call, and say how it ended."""
+    with rebuilding(path) as call:
+        try:
+            result = call.run()
+        except Exception as error:
+            return describe_error(error, call.target)
+        return describe_result(result)
+
+
+@contextlib.contextmanager
+def _in_environment(wanted: Environment) -> Iterator[None]:
+    """torch's flags as they were when the call began; put back afterwards."""
+    if importlib.util.find_spec("torch") is None:
+        if wanted.num_threads:  # written where torch was, and perhaps not needed
+            yield
+            return
+    import torch
+
+    before = (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+        torch.is_autocast_cache_enabled(),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(_set_flags, *before)
+        _set_flags(
+            getattr(torch, wanted.default_dtype),
+            wanted.deterministic,
+            wanted.deterministic_warn_only,
+            wanted.matmul_precision,
+            wanted.num_threads or before[4],
+            wanted.autocast_cache,
+        )
+        if wanted.default_device != "cpu" and torch.accelerator.is_available():
+            stack.enter_context(torch.device(wanted.default_device))
+        for kind, autocast in wanted.autocast.items():
+            dtype = getattr(torch, autocast.dtype)
+            stack.enter_context(torch.autocast(kind, dtype, autocast.enabled))
+        if wanted.inference_mode:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(wanted.grad_mode))
+        yield
+
+
+def _set_flags(
+    dtype: Any, deterministic: bool, warn_only: bool, precision: str, threads: int, cache: bool
+) -> None:
+    import torch
+
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)
+    torch.set_autocast_cache_enabled(cache)

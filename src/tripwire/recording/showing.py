@@ -1,0 +1,71 @@
+"""Showing: a record for people, in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from tripwire.recording.outcomes import explain
+from tripwire.recording.record import ExecutionRecord
+
+
+def print_record(record: ExecutionRecord, source: bool = False) -> None:
+    """Print what is in a record."""
+    console = Console(soft_wrap=True, highlight=False)
+    manifest = record.manifest
+    where = manifest.function
+    console.print(f"[bold]{where.name}[/] at {where.file}:{where.line}", markup=True)
+    console.print(_facts(record))
+    for title, names in (("arguments", record.locals), ("globals", record.globals)):
+        if names:
+            console.print(_variables(title, names))
+    for omission in manifest.omissions:
+        console.print(f"left out: {omission.what}: {omission.why}", markup=False)
+    if source:
+        for file, text in record.sources.items():
+            console.print(f"\n--- {file}", markup=False)
+            console.print(text, markup=False, end="")
+
+
+def _facts(record: ExecutionRecord) -> Table:
+    manifest = record.manifest
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "outcome": explain(manifest.outcome),
+        "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
+        "compiled": _compiled(record),
+        "written": manifest.created,
+        "python": f"{manifest.python.version} ({manifest.platform})",
+        "packages": ", ".join(f"{k} {v}" for k, v in manifest.packages.items() if k in _NOTABLE),
+        "tensors kept": manifest.policy,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+_NOTABLE = ("torch", "numpy", "transformers", "tripwire")
+
+
+def _compiled(record: ExecutionRecord) -> str:
+    compiled = record.manifest.compiled
+    if compiled is None:
+        return ""
+    return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
+
+
+def _variables(title: str, names: dict[str, object]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    for name, value in names.items():
+        table.add_row(name, in_short(value))
+    return table
+
+
+def in_short(value: object) -> str:
+    """A value in one line."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else text[:97] + "..."
