@@ -29,7 +29,6 @@ _NAMED = {
     "int8": ("I8", 1),
     "float8_e4m3fn": ("F8_E4M3", 1),
     "float8_e5m2": ("F8_E5M2", 1),
-    "float8_e8m0fnu": ("F8_E8M0", 1),
     "int16": ("I16", 2),
     "uint16": ("U16", 2),
     "float16": ("F16", 2),
@@ -42,8 +41,9 @@ _NAMED = {
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
 }
-# Those that safetensors has no name for: their blobs are plain bytes.
+# Those that safetensors can't name, or can't load into torch: their blobs are plain bytes.
 _UNNAMED = {
+    "float8_e8m0fnu": 1,
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
     "float4_e2m1fn_x2": 1,

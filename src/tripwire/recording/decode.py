@@ -159,11 +159,13 @@ class Decoder:
         self._fill_all(list(met))
 
     def _needs(self, node: AnyNode) -> Iterable[Slot]:
+        if type(node) in _ALONE:
+            return ()
         match node:
             case nodes.Tuple(items=items):
                 return items
-            case nodes.Set(items=items, frozen=True):
-                return items
+            case nodes.Set(items=items, frozen=frozen):
+                return items if frozen else ()
             case nodes.Range() | nodes.Slice():
                 return slots_of(node)
             case nodes.TensorExtras():
@@ -183,6 +185,9 @@ class Decoder:
             raise self._maker.explain(node, error) from error
 
     def _build(self, node: AnyNode, number: int) -> object:
+        build = _BUILDERS.get(type(node))
+        if build is not None:
+            return build(node, self.value)
         match node:
             case nodes.Tuple(items=items):
                 self._weigh(number, items)
@@ -193,6 +198,8 @@ class Decoder:
                 self._weigh(number, items)
                 self._check_keys(items)
                 return frozenset(map(self.value, items))
+            case nodes.Set():
+                return set()
             case nodes.NamedTuple(items=items):
                 self._weigh(number, items)
                 return self._maker.make(node, self.value)
@@ -208,8 +215,7 @@ class Decoder:
                 return _build_torch_value(node)
             case nodes.Generator():
                 return _build_generator(node, self.value(node.state))
-        found = build_plain(node, self.value)
-        return self._maker.make(node, self.value) if found is _UNMADE else found
+        return self._maker.make(node, self.value)
 
     # --- keys ---
 
@@ -255,7 +261,7 @@ class Decoder:
             node = self._nodes[number]
             if isinstance(node, (nodes.Set, nodes.Dict)):
                 hashed.append(number)
-            else:
+            elif type(node) not in _COMPLETE:
                 self._guard(self._fill, node, self._made[number])
         # Keys were met after what they are keys of: what lies deeper is filled first.
         for number in reversed(hashed):
@@ -303,37 +309,17 @@ def _real(digits: str) -> float:
     return cast("float", struct.unpack(">d", bytes.fromhex(digits))[0])
 
 
-def build_plain(node: AnyNode, value: Value) -> object:
-    """A plain value, or a container's shell; `_UNMADE` for anything else."""
-    match node:
-        case nodes.BigInt(digits):
-            return int(digits, 16)
-        case nodes.Bits(digits):
-            return _real(digits)
-        case nodes.Complex(real, imag):
-            return complex(_real(real), _real(imag))
-        case nodes.Text(data):
-            return data.decode("utf-8", "surrogatepass")
-        case nodes.String(text):
-            return text
-        case nodes.Bytes(data, mutable):
-            return bytearray(data) if mutable else data
-        case nodes.Constant(name):
-            return ... if name == "Ellipsis" else NotImplemented
-        case nodes.Range():
-            start, stop, step = map(value, (node.start, node.stop, node.step))
-            return range(cast("int", start), cast("int", stop), cast("int", step))
-        case nodes.Slice():
-            return slice(value(node.start), value(node.stop), value(node.step))
-        case nodes.List():
-            return []
-        case nodes.Set():
-            return set()
-        case nodes.Deque(limit=limit):
-            return collections.deque(maxlen=limit)
-        case nodes.Dict(form=form):
-            return _DICTS[form]()
-    return _UNMADE
+def _build_range(node: nodes.Range, value: Value) -> range:
+    start, stop, step = map(value, (node.start, node.stop, node.step))
+    return range(cast("int", start), cast("int", stop), cast("int", step))
+
+
+def _build_slice(node: nodes.Slice, value: Value) -> slice:
+    return slice(value(node.start), value(node.stop), value(node.step))
+
+
+def _build_complex(node: nodes.Complex, _: Value) -> complex:
+    return complex(_real(node.real), _real(node.imag))
 
 
 _DICTS: dict[str, Callable[[], dict[object, object]]] = {
@@ -342,6 +328,25 @@ _DICTS: dict[str, Callable[[], dict[object, object]]] = {
     "default": collections.defaultdict,
     "counter": cast("Callable[[], dict[object, object]]", collections.Counter),
 }
+
+# Plain values, and the shells of containers. By type: a table has thousands of these.
+_BUILDERS: dict[type, Callable[[Any, Value], object]] = {
+    nodes.BigInt: lambda node, _: int(node.digits, 16),
+    nodes.Bits: lambda node, _: _real(node.digits),
+    nodes.Complex: _build_complex,
+    nodes.Text: lambda node, _: node.data.decode("utf-8", "surrogatepass"),
+    nodes.String: lambda node, _: node.text,
+    nodes.Bytes: lambda node, _: bytearray(node.data) if node.mutable else node.data,
+    nodes.Constant: lambda node, _: ... if node.name == "Ellipsis" else NotImplemented,
+    nodes.Range: _build_range,
+    nodes.Slice: _build_slice,
+    nodes.List: lambda _, __: [],
+    nodes.Deque: lambda node, _: collections.deque(maxlen=node.limit),
+    nodes.Dict: lambda node, _: _DICTS[node.form](),
+}
+# Those of them that need nothing before, and are complete at once.
+_ALONE = frozenset(_BUILDERS) - {nodes.Range, nodes.Slice}
+_COMPLETE = frozenset(_BUILDERS) - {nodes.List, nodes.Deque, nodes.Dict}
 
 
 def _build_torch_value(node: nodes.TorchValue) -> object:

@@ -54,7 +54,7 @@ def own_dict(value: object) -> dict[str, object] | None:
     """The `__dict__` of an object; None if it has none, or one that isn't Python's own."""
     for cls in mro(type(value)):
         found = class_dict(cls).get("__dict__")
-        if any(type(found) is kind for kind in _DICT_DESCRIPTORS):
+        if found is not None and any(type(found) is kind for kind in _DICT_DESCRIPTORS):
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
         if found is not None:

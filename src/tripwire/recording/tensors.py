@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -447,7 +448,7 @@ class TensorBuilder:
                     offset = 0
                 conj, neg = node.conjugated, node.negated
             storage = self._storage(node.blob, device)
-            made = torch.empty(0, dtype=getattr(torch, dtype), device=device)
+            made = _empty(dtype, device)
             made.set_(storage, offset, shape, stride)
             made = torch._conj(made) if conj else made
             made = torch._neg_view(made) if neg else made
@@ -465,6 +466,12 @@ class TensorBuilder:
                 found = moved.to(device=device)
             self._storages[number, device] = found
         return found
+
+
+def _empty(dtype: str, device: torch.device) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
+        return torch.empty(0, dtype=getattr(torch, dtype), device=device)
 
 
 def present_device(text: str) -> torch.device:
@@ -493,7 +500,8 @@ def build_withheld(
         raise redacted("tensor", node.shape)
     device = torch.device("meta") if node.device == "meta" else find_device(node.device)
     dtype: torch.dtype = getattr(torch, node.dtype)
-    with undisturbed():
+    with undisturbed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
         made = torch.empty_strided(node.shape, node.stride, dtype=dtype, device=device)
         if device.type != "meta":
             _fill_like(made, node.statistics)
@@ -537,7 +545,9 @@ def finish(made: torch.Tensor, kind: str) -> torch.Tensor:
                 return _Graft.apply(anchor, made)  # type: ignore[no-any-return, no-untyped-call]
         case "inference":
             with torch.inference_mode():
-                return made.data.view_as(made)
+                storage, offset = made.untyped_storage(), made.storage_offset()
+                inner = _empty(dtype_name(made.dtype), made.device)
+                return inner.set_(storage, offset, made.shape, made.stride())
         case _:
             return made
 

@@ -350,7 +350,7 @@ def generator():
 @pytest.mark.parametrize(
     "make",
     [
-        threading.Lock, threading.RLock, lambda: open(__file__), io.StringIO, generator,
+        threading.Lock, threading.RLock, pathlib.Path(__file__).open, io.StringIO, generator,
         lambda: iter([1]), weakref.WeakKeyDictionary, lambda: weakref.WeakSet(), threading.Thread,
         lambda: memoryview(b"x"), lambda: np.random.default_rng(1), lambda: zip([1]),
         lambda: np.array([object()]), lambda: np.zeros(2, "i4,f4"), lambda: generator().gi_frame,
