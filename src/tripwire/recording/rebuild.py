@@ -251,6 +251,7 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "method": types.MethodType,
     "builtin": getattr,
     "member": lambda cls, name: vars(cls)[name],
+    "called": lambda function, *args: function(*args),
     "partial": _make_partial,
     "staticmethod": staticmethod,
     "classmethod": classmethod,
