@@ -12,7 +12,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording.looks import own_dict
 from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
@@ -36,7 +36,7 @@ _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 
 
 def _encode_getter(encoder: Encoder, value: object) -> AnyNode | None:
-    kind, args = value.__reduce__()[:2]
+    kind, args = cast("tuple[type, tuple[object, ...]]", value.__reduce__()[:2])
     if kind is not type(value):  # a methodcaller with keywords: a partial of it
         return Wrapped("called", (encoder.slot(kind), *map(encoder.slot, args)))
     function = encoder.place(Library("operator", kind.__name__))

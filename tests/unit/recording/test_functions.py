@@ -1,5 +1,6 @@
 """Functions: what comes out of a record does what went in, from marshalled code and source."""
 
+# ruff: noqa: RET503, C417
 from __future__ import annotations
 
 import asyncio
@@ -115,12 +116,12 @@ def raises(x):
 
 
 def formats(x):
-    return f"{x!r:>5} {x:{SCALE}} " + "{0.real}".format(x)
+    return f"{x!r:>5} {x:{SCALE}} " + f"{x.real}"
 
 
 def unpacks(pairs):
     (a, b), *rest = pairs
-    return a + b, [*rest, *pairs], {**{"k": a}}
+    return a + b, [*rest, *pairs], {"k": a}
 
 
 def swaps(a, b):
@@ -445,7 +446,10 @@ def test_decorated_functions() -> None:
         assert copy.__doc__ == "Decorated."
         assert copy.mark == [1]
         assert copy.__wrapped__(1) == 3
-        assert copy.__wrapped__.__code__.co_firstlineno == decorated.__wrapped__.__code__.co_firstlineno
+        assert (
+            copy.__wrapped__.__code__.co_firstlineno
+            == decorated.__wrapped__.__code__.co_firstlineno
+        )
     check_same_calls(repeated, (1,))
 
 
@@ -572,7 +576,7 @@ def test_a_file_that_was_changed_after_its_import_gives_no_source(tmp_path, monk
     assert carried.build()["value"](1) == 2
 
 
-TWISTED = '''
+TWISTED = """
 from __future__ import annotations
 class Outer:
     class __Inner:
@@ -585,7 +589,7 @@ class Outer:
         def inner(): return Outer.__Inner().get(), __local, (lambda: __local)()
         return inner
 \tx = 1 if 0 else None
-'''
+"""
 
 
 def test_private_names_and_odd_layout(tmp_path, monkeypatch) -> None:
