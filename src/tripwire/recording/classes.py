@@ -55,6 +55,8 @@ class ClassDraft:
             if type(name) is str and name not in made and not _is_made_anew(cls, name, value)
         }
         self._all = _is_protocol(cls)
+        if self._all:  # typing looks for all of its names in other classes
+            names.attributes.update(self._rest, class_dict(cls).get("__annotations__") or ())
         self._kept: dict[str, Slot] = {}
 
     def grow(self) -> None:
@@ -66,7 +68,7 @@ class ClassDraft:
             return self._names.annotations or self._all
         if name in _SELDOM:
             return self._names.spells(name)
-        return self._all or _is_special(name) or self._names.wants(self._cls, name)
+        return self._all or _is_special(name) or self._names.wants_of_class(self._cls, name)
 
     def node(self) -> AnyNode:
         module = class_dict(self._cls).get("__module__")

@@ -20,9 +20,11 @@ import msgspec
 from tripwire.recording import nodes
 from tripwire.recording.classes import ClassDraft
 from tripwire.recording.names import (
+    Import,
     Names,
     all_codes,
     deleted_globals,
+    find_imports,
     global_use,
     opens_namespace,
 )
@@ -87,7 +89,7 @@ class Programs:
                 known = self._library_spaces[library.module] = encoder.place(library)
             return number, known
         draft = self.space(encoder, space)
-        draft.add(code, uses)
+        draft.add(code, uses, any(one.level for one in find_imports(code)))
         draft.imports.update(dict.fromkeys(self._reach_imports(encoder, code, space, uses)))
         return number, draft.reference
 
@@ -129,18 +131,24 @@ class Programs:
         self, encoder: Encoder, code: types.CodeType, space: Space, uses: Uses
     ) -> Iterator[Reference]:
         """Modules that code imports when it runs: they are found by name then, as dummies."""
-        wanted = {_absolute(name, space) for name in uses.imports}
+        wanted = [
+            (_absolute(one, space), Use(attributes=frozenset(one.names)))
+            if one.names is not None and "*" not in one.names
+            else (_absolute(one, space), Use(whole=True))
+            for one in find_imports(code)
+        ]
         if "import_module" in uses.attributes or "import_module" in uses.globals:
             consts = {c for one in all_codes(code) for c in one.co_consts if isinstance(c, str)}
-            wanted |= {name for name in consts if name in sys.modules}
-        for name in sorted(wanted):
+            wanted += [(name, Use(whole=True)) for name in sorted(consts) if name in sys.modules]
+        for name, use in wanted:
             parts = name.split(".")
             for end in range(1, len(parts) + 1):
                 module = sys.modules.get(".".join(parts[:end]))
                 if is_users_module(module):
                     assert isinstance(module, types.ModuleType)
+                    here = use if end == len(parts) else Use(whole=use.whole)
                     asked = frozenset({"__file__", *parts[end : end + 1]})
-                    yield self.reach_module(encoder, module, Use(attributes=asked, whole=True))
+                    yield self.reach_module(encoder, module, merge(here, Use(attributes=asked)))
 
 
 def is_users_module(value: object) -> bool:
@@ -148,16 +156,13 @@ def is_users_module(value: object) -> bool:
     return issubclass(type(value), types.ModuleType) and find_library(value) is None
 
 
-def _absolute(name: str, space: Space) -> str:
+def _absolute(one: Import, space: Space) -> str:
     """The full name of an import, relative ones counted from the importing module."""
-    tail = name.lstrip(".")
-    level = len(name) - len(tail)
-    if not level:
-        return name
-    package = package_of(space)
-    parts = package.split(".")
-    parts = parts[: len(parts) - level + 1]
-    return ".".join([*parts, tail] if tail else parts)
+    if not one.level:
+        return one.name
+    parts = package_of(space).split(".")
+    parts = parts[: len(parts) - one.level + 1]
+    return ".".join([*parts, one.name] if one.name else parts)
 
 
 def package_of(space: Space) -> str:
@@ -253,13 +258,13 @@ class _SpaceDraft:
         if own is not None:
             self._kept["__builtins__"] = encoder.reference(own, ".__builtins__")
 
-    def add(self, code: types.CodeType, uses: Uses) -> None:
+    def add(self, code: types.CodeType, uses: Uses, imports_relatively: bool) -> None:
         """Code runs in this namespace."""
         for name in (*uses.globals, *sorted(deleted_globals(code))):
             use = global_use(uses, name)
             before = self._asked.get(name)
             self._asked[name] = use if before is None else merge(before, use)
-        if any(name.startswith(".") for name in uses.imports):
+        if imports_relatively:
             self._kept["__package__"] = self._encoder.slot(package_of(self._space))
         self._open = self._open or opens_namespace(uses)
 

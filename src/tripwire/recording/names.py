@@ -11,6 +11,7 @@ import dis
 import io
 from collections.abc import Iterator
 from types import CodeType, FunctionType, GeneratorType
+from typing import NamedTuple
 
 from tripwire.recording.looks import class_dict, mro
 from tripwire.recording.origin import find_library
@@ -50,7 +51,8 @@ class Names:
     """Every name that recorded code spells."""
 
     def __init__(self) -> None:
-        self.attributes: set[str] = set()
+        self.attributes: set[str] = set()  # loaded or deleted
+        self.stored: set[str] = set()
         self.everything = False  # recorded code looks at objects as wholes
         self.annotations = False  # recorded code reads annotations
         self._after: dict[str, Use] = {}
@@ -67,9 +69,9 @@ class Names:
             return known[1]
         uses = join(find_uses(one) for one in all_codes(code))
         self._seen[id(code)] = code, uses
-        spelled = uses.attributes.keys() | uses.stored_attributes
-        asked = spelled | uses.globals.keys()
-        self.attributes |= spelled
+        asked = uses.attributes.keys() | uses.globals.keys()
+        self.attributes |= uses.attributes.keys() | _deleted(code, _DELETES_ATTRIBUTE)
+        self.stored |= uses.stored_attributes
         if is_library:
             return uses
         self.everything = (
@@ -91,8 +93,12 @@ class Names:
         return self.everything or name in self.attributes
 
     def wants(self, cls: type, name: str) -> bool:
-        """Whether recorded or library code may ask a class or its instances for this attribute."""
+        """Whether recorded or library code may ask instances of a class for this attribute."""
         return self.spells(name) or name in _DUCK_NAMES or name in self._names_of_libraries(cls)
+
+    def wants_of_class(self, cls: type, name: str) -> bool:
+        """Whether they may ask the class itself: for what sets an attribute, too."""
+        return name in self.stored or self.wants(cls, name)
 
     def after(self, name: str) -> Use:
         """How recorded code uses what it finds behind an attribute's name."""
@@ -136,17 +142,45 @@ def opens_namespace(uses: Uses) -> bool:
     return not _OPENS_NAMESPACE.isdisjoint(uses.globals.keys() | uses.attributes.keys())
 
 
-_DELETES = frozenset(
-    dis.opmap[name] for name in ("DELETE_GLOBAL", "DELETE_NAME") if name in dis.opmap
-)
+class Import(NamedTuple):
+    """An import statement inside of a function."""
+
+    name: str
+    level: int  # dots before it
+    names: tuple[str, ...] | None  # after `from ... import`; None for `import ...`
+
+
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+
+
+def find_imports(code: CodeType) -> Iterator[Import]:
+    """What code imports when it runs, nested code included."""
+    for one in all_codes(code):
+        if _IMPORT_NAME not in one.co_code[::2]:
+            continue
+        before: list[object] = [0, None]
+        for step in dis.get_instructions(one):
+            if step.opcode == _IMPORT_NAME:
+                level, names = before[-2:]
+                known = tuple(map(str, names)) if isinstance(names, tuple) else None
+                yield Import(str(step.argval), level if isinstance(level, int) else 0, known)
+            elif step.opname != "EXTENDED_ARG":
+                before = [before[-1], step.argval]
+
+
+_DELETES_GLOBAL = frozenset({dis.opmap["DELETE_GLOBAL"], dis.opmap["DELETE_NAME"]})
+_DELETES_ATTRIBUTE = frozenset({dis.opmap["DELETE_ATTR"]})
 
 
 def deleted_globals(code: CodeType) -> set[str]:
     """Globals that code deletes: they must be there, though nothing reads them."""
+    return _deleted(code, _DELETES_GLOBAL)
+
+
+def _deleted(code: CodeType, opcodes: frozenset[int]) -> set[str]:
     found = set()
     for one in all_codes(code):
-        if not _DELETES.isdisjoint(one.co_code[::2]):
-            found |= {
-                str(step.argval) for step in dis.get_instructions(one) if step.opcode in _DELETES
-            }
+        if not opcodes.isdisjoint(one.co_code[::2]):
+            steps = dis.get_instructions(one)
+            found |= {str(step.argval) for step in steps if step.opcode in opcodes}
     return found

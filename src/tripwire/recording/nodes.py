@@ -297,12 +297,13 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     """Something around functions: `form` says what, `parts` in the order of its constructor.
 
     "method" (function, self), "builtin" (self, name) a method of a C object, "member" (class,
-    name) a slot's descriptor, "partial" (function, args, names, values, attributes),
-    "staticmethod", "classmethod", "property" (get, set, delete, doc), "cached_property"
-    (function, name), "lru_cache" (function, maxsize, typed, attributes), "singledispatch"
-    (function, types, functions, attributes), "weakref" (target), "proxy" (mapping) a read-only
-    view; and of typing: "alias" (origin, args), "generic" (origin, args), "union" (args),
-    "typevar" (name, bound, constraints, covariant, contravariant), "forward" (text).
+    name) a slot's descriptor, "called" (function, *args) what a call gave, "partial" (function,
+    args, names, values, attributes), "staticmethod", "classmethod", "property" (get, set,
+    delete, doc), "cached_property" (function, name), "lru_cache" (function, maxsize, typed,
+    attributes), "singledispatch" (function, types, functions, attributes), "weakref" (target),
+    "proxy" (mapping) a read-only view; and of typing: "alias" (origin, args), "generic"
+    (origin, args), "union" (args), "typevar" (name, bound, constraints, covariant,
+    contravariant), "forward" (text).
     """
 
     form: str

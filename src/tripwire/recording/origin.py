@@ -15,6 +15,7 @@ import sysconfig
 import types
 from collections.abc import Iterator
 
+from tripwire.recording.looks import own_dict
 from tripwire.recording.nodes import Library
 
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -181,7 +182,7 @@ def _find_builtin(function: object) -> Library | None:
     home = _module_of_class(type(owner))
     if isinstance(home, str) and _is_at(home, name, function):  # random.random
         return Library(home, name)
-    return _search(name, function) if isinstance(owner, type) else None
+    return _search(name, function) if owner is None or isinstance(owner, type) else None
 
 
 def _find_descriptor(descriptor: object) -> Library | None:
@@ -210,6 +211,10 @@ def _find_object(value: object) -> Library | None:
         return Library("torch", name) if _is_at("torch", name, value) else None
     if home == "numpy" and kind.__name__ == "ufunc":
         return _search(str(getattr(value, "__name__", "")), value)
+    said = own_dict(value) or {}  # a C object that goes for a function: np.linalg.norm
+    module, qualname = said.get("__module__"), said.get("__qualname__")
+    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
+        return Library(module, qualname)
     return None
 
 

@@ -116,8 +116,6 @@ class Rebuilder:
     def _make_namespace(self, node: nodes.Namespace, value: Value) -> dict[str, object]:
         module = types.ModuleType(node.module)
         space = vars(module)
-        for name in ("__doc__", "__loader__", "__package__", "__spec__"):
-            del space[name]
         if not node.module:
             del space["__name__"]
         own = [slot for name, slot in _items(node) if name == "__builtins__"]
@@ -251,6 +249,7 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "method": types.MethodType,
     "builtin": getattr,
     "member": lambda cls, name: vars(cls)[name],
+    "called": lambda function, *args: function(*args),
     "partial": _make_partial,
     "staticmethod": staticmethod,
     "classmethod": classmethod,

@@ -46,6 +46,7 @@ class SourceFile:
         self._parents: dict[ast.AST, ast.AST] = {}
         self._starts: dict[int, list[_Definition]] = {}
         tree = _parse("".join(lines))
+        self._imports = _imported_names(tree)
         for parent in ast.walk(tree) if tree is not None else ():
             for child in ast.iter_child_nodes(parent):
                 self._parents[child] = parent
@@ -65,14 +66,24 @@ class SourceFile:
             found = exact or found
         return self._segment(found[0]) if found else None
 
+    def _compile_like(self, node: _Definition, code: CodeType) -> CodeType | None:
+        return compile_definition(
+            node,
+            code.co_filename,
+            code.co_qualname,
+            code.co_freevars,
+            future_flags(code),
+            self._imports,
+        )
+
     def _gives(self, node: _Definition, code: CodeType) -> bool:
-        made = _compile_like(node, code)
+        made = self._compile_like(node, code)
         if made is None:
             return False
         return _is_rewritten(code) or _is_same(made, code)
 
     def _columns(self, node: _Definition, code: CodeType) -> list[object]:
-        made = _compile_like(node, code)
+        made = self._compile_like(node, code)
         return list(made.co_positions()) if made is not None else []
 
     def _segment(self, node: _Definition) -> Segment | None:
@@ -92,6 +103,19 @@ def _parse(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _imported_names(tree: ast.Module | None) -> tuple[str, ...]:
+    """Names that a file imports outside of its functions and classes."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree] if tree is not None else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            waiting += ast.iter_child_nodes(node)
+    return tuple(sorted(found - {"*"}))
 
 
 def _first_line(node: ast.stmt | ast.Lambda) -> int:
@@ -121,19 +145,19 @@ def find_definition(lines: list[str], line: int, place: tuple[int, int]) -> _Def
 # --- compiling one function ----------------------------------------------------------------------
 
 
-def _compile_like(node: _Definition, code: CodeType) -> CodeType | None:
-    return compile_definition(
-        node, code.co_filename, code.co_qualname, code.co_freevars, future_flags(code)
-    )
-
-
 def compile_definition(
-    node: _Definition, file: str, qualname: str, free: tuple[str, ...], flags: int
+    node: _Definition,
+    file: str,
+    qualname: str,
+    free: tuple[str, ...],
+    flags: int,
+    imports: tuple[str, ...] = (),
 ) -> CodeType | None:
     """The code of one function, as if the whole file were compiled; None if it can't be.
 
     Around the function stand only the class that mangles its names and a function whose
-    parameters are its free variables.
+    parameters are its free variables. Names that the file imports get other instructions,
+    which do the same; they matter where code is compared.
     """
     inner = _bare(node)
     owner = _class_around(qualname)
@@ -141,9 +165,13 @@ def compile_definition(
     if owner is not None:
         inner = _around(f"class {owner}: pass", inner)
     if cells:
-        inner = _around(f"def outer({', '.join(cells)}): pass", inner)
+        bound = owner or _name_of(node)
+        # What the file's own scope binds under this name, the function finds as a global.
+        note = f"global {bound}" if bound.isidentifier() and bound not in free else "pass"
+        inner = _around(f"def outer({', '.join(cells)}):\n {note}", inner)
     try:
-        module = ast.Module([inner], [])
+        module = ast.parse("".join(f"import {name}\n" for name in imports))
+        module.body.append(inner)
         made = compile(module, file, "exec", flags=flags, dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -184,7 +212,7 @@ def _around(text: str, inner: ast.stmt) -> ast.stmt:
     """A class or function statement with `inner` as its body."""
     outer = ast.parse(text).body[0]
     assert isinstance(outer, (ast.ClassDef, ast.FunctionDef))
-    outer.body = [inner]
+    outer.body[1:] = [inner]
     return outer
 
 

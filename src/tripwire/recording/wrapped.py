@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import types
 import typing
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording.looks import own_dict
-from tripwire.recording.nodes import AnyNode, Wrapped
+from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
     """The node of something that is made of other things; None if it is nothing of the kind."""
+    if type(value) in _GETTERS:
+        return _encode_getter(encoder, value)
     parts = _PARTS.get(type(value))
     if parts is None:
         return None
@@ -29,19 +32,34 @@ def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
     return Wrapped(form, tuple(encoder.slot(part, f".{form}") for part in found)) if form else None
 
 
+_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+
+
+def _encode_getter(encoder: Encoder, value: object) -> AnyNode | None:
+    kind, args = cast("tuple[type, tuple[object, ...]]", value.__reduce__()[:2])
+    if kind is not type(value):  # a methodcaller with keywords: a partial of it
+        return Wrapped("called", (encoder.slot(kind), *map(encoder.slot, args)))
+    function = encoder.place(Library("operator", kind.__name__))
+    return Call(function, tuple(map(encoder.slot, args)))
+
+
 def encode_singledispatch(encoder: Encoder, function: types.FunctionType) -> AnyNode | None:
     """The node of a function made by `functools.singledispatch`, which keeps a weak cache."""
     code = function.__code__
     if code.co_qualname != _DISPATCHER.co_qualname or code.co_filename != _DISPATCHER.co_filename:
         return None
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    registry: dict[type, object] = cells["registry"].cell_contents
+    registry: dict[type, object] = _cells(_cells(function)["dispatch"])["registry"]
     own = {"register", "dispatch", "registry", "_clear_cache", "__wrapped__"}
     more = {name: value for name, value in function.__dict__.items() if name not in own}
     kinds = tuple(kind for kind in registry if kind is not object)
     made = tuple(registry[kind] for kind in kinds)
     parts = registry[object], kinds, made, more or None
     return Wrapped("singledispatch", tuple(encoder.slot(part) for part in parts))
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
@@ -83,12 +101,11 @@ def _lru_cache(value: Any) -> _Parts:
     told = attributes.get("cache_parameters")  # functools' own lambda over both parameters
     if function is None or type(told) is not types.FunctionType:
         return _NOT_OURS
-    given = dict(zip(told.__code__.co_freevars, told.__closure__ or (), strict=True))
+    given = _cells(told)
     if given.keys() != {"maxsize", "typed"}:
         return _NOT_OURS
-    maxsize, typed = given["maxsize"].cell_contents, given["typed"].cell_contents
     more = {k: v for k, v in attributes.items() if k not in ("__wrapped__", "cache_parameters")}
-    return "lru_cache", (function, maxsize, typed, more or None)
+    return "lru_cache", (function, given["maxsize"], given["typed"], more or None)
 
 
 def _weakref(value: Any) -> _Parts:

@@ -55,7 +55,10 @@ class Carried:
         return Rebuilder(self.table, Shelf(self.table, self.record.read, magic))
 
     def build(self, magic: str = HERE) -> dict[str, Any]:
-        return decode.rebuild(self.table, self.record.blobs, self.rebuilder(magic))
+        return self.build_with(self.rebuilder(magic))
+
+    def build_with(self, rebuilder: Rebuilder) -> dict[str, Any]:
+        return decode.rebuild(self.table, self.record.blobs, rebuilder)
 
 
 def both_ways(value: object) -> list[Any]:
