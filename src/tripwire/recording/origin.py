@@ -37,6 +37,17 @@ def is_library_file(filename: str) -> bool:
     )
 
 
+_TORCH_FOLDERS = tuple(f"{folder}torch{os.sep}" for folder in _PACKAGE_FOLDERS)
+
+
+@functools.cache
+def is_base_file(filename: str) -> bool:
+    """Whether a file belongs to torch, the standard library or tripwire."""
+    if any(folder in filename for folder in _PACKAGE_FOLDERS):
+        return any(folder in filename for folder in _TORCH_FOLDERS)
+    return is_library_file(filename)
+
+
 # --- modules -------------------------------------------------------------------------------------
 
 _dict_of_module = vars(types.ModuleType)["__dict__"].__get__

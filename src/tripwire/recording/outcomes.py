@@ -12,7 +12,7 @@ import msgspec
 
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
-from tripwire.recording.origin import is_library_file
+from tripwire.recording.origin import is_base_file
 
 
 def describe_error(error: BaseException, target: Callable[..., Any]) -> Raised:
@@ -30,11 +30,11 @@ def _message_of(error: BaseException) -> str:
 
 
 def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
-    """The innermost line that isn't a library's or tripwire's."""
+    """The innermost line that isn't torch's, the standard library's or tripwire's."""
     found = None
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
-        if not is_library_file(file):
+        if not (is_base_file(file) or file.startswith("<eval_with_key>")):  # a graph's own code
             found = file, line
     return found
 
