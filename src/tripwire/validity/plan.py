@@ -28,6 +28,7 @@ from tripwire.tracing.torchstate import (
     sample_autocast,
     sample_backends,
     sample_quickly,
+    spell_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
@@ -301,15 +302,15 @@ class _Planner:
         )
         called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
         writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
-        space["_state"] = sample_quickly
-        names = writer.constant(torch_state)
-        changes = writer.constant(_describe_changes)
-        writer.check(
-            "torch's state", f"_state() == {names}", "as traced", f"{changes}(_state(), {names})"
-        )
+        changes = writer.constant(functools.partial(_describe_changes, torch_state))
+        same_state = spell_quickly(torch_state, writer.constant)
+        writer.check("torch's state", same_state, "as traced", f"{changes}()")
         if self.trace.has_contexts:
-            sample, seen = writer.constant(sample_autocast), writer.constant(sample_autocast())
-            writer.check("autocast", f"{sample}() == {seen}", "as traced", f"{sample}()")
+            dtype = writer.constant(torch.get_autocast_dtype)
+            for device, _, wanted in sample_autocast():
+                found = f"{dtype}({device!r})"
+                condition = f"{found} is {writer.constant(wanted)}"
+                writer.check(f"autocast's dtype on {device}", condition, str(wanted), found)
         if self.backend_flags is not None:
             sample, seen = writer.constant(sample_backends), writer.constant(self.backend_flags)
             writer.check("torch.backends", f"{sample}() == {seen}", "as traced", f"{sample}()")
@@ -457,8 +458,8 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     return meta_of(value) == meta and now[:3] == traits[:3] and now.is_leaf == traits.is_leaf
 
 
-def _describe_changes(now: tuple[object, ...], before: tuple[object, ...]) -> str:
-    pairs = zip(QUICK_FIELDS, before, now, strict=True)
+def _describe_changes(before: tuple[object, ...]) -> str:
+    pairs = zip(QUICK_FIELDS, before, sample_quickly(), strict=True)
     return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
 
 
