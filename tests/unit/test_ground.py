@@ -19,7 +19,8 @@ SOURCE = ROOT / "src" / "tripwire"
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
     {"env", "errors", "tracing.uses", "validity.weakkeys", "validity.twin"},
-    {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
+    {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"}
+    | {"validity.sentry"},
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
     {"tracing.values", "tracing.purity"},
     {"tracing.holders", "tracing.observe", "tracing.binding"},
@@ -31,7 +32,7 @@ LAYERS = [
     {"tracing.hooks", "tracing.check"},
     {"tracing.tracer"},
     {"tracing"},
-    {"validity.patching", "validity.sentry", "validity.wires", "validity.probes"},
+    {"validity.patching", "validity.wires", "validity.probes"},
     {"validity.snapshots", "validity.generation", "validity.guards"},
     {"validity.watching", "validity.plan"},
     {"validity.mutation"},

@@ -925,6 +925,45 @@ static PyType_Spec sentry_spec = {
     .slots = sentry_slots,
 };
 
+/* ---- A hit ----------------------------------------------------------------------------------- */
+
+static PyObject *same_items(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n) {
+    if (n != 2 || !PyList_Check(args[0]) || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "same_items() takes a list and a tuple");
+        return NULL;
+    }
+    Py_ssize_t size = PyTuple_GET_SIZE(args[1]);
+    int is_same = PyList_GET_SIZE(args[0]) == size;
+    for (Py_ssize_t i = 0; is_same && i < size; i++) {
+        PyObject *item = PyList_GET_ITEM(args[0], i), *kept = PyTuple_GET_ITEM(args[1], i);
+        if (Py_IS_TYPE(kept, &_PyWeakref_RefType)) { /* a dead one refers to None */
+            kept = Py_IsNone(item) ? NULL : ((PyWeakReference *)kept)->wr_object;
+        }
+        is_same = item == kept;
+    }
+    return PyBool_FromLong(is_same);
+}
+
+/* The function's arguments are borrowed from the tuples: a model's parameters are handed over
+   without a tuple of all of them, which would touch each one's reference count twice. */
+static PyObject *call(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n) {
+    if (n != 3 || !PyTuple_Check(args[1]) || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "call() takes a function and two tuples");
+        return NULL;
+    }
+    size_t n_first = (size_t)PyTuple_GET_SIZE(args[1]), n_rest = (size_t)PyTuple_GET_SIZE(args[2]);
+    PyObject **all = PyMem_New(PyObject *, 1 + n_first + n_rest); /* one for the callee: PEP 590 */
+    if (all == NULL) {
+        return PyErr_NoMemory();
+    }
+    memcpy(all + 1, &PyTuple_GET_ITEM(args[1], 0), n_first * sizeof *all);
+    memcpy(all + 1 + n_first, &PyTuple_GET_ITEM(args[2], 0), n_rest * sizeof *all);
+    PyObject *result = PyObject_Vectorcall(
+        args[0], all + 1, (n_first + n_rest) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyMem_Free(all);
+    return result;
+}
+
 /* ---- The module ------------------------------------------------------------------------------ */
 
 static PyObject *hook(PyObject *Py_UNUSED(module), PyObject *descriptor) {
@@ -971,6 +1010,8 @@ static PyMethodDef module_methods[] = {
     {"note_writers_of", note_writers_of, METH_O,
      "Touch the first argument of this Python function after each call that came out of C.\n\n"
      "Only on 3.11, where dicts don't tell who wrote."},
+    {"same_items", (PyCFunction)(void (*)(void))same_items, METH_FASTCALL, NULL},
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
     {"distrust_inline_values", distrust_inline_values, METH_NOARGS,
      "Count each dict that shares its values with an instance as always touched."},
     {NULL, NULL, 0, NULL},
