@@ -87,6 +87,7 @@ typedef struct {
     Watch **chains;
     size_t n_chains; /* a power of two, or 0 */
     size_t n_watches;
+    size_t n_added; /* so far; it only grows */
 } Table;
 
 static Table objects;
@@ -128,7 +129,8 @@ static void link_into(Table *table, Watch *watch) {
 
 static int add_to(Table *table, Watch *watch) {
     if (table->n_watches >= table->n_chains) {
-        Table larger = {NULL, table->n_chains ? 2 * table->n_chains : 64, table->n_watches + 1};
+        Table larger = *table;
+        larger.n_chains = table->n_chains ? 2 * table->n_chains : 64;
         larger.chains = PyMem_Calloc(larger.n_chains, sizeof(Watch *));
         if (larger.chains == NULL) {
             PyErr_NoMemory();
@@ -143,9 +145,8 @@ static int add_to(Table *table, Watch *watch) {
         PyMem_Free(table->chains);
         *table = larger;
     }
-    else {
-        table->n_watches++;
-    }
+    table->n_watches++;
+    table->n_added++;
     link_into(table, watch);
     return 0;
 }
@@ -282,6 +283,7 @@ typedef struct {
     void **place;
     void *original;
     void *trampoline;
+    char is_method; /* of a class */
     char lists_weakrefs; /* see hook_weakrefs() */
 } Hook;
 
@@ -291,30 +293,34 @@ static int n_hooks;
 
 /* Each trampoline touches before and after. Before alone: the original may let go of the GIL or
    run Python code (a torch function mode) ahead of its write. After alone: it may run Python code
-   (a finalizer) behind its write. */
+   (a finalizer) behind its write. A stranger is looked up once, unless somebody began to watch
+   meanwhile. */
+
+static inline size_t touch_before(PyObject *self) {
+    size_t n_added = objects.n_added;
+    if (first_at(&objects, self) == NULL) {
+        return n_added;
+    }
+    touch_object(self, NULL);
+    return n_added - 1; /* no number of any time after */
+}
+
+static inline void touch_after(PyObject *self, size_t before) {
+    if (objects.n_added != before) {
+        touch_object(self, NULL);
+    }
+}
 
 static int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
-    setter original = (setter)hooks[number].original;
-    /* One look for strangers, unless somebody began to watch meanwhile. */
-    int is_watched = first_at(&objects, self) != NULL;
-    size_t n_watches = objects.n_watches;
-    if (is_watched) {
-        touch_object(self, NULL);
-    }
-    int result = original(self, value, closure);
-    if (is_watched || objects.n_watches != n_watches) {
-        touch_object(self, NULL);
-    }
+    size_t before = touch_before(self);
+    int result = ((setter)hooks[number].original)(self, value, closure);
+    touch_after(self, before);
     return result;
 }
 
-/* A function's object is one of its arguments. Touching all of them costs a comparison of values
-   for `x.resize_as_(watched)`, and saves knowing each signature. */
-static void touch_arguments(PyObject *self, PyObject *args, PyObject *kwargs) {
-    if (objects.n_watches == 0) {
-        return;
-    }
-    touch_object(self, NULL);
+/* A method writes to its object. A function's is one of its arguments: touching all of them costs
+   a comparison of values for `resize_as_(x, watched)`, and saves knowing each signature. */
+static void touch_arguments(PyObject *args, PyObject *kwargs) {
     if (args != NULL && !PyTuple_Check(args)) { /* METH_O */
         touch_object(args, NULL);
     }
@@ -335,23 +341,35 @@ static void touch_arguments(PyObject *self, PyObject *args, PyObject *kwargs) {
 static void spend_sentries_of(void *address);
 
 static PyObject *run_function(int number, PyObject *self, PyObject *args) {
-    PyCFunction original = (PyCFunction)hooks[number].original;
-    if (hooks[number].lists_weakrefs) {
+    const Hook *hook = &hooks[number];
+    if (hook->lists_weakrefs) {
         spend_sentries_of(args);
     }
-    touch_arguments(self, args, NULL);
-    PyObject *result = original(self, args);
-    touch_arguments(self, args, NULL);
+    size_t before = touch_before(self);
+    if (!hook->is_method) {
+        touch_arguments(args, NULL);
+    }
+    PyObject *result = ((PyCFunction)hook->original)(self, args);
+    touch_after(self, before);
+    if (!hook->is_method) {
+        touch_arguments(args, NULL);
+    }
     return result;
 }
 
 static PyObject *
 run_function_with_keywords(int number, PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    PyCFunctionWithKeywords original = (PyCFunctionWithKeywords)hooks[number].original;
-    touch_arguments(self, args, kwargs);
-    PyObject *result = original(self, args, kwargs);
-    touch_arguments(self, args, kwargs);
+    const Hook *hook = &hooks[number];
+    size_t before = touch_before(self);
+    if (!hook->is_method) {
+        touch_arguments(args, kwargs);
+    }
+    PyObject *result = ((PyCFunctionWithKeywords)hook->original)(self, args, kwargs);
+    touch_after(self, before);
+    if (!hook->is_method) {
+        touch_arguments(args, kwargs);
+    }
     return result;
 }
 
@@ -489,6 +507,7 @@ static int add_hook(PyObject *descriptor, char lists_weakrefs) {
     hook->place = place;
     hook->original = *place;
     hook->trampoline = trampolines[n_hooks][kind];
+    hook->is_method = Py_IS_TYPE(descriptor, &PyMethodDescr_Type);
     hook->lists_weakrefs = lists_weakrefs;
     n_hooks++;
     if (objects.n_watches != 0) {
