@@ -149,6 +149,8 @@ class Entry:
         retired = bool(self._causes)
         self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
         self._pending.extend(plan.sentry.take())
+        if plan.sentry.is_spent:  # it names everything each time: for the last time now
+            plan = self._plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
         for touch in touches:

@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ _GLOBAL_HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Guards and wires of one entry, not yet armed."""
+    """Guards and wires of one entry."""
 
     guards: Guards
     dicts: tuple[DictWire, ...]
@@ -58,6 +58,15 @@ class Plan:
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
+
+    def rearm(self) -> Plan:
+        """The same with a sentry that watches from now on; unless something is gone."""
+        objects = [wire.value for wire in self.objects]
+        if any(value is None for value in objects):
+            return self
+        sentry = Sentry([(wire.space, wire.keys) for wire in self.dicts], objects)
+        self.guards.ask(sentry.is_quiet)
+        return replace(self, sentry=sentry)
 
 
 def build_plan(

@@ -264,6 +264,11 @@ class ObjectWire:
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = facts or _facts_of(value)
 
+    @property
+    def value(self) -> object:
+        """The object, or None where it is gone."""
+        return self._ref()
+
     def is_about(self, ref: object) -> bool:
         """Whether this is the reference to the object."""
         return self._ref is ref
@@ -279,7 +284,7 @@ class ObjectWire:
             return self.gone()
         if type(value) is not self._cls:
             return Cause(self._path, _class(self._cls), _class(type(value)), writers.whole)
-        if not isinstance(value, torch.Tensor) and id(own_dict(value)) != self._space:
+        if id(own_dict(value)) != self._space:
             return Cause(self._path, "its own __dict__", "another __dict__", writers.whole)
         facts = _facts_of(value)
         if not all(map(_same_fact, facts, self._facts)):
