@@ -312,9 +312,16 @@ static inline void touch_after(PyObject *self, size_t before) {
 }
 
 static int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
-    size_t before = touch_before(self);
-    int result = ((setter)hooks[number].original)(self, value, closure);
-    touch_after(self, before);
+    setter original = (setter)hooks[number].original;
+    int is_watched = first_at(&objects, self) != NULL;
+    size_t n_added = objects.n_added;
+    if (is_watched) {
+        touch_object(self, NULL);
+    }
+    int result = original(self, value, closure);
+    if (is_watched || objects.n_added != n_added) {
+        touch_object(self, NULL);
+    }
     return result;
 }
 
