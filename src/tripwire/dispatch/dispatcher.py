@@ -109,21 +109,21 @@ class Dispatcher:
         for entry in self._entries:
             fetched = entry.admits(args, kwargs)
             if fetched is not None:
-                inputs = entry.inputs(fetched)
-                if inputs is None:
+                state = entry.find_state()
+                if state is None:
                     continue
                 probe = entry.probe
                 if probe is not None:
                     if probed is None:
                         probed = {}
                     if probe.key not in probed:
-                        probed[probe.key] = probe.values(inputs)
+                        probed[probe.key] = probe.values(entry.join(fetched, state))
                     if not probe.agrees(probed[probe.key]):
                         continue
                 entry.hits += 1
                 entry.last_used = next(self._clock)
                 try:
-                    return entry.run(inputs, args, kwargs)
+                    return entry.run(fetched, state, args, kwargs)
                 except RunAgain:
                     break  # the plain call raises at its own line, after its own effects
         else:

@@ -18,13 +18,15 @@ from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
-from tripwire.tracing.torchstate import restoring_contexts
+from tripwire.tracing.torchstate import sample_contexts, sample_depth
 from tripwire.validity.plan import Plan, build_plan
 from tripwire.validity.probes import can_repeat
+from tripwire.validity.sentry import call
 from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
 
 _NO_ROOTS = Roots({}, None, {})
+_NO_DEPTH = (False, 0)
 
 
 class RunAgain(Exception):
@@ -58,6 +60,8 @@ class Entry:
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
         trouble = _Trouble(self._causes, self._pending)
         self._plan: Plan | None = build_plan(trace, torch_state, settle, trouble, on_death)
+        # As they are for every call that is admitted.
+        self._contexts = sample_contexts() if trace.has_contexts else None
         self._runtime = compile_graph(trace)
         self._on_retired = on_retired
         self._told = ""
@@ -80,7 +84,6 @@ class Entry:
             if completion.fetched
             else {}
         )
-        self._has_contexts = trace.has_contexts
         self._can_repeat = can_repeat(trace)
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
         self._held = self._plan.held
@@ -148,6 +151,8 @@ class Entry:
         retired = bool(self._causes)
         self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
         self._pending.extend(plan.sentry.take())
+        if plan.sentry.is_spent:  # it names everything each time: for the last time now
+            plan = self._plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
         for touch in touches:
@@ -196,37 +201,44 @@ class Entry:
 
     # --- running ---
 
-    def inputs(self, fetched: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        """The graph's inputs: those that came with the call, and state.
+    def find_state(self) -> tuple[torch.Tensor, ...] | None:
+        """The graph's inputs that are state.
 
         None where the entry was retired by another thread since it admitted the call.
         """
-        held = self._held.tensors
-        if len(held) != self._n_held:
-            return None
-        if self._leading:
-            return fetched + held
-        inputs = list(held)
+        state = self._held.tensors
+        return state if len(state) == self._n_held else None
+
+    def join(
+        self, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """All of the graph's inputs: those that came with the call, and state."""
+        inputs = list(state)
         for position, tensor in zip(self._positions, fetched, strict=True):
             inputs.insert(position, tensor)
         return tuple(inputs)
 
     def run(
-        self, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        fetched: tuple[torch.Tensor, ...],
+        state: tuple[torch.Tensor, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
+        if not self._leading:
+            fetched, state = self.join(fetched, state), ()
         if self._written and CURRENT.kept is not None:
+            inputs = fetched + state
             for index in self._written:
                 CURRENT.kept.before_write(inputs[index])
-        runtime = self._runtime
+        depth = _NO_DEPTH if self._contexts is None else sample_depth()
         try:
-            if self._has_contexts:
-                with restoring_contexts():
-                    tensors = runtime(*inputs)
-            else:
-                tensors = runtime(*inputs)
-        except Exception as error:
-            if self._can_repeat:
+            tensors = call(self._runtime, fetched, state)
+        except BaseException as error:
+            if self._contexts is not None:
+                self._contexts.restore(error, depth)
+            if self._can_repeat and isinstance(error, Exception):
                 raise RunAgain from error
             raise
         if self._direct is not None:
@@ -236,8 +248,8 @@ class Entry:
             bound = self._fixed | self._expressions(args, kwargs)
             roots = self._binding.roots(bound, self._namespaces)
         # All before the first effect, which may move what a path leads to.
-        fetched = {source: source.fetch(roots) for source in self._fetched}
-        building = Building(tensors, roots, {}, fetched)
+        reached = {source: source.fetch(roots) for source in self._fetched}
+        building = Building(tensors, roots, {}, reached)
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)

@@ -140,7 +140,10 @@ class Tracer:
             raise
         finally:
             session.codes = session.leave()
-        return session.freeze(result)
+        try:
+            return session.freeze(result)
+        finally:
+            state.values.clear()  # weak references would get in the way of swap_tensors
 
 
 _UNBOUND = "the callable takes other arguments than its signature says."

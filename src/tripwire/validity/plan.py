@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
     sample_autocast,
     sample_quickly,
+    spell_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
@@ -44,7 +45,7 @@ _GLOBAL_HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Guards and wires of one entry, not yet armed."""
+    """Guards and wires of one entry."""
 
     guards: Guards
     dicts: tuple[DictWire, ...]
@@ -55,6 +56,15 @@ class Plan:
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
+
+    def rearm(self) -> Plan:
+        """The same with a sentry that watches from now on; unless something is gone."""
+        objects = [wire.value for wire in self.objects]
+        if any(value is None for value in objects):
+            return self
+        sentry = Sentry([(wire.space, wire.keys) for wire in self.dicts], objects)
+        self.guards.ask(sentry.is_quiet)
+        return replace(self, sentry=sentry)
 
 
 def build_plan(
@@ -295,15 +305,15 @@ class _Planner:
         )
         called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
         writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
-        space["_state"] = sample_quickly
-        names = writer.constant(torch_state)
-        changes = writer.constant(_describe_changes)
-        writer.check(
-            "torch's state", f"_state() == {names}", "as traced", f"{changes}(_state(), {names})"
-        )
+        changes = writer.constant(functools.partial(_describe_changes, torch_state))
+        same_state = spell_quickly(torch_state, writer.constant)
+        writer.check("torch's state", same_state, "as traced", f"{changes}()")
         if self.trace.has_contexts:
-            sample, seen = writer.constant(sample_autocast), writer.constant(sample_autocast())
-            writer.check("autocast", f"{sample}() == {seen}", "as traced", f"{sample}()")
+            dtype = writer.constant(torch.get_autocast_dtype)
+            for device, _, wanted in sample_autocast():
+                found = f"{dtype}({device!r})"
+                condition = f"{found} is {writer.constant(wanted)}"
+                writer.check(f"autocast's dtype on {device}", condition, str(wanted), found)
         for answer in self.completion.answers:
             ask, seen = writer.constant(answer.question.ask), writer.constant(answer.seen)
             writer.check(answer.question.about, f"{ask}() == {seen}", "as traced", f"{ask}()")
@@ -451,8 +461,8 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     return meta_of(value) == meta and now[:3] == traits[:3] and now.is_leaf == traits.is_leaf
 
 
-def _describe_changes(now: tuple[object, ...], before: tuple[object, ...]) -> str:
-    pairs = zip(QUICK_FIELDS, before, now, strict=True)
+def _describe_changes(before: tuple[object, ...]) -> str:
+    pairs = zip(QUICK_FIELDS, before, sample_quickly(), strict=True)
     return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
 
 
