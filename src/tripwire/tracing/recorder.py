@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
@@ -251,6 +252,7 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
 
 
 _SHARES_MEMORY = frozenset({"as_tensor", "asarray", "from_numpy"})
+_FROM_ELSEWHERE = _SHARES_MEMORY | {"frombuffer", "from_dlpack", "from_file", "grad"}
 
 
 def _constant(
@@ -312,7 +314,7 @@ def record(
         add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where)
         return None
     state.calls += 1
-    state.wrote = False
+    state.written = {}
     by_data = rule.opaque or is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
@@ -325,6 +327,8 @@ def record(
             rule = out_of_place(state, rule, args, kwargs)
         else:
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
+    if rule.name == "backward":  # into `.grad` of anything
+        state.written[OUTSIDE] = None
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
@@ -336,9 +340,11 @@ def record(
         describe(value),
         state.regions[-1] if state.regions else None,
         python,
+        state.memory.add_results(value, _may_be_outside(rule)),
+        tuple(state.written),
+        rule.opaque,
     )
-    if state.wrote:
-        state.writers.append(node)
+    state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, by_data, names if isinstance(names, tuple) else ())
@@ -353,9 +359,22 @@ def record(
     if isinstance(value, (tuple, list)):
         plain = tuple(item for item in value if isinstance(item, (bool, int, float, str)))
         if plain or (by_data and (rule.splits or rule.opaque)):
+            if state.written:
+                raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
             take = functools.partial(_count_parts, _taker(rule))
             add_branch(state, rule.name, take, nodes[0], nodes[1], (len(value), *plain), where)
     return node
+
+
+_WRITES_AND_RETURNS = (
+    "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
+    "can't be computed before the call."
+)
+
+
+def _may_be_outside(rule: Call) -> bool:
+    """Whether a call can return memory that neither it made nor its arguments have."""
+    return rule.opaque or rule.target is GETATTR or rule.name in _FROM_ELSEWHERE
 
 
 def _taker(rule: Call) -> Callable[..., Any]:
@@ -461,7 +480,13 @@ def _stand_for(
                 name = names[index] if len(names) == len(value) else f"{node.name}_{index}"
                 part = _create_node(state.graph(), _PART, ((node, index), {}), name)
                 facts: NodeFacts = node.meta[FACTS]
-                part.meta[FACTS] = facts._replace(value=describe(item), python=None)
+                part.meta[FACTS] = facts._replace(
+                    value=describe(item),
+                    python=None,
+                    memory=state.memory.add_results(item, may_be_outside=True),
+                    written=(),
+                    opaque=False,
+                )
                 state.parts.append(part)
                 _stand_for(state, part, item, by_data, ())
 
@@ -489,7 +514,7 @@ def add_branch(
             state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
     inputs = _tensor_nodes((args, kwargs))
     branch = Branch(
-        op, take, inputs, args, kwargs, value, where, state.scopes.current, tuple(state.writers)
+        op, take, inputs, args, kwargs, value, where, state.scopes.current, state.writes
     )
     state.branches.append(branch)
     if not state.quiet:
