@@ -22,7 +22,7 @@ LAYERS = [
     {"tracing.sources", "tracing.ranges", "tracing.scopes", "tracing.torchstate"},
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
     {"tracing.values", "tracing.purity"},
-    {"tracing.holders", "tracing.observe", "tracing.binding", "tracing.memory"},
+    {"tracing.holders", "tracing.observe", "tracing.binding", "tracing.memory", "tracing.scripts"},
     {"tracing.reach"},
     {"tracing.reads", "tracing.state", "tracing.render"},
     {"tracing.effects"},

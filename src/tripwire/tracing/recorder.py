@@ -325,7 +325,7 @@ def record(
         if state.force_outplace:
             cast = dtype_of_result(rule, args, kwargs)
             rule = out_of_place(state, rule, args, kwargs)
-        else:
+        elif not (rule.attribute == "data" and args[0] is args[1]):  # `module.to` a dtype it has
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None

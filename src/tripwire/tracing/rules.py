@@ -128,13 +128,13 @@ _QUERIES = _SIZE_QUERIES | words(
     "result_type can_cast promote_types broadcast_shapes grad_dtype is_set_to __dir__ "
     "_has_compatible_shallow_copy_type"
 )
-_SIZED_BY_DATA = words(
+SIZED_BY_DATA = words(
     "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
     "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
     "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
     "bincount where repeat_interleave __getitem__ tensor_split to_sparse to_sparse_csr "
     "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
-    "_pad_packed_sequence"
+    "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive"
 )
 # Sizes among the arguments: where one is a tensor, the result's size depends on its value.
 _TAKES_SIZES = words(
@@ -282,7 +282,7 @@ def _build_rule(func: Any) -> Rule:
         return Call("call_function", copy.deepcopy, "deepcopy")
     facts: dict[str, Any] = {
         "writes": _writes(name),
-        "sized_by_data": name in _SIZED_BY_DATA,
+        "sized_by_data": name in SIZED_BY_DATA,
         "takes_sizes": name in _TAKES_SIZES,
         "splits": name in _SPLITS,
         "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)

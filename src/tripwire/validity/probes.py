@@ -35,11 +35,13 @@ _HEAVY = words(
     "conv_transpose3d scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu"
 )
+_DROPOUTS = words(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout"
+)
 _RANDOM = words(
     "rand randn randint randperm rand_like randn_like randint_like normal normal_ "
-    "uniform_ bernoulli bernoulli_ multinomial poisson dropout dropout1d dropout2d "
-    "dropout3d alpha_dropout feature_dropout feature_alpha_dropout random_ exponential_ "
-    "cauchy_ log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
+    "uniform_ bernoulli bernoulli_ multinomial poisson random_ exponential_ cauchy_ "
+    "log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
 )
 
 
@@ -115,10 +117,10 @@ def build_probe(trace: Trace) -> Probe | None:
             _check_leading(branch, sorted(leading, key=past.order.__getitem__))
             branches.append(branch)
             needed |= leading
+            if sum(node.op != "placeholder" for node in needed) > LARGEST_PROBE:
+                raise _refuse(branch, f"more than {LARGEST_PROBE} calls lead to it")
     if not branches:
         return None
-    if sum(node.op != "placeholder" for node in needed) > LARGEST_PROBE:
-        raise _refuse(branches[0], f"more than {LARGEST_PROBE} calls lead to it")
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
     module = fx.GraphModule(_root_of(trace), past.build_graph(needed, branches), "Probe")
@@ -276,6 +278,10 @@ def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
 
 
 def _is_random(node: fx.Node) -> bool:
+    if _name_of(node) in _DROPOUTS:
+        return not (len(node.args) > 2 and node.args[2] is False) and (
+            node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
+        )
     return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
 
 

@@ -421,3 +421,69 @@ case(
     """,
     inputs=["torch.ones(4, 4) * 1.001", "torch.ones(4, 4) * 2"],
 )
+
+# --- sizes that come out of scripts ---------------------------------------------------------------
+
+_SCRIPT = """
+    import warnings
+    def script(function):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.jit.script(function)
+"""
+case(
+    "size of a scripted function's result",
+    _SCRIPT
+    + """
+    @script
+    def pairs(x):
+        return x.unsqueeze(0) * torch.arange(x.size(0), dtype=x.dtype).unsqueeze(1)
+    def call(x):
+        y = pairs(x)
+        return y * y.shape[0] + len(y)
+    """,
+    inputs=["x", "x[:2]", "x[:1]"],
+)
+case(
+    "size that a script takes from values",
+    _SCRIPT
+    + """
+    @script
+    def positive(x):
+        return x[x > 0]
+    def call(x):
+        y = positive(x)
+        return x * y.shape[0] + len(y)
+    """,
+    inputs=["x.abs()", "x.abs() * torch.tensor([1, -1, 1, -1])", "-x.abs()"],
+)
+case(
+    "size on which a script decides by a value",
+    _SCRIPT
+    + """
+    @script
+    def some(x):
+        if bool(x.sum() > 0):
+            return x[:2]
+        return x
+    def call(x): return x * some(x).shape[0]
+    """,
+    inputs=_FLIP,
+)
+case(
+    "number of tensors that a script returns",
+    _SCRIPT
+    + """
+    @script
+    def rows(x, n: int):
+        parts = [x]
+        for i in range(n):
+            parts.append(x * i)
+        return parts
+    N = 2
+    def call(x):
+        parts = rows(x, N)
+        return sum(parts) * len(parts)
+    """,
+    writes=["N = 3"],
+)
