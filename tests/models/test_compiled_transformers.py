@@ -34,7 +34,6 @@ Inputs = dict[str, Any]
 
 # Not compiled whole, and why. Their results are compared all the same.
 REFUSED: dict[str, str] = {
-    "bloom": "tensor-branch: sizes that a custom autograd function returns count as values",
     "switch-transformers": "tensor-branch: which experts are hit comes from deep inside",
 }
 # Every layer draws a number and compares it in Python, while training.

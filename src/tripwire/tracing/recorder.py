@@ -39,6 +39,7 @@ from tripwire.tracing.state import (
     CURRENT,
     FACTS,
     Constant,
+    Inside,
     NodeFacts,
     PythonCall,
     TracingState,
@@ -92,6 +93,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         state = self.state
         if CURRENT.state is not state or state.refusal is not None:
+            if state.inside is not None and state.inside.is_plain:
+                return _look_inside(state, state.inside, func, args, kwargs)
             return func(*args, **kwargs)
         rule = RULES.get(func) or rule_for(func)
         if type(rule) is Query:
@@ -160,6 +163,29 @@ class Recorder(TorchFunctionMode):
             if known is not None and known.sized_by_data and known.node is not None:
                 take = functools.partial(_ask, rule.name)
                 add_branch(state, rule.name, take, (known.node,), {}, value, self._range())
+
+
+def _look_inside(
+    state: TracingState,
+    inside: Inside,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a call of a custom autograd function's own; it may show that values decide sizes."""
+    inside.is_plain = False  # if it raises
+    value = func(*args, **kwargs)
+    rule = rule_for(func)
+    if type(rule) is Query:
+        inside.is_plain = not (rule.of_strides or rule.of_grad)
+    elif type(rule) is Call:
+        hands_out = not _is_recordable(value) or (
+            isinstance(value, (tuple, list)) and any(map(_is_number, value))
+        )
+        inside.is_plain = not (
+            hands_out or _may_be_elsewhere(rule) or is_sized_by_data(state, rule, args, kwargs)
+        )
+    return value
 
 
 _GRAD_FN = (
@@ -357,7 +383,7 @@ def record(
     if rule.name == "deepcopy":
         _check_copied_once(state, value)
     if isinstance(value, (tuple, list)):
-        plain = tuple(item for item in value if isinstance(item, (bool, int, float, str)))
+        plain = tuple(filter(_is_number, value))
         if plain or (by_data and (rule.splits or rule.opaque)):
             if state.written:
                 raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
@@ -374,7 +400,15 @@ _WRITES_AND_RETURNS = (
 
 def _may_be_outside(rule: Call) -> bool:
     """Whether a call can return memory that neither it made nor its arguments have."""
-    return rule.opaque or rule.target is GETATTR or rule.name in _FROM_ELSEWHERE
+    return _may_be_elsewhere(rule) or rule.target is GETATTR
+
+
+def _may_be_elsewhere(rule: Call) -> bool:
+    return rule.opaque or rule.name in _FROM_ELSEWHERE
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, (bool, int, float, str))
 
 
 def _taker(rule: Call) -> Callable[..., Any]:
@@ -399,7 +433,7 @@ def _ask(name: str, tensor: torch.Tensor) -> object:
 
 def _count_parts(call: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
     value = call(*args, **kwargs)
-    return (len(value), *(item for item in value if isinstance(item, (bool, int, float, str))))
+    return (len(value), *filter(_is_number, value))
 
 
 def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:

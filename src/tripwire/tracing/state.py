@@ -71,6 +71,13 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
 FACTS = "tripwire"
 
 
+@dataclass(slots=True)
+class Inside:
+    """A forward that runs, and whether all its sizes follow from shapes so far."""
+
+    is_plain: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """An object that entered the graph as it is, because no graph argument can spell it."""
@@ -102,6 +109,7 @@ class TracingState:
         self.exposed: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
+        self.inside: Inside | None = None  # the custom autograd function that runs
         self.regions: list[int] = []  # open checkpointed calls
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values

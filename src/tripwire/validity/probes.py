@@ -273,7 +273,8 @@ def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
         name = _name_of(node)
         if _is_random(node):
             raise _refuse(branch, f"`{name}` leads to it, and is random")
-        if node.meta["tripwire"].python is not None:
+        facts: NodeFacts = node.meta[FACTS]
+        if facts.python is not None and facts.opaque:
             raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
 
 

@@ -4,6 +4,7 @@ from channel import Family
 
 FAMILY = Family("branches")
 case = FAMILY.case
+HOPELESS = Family("hopeless branches")  # not meant to be compiled; wrong they may not be
 
 _FLIP = ["x.abs()", "-x.abs()"]
 _FLIP_BOTH = ["x.abs(), y.abs()", "-x.abs(), y.abs()", "x.abs(), -y.abs()"]
@@ -486,4 +487,120 @@ case(
         return sum(parts) * len(parts)
     """,
     writes=["N = 3"],
+)
+
+# --- sizes that come out of custom autograd functions ---------------------------------------------
+
+
+def _custom(forward: str, before: str = "") -> str:
+    """A program whose result depends on the size of what a custom function returns."""
+    return f"""
+    {before}
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            {forward}
+        @staticmethod
+        def backward(ctx, grad): return grad
+    def call(x):
+        y = Custom.apply(x)
+        return x * y.shape[0] + y.sum()
+    """
+
+
+case("size of a custom function's result", _custom("return x * 2"), inputs=["x", "x[:2]"])
+case(
+    "value that a custom function leads to",
+    _custom("return x.exp()").replace("return x * y", "return x if y.sum() > 6 else x * y"),
+    inputs=["x.abs() + 1", "-x.abs() - 1"],
+)
+case(
+    "size that a custom function takes from a global",
+    _custom("return x[:N]", "N = 3"),
+    writes=["N = 2", "N = 4"],
+)
+case(
+    "size that a custom function takes from a helper",
+    _custom(
+        "ctx.half = True; return helper(x)",
+        "def helper(x, n=3): return torch.cat([x, x])[:n]",
+    ),
+    writes=[
+        "helper.__defaults__ = (2,)",
+        "helper.__code__ = (lambda x, n: x[:1]).__code__",
+        "helper = lambda x: x[:4]",
+    ],
+)
+case(
+    "size that a custom function takes from a helper's helper",
+    _custom(
+        "return outer(x)",
+        "inner = lambda x: x[:3]; outer = lambda x: inner(x) * 2",
+    ),
+    writes=["inner = lambda x: x[:2]"],
+)
+case(
+    "forward of a custom function replaced by one of another size",
+    _custom("return x[:3]"),
+    writes=["Custom.forward = staticmethod(lambda ctx, x: x[:2])"],
+)
+case(
+    "forward replaced behind an apply that was bound before",
+    _custom("return x[:3]").replace("Custom.apply(x)", "APPLY(x)") + "\n    APPLY = Custom.apply",
+    writes=["Custom.forward = staticmethod(lambda ctx, x: x[:2])"],
+)
+case(
+    "builtin that a custom function names, shadowed",
+    _custom("return x[: min(3, 4)]"),
+    writes=["min = lambda a, b: 2"],
+)
+for _name, _forward in {
+    "a mask": "return x[x > 0]",
+    "an item": "return x[: int((x > 0).sum().item())]",
+    "a condition": "return x[:1] if x.sum() > 0 else x[:2]",
+    "a tensor as a bound": "return x[: (x > 0).sum()]",
+    "a tensor as a size": "return torch.ones((x > 0).sum())",
+    "a caught error": "\n            ".join(
+        ["try: torch.linalg.cholesky(torch.diag(x))", "except RuntimeError: return x[:2]"]
+        + ["return x"]
+    ),
+}.items():
+    HOPELESS.case(
+        f"size that a custom function takes from {_name}",
+        _custom(_forward),
+        inputs=["x.abs()", "x.abs() * torch.tensor([1, -1, 1, -1])", "-x.abs()"],
+    )
+for _name, (_before, _forward, _write) in {
+    "its class": ("", "return x[: getattr(Custom, 'n', 3)]", "Custom.n = 2"),
+    "a list": ("L = [3]", "return x[: L[0]]", "L[0] = 2"),
+    "an object": (
+        "import types; C = types.SimpleNamespace(n=3)",
+        "return x[: C.n]",
+        "C.n = 2",
+    ),
+    "a tensor of the world": ("T = torch.ones(3)", "return x[: T.shape[0]]", "T = torch.ones(2)"),
+    "an attribute of a function": ("def f(): return f.n", "return x[: f()]", "f.n = 2"),
+}.items():
+    HOPELESS.case(
+        f"size that a custom function takes from {_name}",
+        _custom(_forward, _before) + ("\n    f.n = 3" if "f.n" in _before else ""),
+        writes=[_write],
+    )
+HOPELESS.case(
+    "size that a custom function draws",
+    _custom("return x[: R.randint(1, 3)]", "import random; R = random.Random(0)"),
+    changes=False,
+)
+HOPELESS.case(
+    "size and a counter in a custom function",
+    _custom("SEEN.append(1); return x[: len(SEEN) % 3 + 1]", "SEEN = []"),
+    state="list(SEEN)",
+    changes=False,
+)
+HOPELESS.case(
+    "size that a custom function takes from a context that wants gradients",
+    _custom("return x[:2] if ctx.needs_input_grad[0] else x[:3]").replace(
+        "+ y.sum()", "+ y.sum().detach()"
+    ),
+    inputs=["x", "x.clone().requires_grad_()"],
 )
