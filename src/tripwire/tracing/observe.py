@@ -119,6 +119,12 @@ class Observer:
             self._listener.on_start(code, frame.f_globals)
         return True
 
+    def adopt(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Report a code object that started while paused."""
+        if id(code) not in self._seen:
+            self._seen[id(code)] = code
+            self._listener.on_start(code, namespace)
+
     def judge(self, frame: FrameType, callee: object, first: object = None) -> None:
         """Report a call that a frame makes, if it is the first that can't be in a trace.
 
