@@ -283,6 +283,9 @@ def _is_random(node: fx.Node) -> bool:
         return not (len(node.args) > 2 and node.args[2] is False) and (
             node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
         )
+    if _name_of(node) == "scaled_dot_product_attention":
+        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return dropout != 0.0
     return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
 
 

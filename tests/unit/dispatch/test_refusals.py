@@ -613,3 +613,19 @@ def test_a_run_that_leaves_the_decimal_context_changed_is_refused() -> None:
 
     with decimal.localcontext(), pytest.raises(tripwire.CannotTrace, match="decimal context"):
         tripwire.compile(f, fullgraph=True)(X)
+
+
+def test_a_graph_with_attention_that_fails_on_a_hit_raises_at_the_users_line() -> None:
+    table = nn.Embedding(4, 8)
+
+    def f(ids):
+        found = table(ids)[None, None]
+        return nn.functional.scaled_dot_product_attention(found, found, found)
+
+    compiled = tripwire.compile(f, fullgraph=True)
+    compiled(torch.tensor([1, 2]))
+    with pytest.raises(IndexError) as caught:
+        compiled(torch.tensor([1, 7]))
+    lines = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "f" in lines
+    assert not any("eval_with_key" in str(frame) for frame in lines)
