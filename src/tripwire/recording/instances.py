@@ -18,7 +18,6 @@ import re
 import sys
 import threading
 import types
-import typing
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
@@ -63,18 +62,6 @@ def encode_member(encoder: Encoder, value: object, cls: type) -> AnyNode:
 # --- values that a library's function makes again ---
 
 
-def _union(value: Any) -> tuple[str, str, tuple[object, ...]]:
-    return "tripwire.recording.instances", "join_types", value.__args__
-
-
-def join_types(*kinds: Any) -> Any:
-    """`a | b | ...`, for a union of types that is built again."""
-    joined = kinds[0]
-    for kind in kinds[1:]:
-        joined = joined | kind
-    return joined
-
-
 def _timezone(value: datetime.timezone) -> tuple[str, str, tuple[object, ...]]:
     return "datetime", "timezone", (value.utcoffset(None), value.tzname(None))
 
@@ -110,10 +97,6 @@ _CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
     uuid.UUID: lambda v: ("uuid", "UUID", (str(v),)),
     re.Pattern: lambda v: ("re", "compile", (v.pattern, v.flags)),
     logging.Logger: lambda v: ("logging", "getLogger", (v.name,)),
-    types.GenericAlias: lambda v: ("types", "GenericAlias", (v.__origin__, v.__args__)),
-    types.UnionType: _union,
-    types.MappingProxyType: lambda v: ("types", "MappingProxyType", (_proxied(v),)),
-    typing.TypeVar: lambda v: ("typing", "TypeVar", (v.__name__,)),
     pathlib.PosixPath: _path,
     pathlib.WindowsPath: _path,
     pathlib.PurePosixPath: _path,
@@ -121,10 +104,6 @@ _CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
 }
 
 _CALLS_BY_ID = {id(cls): make for cls, make in _CALLS.items()}
-
-
-def _proxied(value: types.MappingProxyType[object, object]) -> dict[object, object]:
-    return value | {}
 
 
 # --- instances ---
@@ -184,6 +163,8 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     put = _CONTENT.get(base)
     if is_plain_module(cls):
         return ModuleDraft(encoder, cls, dict(state or {}))
+    if not encoder.can_hold([None] * (12 + 2 * len(state or ()))):
+        return encoder.leave_out(cls, "the record has no room left")
     content = put(encoder, value) if put is not None else None
     return ObjectDraft(encoder, value, cls, dict(state or {}), content)
 
