@@ -174,7 +174,7 @@ class Encoder:
         if number is None:
             number = self._reserve(step)
             marks = sum(map(text.count, "[{,"))  # a reader takes them for parts of the table
-            if self._spend(_LIST * marks + 4 * len(text)):
+            if self._spend(_LIST * marks + 6 * len(text)):
                 self._put(number, encode_text(text))
             else:
                 reason = f"it has {len(text)} characters: more than the record has room for"
