@@ -199,6 +199,12 @@ def test_instances_come_back_without_their_constructors(tmp_path) -> None:
     assert found[5] == value[5]
 
 
+def test_attributes_with_names_that_are_none_are_passed_over(tmp_path) -> None:
+    odd = types.SimpleNamespace(a=1)
+    odd.__dict__.update({3: "three", "\ud800": 1})
+    assert again(tmp_path, odd) == types.SimpleNamespace(a=1)
+
+
 def test_enums_and_named_tuples_come_back(tmp_path) -> None:
     stamp = time.gmtime(0)
     value = [Colour.RED, Colour.BLUE, Flags.A | Flags.B, Flags(0), Number.ONE, Pair(1, [2]), stamp]
