@@ -60,6 +60,7 @@ LAYERS = [
     {"recording.origin"},
     {"recording.policy", "recording.habits"},
     {"recording.blobs", "recording.plain", "recording.names"},
+    {"recording.kept"},
     {"recording.checks", "recording.segments", "recording.classes", "recording.wrapped"},
     {"recording.arrays", "recording.instances", "recording.tensors", "recording.shelf"},
     {"recording.torchvalues", "recording.views", "recording.format"},

@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.habits import Habits, find_written
+from tripwire.recording.kept import Key
 from tripwire.recording.policy import Omission, Policy
-from tripwire.recording.tensors import key_of
+from tripwire.recording.tensors import key_of, put_back
 from tripwire.tracing.torchstate import sample_quickly
 
 
@@ -56,13 +57,13 @@ class Beginning:
         self.generator = torch.default_generator.get_state()
         self.snapshot: RecordDraft | None = None
         self.draws: Draws | None = None
-        self.copies: dict[int, Copy] = {}
+        self.copies: dict[Key, Copy] = {}
         self.versions: list[tuple[torch.Tensor, int]] = []
 
     def before_run(self) -> None:
         if self.snapshot is None:
             self.snapshot = self._take_down()
-            self.snapshot.blobs.keep_arrays()
+            self.snapshot.blobs.keep()
             self.draws = Draws()
             _remember(self.call.target, self.snapshot.habits())
 
@@ -80,7 +81,7 @@ class Beginning:
             key = key_of(storage)
             if key in self.copies:
                 return
-            if self.snapshot is None or self.snapshot.blobs.holds(storage):
+            if self.snapshot is None or self.snapshot.blobs.find(key):
                 self.copies[key] = Copy(storage, storage.clone())  # type: ignore[no-untyped-call]
 
     def run_plainly(
@@ -102,7 +103,7 @@ class Beginning:
         """The call as it began, now that it is over."""
         if self.snapshot is None:
             self.snapshot = self._take_down()
-        self.snapshot.blobs.put_back({n: copy.copied for n, copy in self.copies.items()})
+        put_back(self.snapshot.blobs, {k: copy.copied for k, copy in self.copies.items()})
         return self.snapshot
 
     def omissions(self) -> Iterator[Omission]:

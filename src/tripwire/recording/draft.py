@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tripwire.recording import nodes
-from tripwire.recording.blobs import NoTensors
 from tripwire.recording.code import Programs
 from tripwire.recording.encode import Encoder
 from tripwire.recording.format import Manifest, NewRecord
+from tripwire.recording.kept import Blobs
 from tripwire.recording.policy import KEEP_ALL, Policy
 
 if TYPE_CHECKING:
     from tripwire.recording.habits import Habits
-    from tripwire.recording.tensors import Blobs
 
 
 class RecordDraft:
@@ -29,7 +28,7 @@ class RecordDraft:
 
     def __init__(self, policy: Policy = KEEP_ALL) -> None:
         self.policy = policy
-        self.blobs = _new_blobs(policy)
+        self.blobs = Blobs(policy)
         self._programs = Programs()
         self._roots: dict[str, nodes.Slot] = {}
         self._encoder = Encoder(
@@ -70,14 +69,6 @@ class RecordDraft:
         )
         files = self._programs.codes.members()
         return NewRecord(manifest, table, self.blobs.settled, files)
-
-
-def _new_blobs(policy: Policy) -> Blobs:
-    if "torch" not in sys.modules:  # no tensor can be met
-        return cast("Blobs", NoTensors())
-    from tripwire.recording.tensors import Blobs
-
-    return Blobs(policy)
 
 
 def fresh_packages() -> dict[str, str]:
