@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,38 +11,71 @@ import numpy as np
 from tripwire.recording import nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import array_item_size
+from tripwire.recording.looks import is_heap_type
 from tripwire.recording.nodes import AnyNode
-from tripwire.recording.policy import Omission, Treatment
+from tripwire.recording.policy import Treatment, redacted
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder
 
 
-def encode_array(encoder: Encoder, value: Any) -> AnyNode:
+def encode_array(encoder: Encoder, value: Any, cls: type) -> AnyNode | ArrayUse:
     """An array or a NumPy scalar. A view becomes an array of its own."""
-    scalar = not isinstance(value, np.ndarray)
+    if cls is not np.ndarray and is_heap_type(cls):
+        return encoder.leave_out(cls, "an instance of a subclass of a NumPy type")
     array = np.asarray(value)
-    if not scalar and type(value) is not np.ndarray:
-        return encoder.leave_out(type(value), "a subclass of numpy.ndarray")
     dtype = array.dtype.str
     if array.dtype.hasobject or array.dtype.fields or array_item_size(dtype) is None:
-        return encoder.leave_out(type(value), f"an array of {dtype}")
-    treatment = encoder.policy.treat(encoder.path(), value)
-    if treatment is not Treatment.FULL:
-        return _withhold(encoder, array, treatment)
-    fortran = bool(array.flags.f_contiguous and not array.flags.c_contiguous)
-    blob = encoder.blobs.add_bytes(array.tobytes("F" if fortran else "C"))
-    return nodes.Array(blob, dtype, tuple(array.shape), fortran, scalar)
+        return encoder.leave_out(cls, f"an array of {dtype}")
+    path = encoder.path()
+    treatment = encoder.policy.treat(path, value)
+    use = ArrayUse(array, cls is not np.ndarray, path, treatment)
+    encoder.blobs.add_array(use)
+    return use
 
 
-def _withhold(encoder: Encoder, array: Any, treatment: Treatment) -> AnyNode:
-    kept = Treatment.SHAPE if treatment is Treatment.STATISTICS else treatment
-    why = f"values left out by policy: {kept.label} only"
-    encoder.left_out.append(Omission(encoder.path(), why))
-    strides = tuple(0 for _ in array.shape)
-    return nodes.Withheld(
-        kept.label, array.dtype.str, tuple(array.shape), strides, "cpu", "array", None
-    )
+@dataclass(slots=True, eq=False)
+class ArrayUse:
+    """An array to keep; becomes a node when all tensors are known."""
+
+    array: Any
+    scalar: bool
+    path: str
+    treatment: Treatment
+    blob: int = -1
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        if self.scalar or not self.array.size:
+            return 0, 0
+        start: int = self.array.__array_interface__["data"][0]
+        reach = [
+            step * (size - 1)
+            for size, step in zip(self.array.shape, self.array.strides, strict=True)
+        ]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        return start + low, start + high + int(self.array.itemsize)
+
+    @property
+    def size(self) -> int:
+        return int(self.array.nbytes)
+
+    @property
+    def fortran(self) -> bool:
+        return bool(self.array.flags.f_contiguous and not self.array.flags.c_contiguous)
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        yield self.array.tobytes("F" if self.fortran else "C")
+
+    def grow(self) -> None:
+        """Nothing more to find."""
+
+    def node(self) -> AnyNode:
+        shape, dtype = tuple(self.array.shape), self.array.dtype.str
+        if self.treatment is Treatment.FULL:
+            return nodes.Array(self.blob, dtype, shape, self.fortran, self.scalar)
+        kept = max(self.treatment, Treatment.SHAPE)
+        return nodes.Withheld(kept.label, dtype, shape, (), "cpu", "array", None)
 
 
 def build_array(node: nodes.Array, blobs: StoredBlobs) -> Any:
@@ -53,4 +88,6 @@ def build_array(node: nodes.Array, blobs: StoredBlobs) -> Any:
 
 def build_withheld_array(node: nodes.Withheld) -> Any:
     """Zeros in the place of an array."""
+    if node.policy == "redacted":
+        raise redacted("array", node.shape)
     return np.zeros(node.shape, dtype=np.dtype(node.dtype))

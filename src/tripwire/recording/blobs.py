@@ -1,6 +1,6 @@
 """Blobs: the bytes of storages, laid out as safetensors lays out tensors.
 
-A blob is one storage, trimmed to the bytes that something uses. The first 128 have an entry of
+A blob is one storage, trimmed to the bytes that something uses. The first 64 have an entry of
 their own, named by their number. The entry of one tensor is longer than 64 bytes, so the blobs
 beyond share one entry, "rest", one after another, and objects.json says what they are: a record
 of thousands of tensors stays small.
@@ -17,7 +17,7 @@ import msgspec
 
 from tripwire.recording.container import Content, Member, Source, damaged
 
-OWN_ENTRIES = 128
+OWN_ENTRIES = 64
 REST = "rest"
 MAX_HEADER = 64 << 20
 
@@ -28,7 +28,6 @@ _NAMED = {
     "int8": ("I8", 1),
     "float8_e4m3fn": ("F8_E4M3", 1),
     "float8_e5m2": ("F8_E5M2", 1),
-    "float8_e8m0fnu": ("F8_E8M0", 1),
     "int16": ("I16", 2),
     "uint16": ("U16", 2),
     "float16": ("F16", 2),
@@ -41,8 +40,9 @@ _NAMED = {
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
 }
-# Those that safetensors has no name for: their blobs are plain bytes.
+# Those that safetensors can't name, or can't load into torch: their blobs are plain bytes.
 _UNNAMED = {
+    "float8_e8m0fnu": 1,
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
     "float4_e2m1fn_x2": 1,

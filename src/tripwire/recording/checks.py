@@ -140,6 +140,14 @@ def _check_names(node: nodes.Object | nodes.Class, *_: object) -> None:
         raise damaged("an object has another number of slots than of values")
 
 
+def _check_module(node: nodes.ModuleObject, table: nodes.Table, _: object) -> None:
+    form = table.nodes[node.form[0]]
+    if not isinstance(form, nodes.ModuleForm) or len(form.tables) != len(form.keys):
+        raise damaged("a module has no form")
+    if len(node.values) != len(form.names) + sum(map(len, form.keys)):
+        raise damaged("a module has another number of values than its form has names")
+
+
 def _check_kind(kind: str) -> None:
     if kind not in _KINDS:
         raise damaged("a tensor has a kind that isn't known")
@@ -224,6 +232,7 @@ _CHECKS: Mapping[type, typing.Callable[[typing.Any, nodes.Table, StoredBlobs], N
     nodes.Range: _check_range,
     nodes.Dict: _check_dict,
     nodes.Object: _check_names,
+    nodes.ModuleObject: _check_module,
     nodes.Class: _check_names,
     nodes.Namespace: _check_names,
     nodes.Module: _check_names,

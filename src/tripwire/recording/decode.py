@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tripwire.errors import TripwireError
 from tripwire.recording import nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import slots_of
@@ -36,17 +37,22 @@ _UNMADE = object()
 class Maker(Protocol):
     """Makes what isn't plain data."""
 
+    live: bool  # whether hashing what it makes may look at attributes
+
     def needs(self, node: AnyNode) -> Iterable[Slot]:
         """What must have been made before `make` is called; it may not be filled yet."""
 
     def make(self, node: AnyNode, value: Value) -> object:
-        """The thing, or a shell of it. ValueError where the node makes no sense."""
+        """The thing, or a shell of it. Raises what it likes where that can't be."""
 
     def fill(self, node: AnyNode, made: object, value: Value) -> None:
         """Put into a shell what belongs there; everything has been made by now."""
 
     def take(self, node: nodes.Object, made: object, content: object) -> None:
         """An instance of a list's, dict's, ... subclass takes what it holds, now complete."""
+
+    def explain(self, node: AnyNode, error: Exception) -> TripwireError:
+        """What to raise where a node can't be made or filled."""
 
 
 def view(
@@ -71,26 +77,13 @@ class Decoder:
         self._maker = maker
         self._made: list[Any] = [_UNMADE] * len(table.nodes)
         self._open = bytearray(len(table.nodes))
+        self._filled = bytearray(len(table.nodes))
         self._weights: dict[int, int] = {}
         self._tensors: TensorBuilder | None = None
 
     def roots(self) -> dict[str, object]:
         """Every root, complete."""
-        reached = self._make_all(self._roots.values())
-        hashed: list[int] = []
-        for number in reached:
-            node = self._nodes[number]
-            if isinstance(node, (nodes.Set, nodes.Dict)):
-                hashed.append(number)
-            else:
-                self._guard(self._fill, node, self._made[number])
-        # Keys were found after what they are keys of: what lies deeper is filled first.
-        for number in reversed(hashed):
-            self._guard(self._fill_hashed, self._nodes[number], self._made[number])
-        for number in reversed(reached):
-            node = self._nodes[number]
-            if isinstance(node, nodes.Object) and type(node.content) is tuple:
-                self._guard(self._take, node, self._made[number])
+        self._fill_all(self._make_all(self._roots.values()))
         return {name: self.value(slot) for name, slot in self._roots.items()}
 
     def _take(self, node: nodes.Object, made: object) -> None:
@@ -118,36 +111,61 @@ class Decoder:
         return order
 
     def _make(self, number: int) -> None:
+        if not self._try_make(number):
+            raise damaged("something contains itself that can't")
+
+    def _try_make(self, number: int) -> bool:
+        """Make a node after all that it needs; False if that includes one that is being made."""
         stack = [number]
+        opened: list[int] = []
         while stack:
             top = stack[-1]
             if self._made[top] is not _UNMADE:
                 stack.pop()
                 continue
-            missing = [] if self._open[top] else self._missing(top)
-            self._open[top] = 1
-            if missing:
-                stack.extend(missing)
-                continue
-            node = self._nodes[top]
-            self._made[top] = self._guard(self._build, node, top)
+            if not self._open[top]:
+                self._open[top] = 1
+                opened.append(top)
+                missing = self._find_missing(self._nodes[top])
+                if any(self._open[need] for need in missing):
+                    for other in opened:
+                        self._open[other] = 0
+                    return False
+                if missing:
+                    stack.extend(missing)
+                    continue
+            self._made[top] = self._guard(self._build, self._nodes[top], top)
             stack.pop()
+        return True
 
-    def _missing(self, number: int) -> list[int]:
-        found = []
-        for slot in self._needs(self._nodes[number]):
-            if type(slot) is tuple and self._made[slot[0]] is _UNMADE:
-                if self._open[slot[0]] or slot[0] == number:
-                    raise damaged("something contains itself that can't")
-                found.append(slot[0])
-        return found
+    def _find_missing(self, node: AnyNode) -> list[int]:
+        needs = [slot[0] for slot in self._needs(node) if type(slot) is tuple]
+        return [need for need in needs if self._made[need] is _UNMADE]
+
+    def _complete(self, items: tuple[Slot, ...]) -> None:
+        """Make and fill all that a frozenset's items lead to: hashing them may run their code.
+
+        What contains the frozenset itself has to wait.
+        """
+        queue = collections.deque(slot[0] for slot in items if type(slot) is tuple)
+        met: dict[int, None] = {}
+        while queue:
+            number = queue.popleft()
+            if number in met or (self._open[number] and self._made[number] is _UNMADE):
+                continue
+            if self._try_make(number):
+                met[number] = None
+                queue.extend(s[0] for s in slots_of(self._nodes[number]) if type(s) is tuple)
+        self._fill_all(list(met))
 
     def _needs(self, node: AnyNode) -> Iterable[Slot]:
+        if type(node) in _ALONE:
+            return ()
         match node:
             case nodes.Tuple(items=items):
                 return items
-            case nodes.Set(items=items, frozen=True):
-                return items
+            case nodes.Set(items=items, frozen=frozen):
+                return items if frozen else ()
             case nodes.Range() | nodes.Slice():
                 return slots_of(node)
             case nodes.TensorExtras():
@@ -158,21 +176,30 @@ class Decoder:
                 return self._maker.needs(node)
 
     def _guard(self, work: Callable[[Any, Any], Any], node: AnyNode, argument: Any) -> Any:
-        """Nonsense in a node is the file's fault."""
+        """Whatever goes wrong with a node, the maker knows whose fault it is."""
         try:
             return work(node, argument)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise damaged(f"a {type(node).__name__} node: {error}") from error
+        except TripwireError:
+            raise
+        except Exception as error:
+            raise self._maker.explain(node, error) from error
 
     def _build(self, node: AnyNode, number: int) -> object:
+        build = _BUILDERS.get(type(node))
+        if build is not None:
+            return build(node, self.value)
         match node:
             case nodes.Tuple(items=items):
                 self._weigh(number, items)
                 return tuple(map(self.value, items))
             case nodes.Set(items=items, frozen=True):
+                if self._maker.live:
+                    self._complete(items)
                 self._weigh(number, items)
                 self._check_keys(items)
                 return frozenset(map(self.value, items))
+            case nodes.Set():
+                return set()
             case nodes.NamedTuple(items=items):
                 self._weigh(number, items)
                 return self._maker.make(node, self.value)
@@ -188,8 +215,7 @@ class Decoder:
                 return _build_torch_value(node)
             case nodes.Generator():
                 return _build_generator(node, self.value(node.state))
-        found = build_plain(node, self.value)
-        return self._maker.make(node, self.value) if found is _UNMADE else found
+        return self._maker.make(node, self.value)
 
     # --- keys ---
 
@@ -226,6 +252,31 @@ class Decoder:
 
     # --- filling ---
 
+    def _fill_all(self, reached: list[int]) -> None:
+        """Fill shells; what isn't ready is left for later. Hash-based containers come last."""
+        ready = [number for number in reached if self._is_ready(number)]
+        hashed: list[int] = []
+        for number in ready:
+            self._filled[number] = 1
+            node = self._nodes[number]
+            if isinstance(node, (nodes.Set, nodes.Dict)):
+                hashed.append(number)
+            elif type(node) not in _COMPLETE:
+                self._guard(self._fill, node, self._made[number])
+        # Keys were met after what they are keys of: what lies deeper is filled first.
+        for number in reversed(hashed):
+            self._guard(self._fill_hashed, self._nodes[number], self._made[number])
+        for number in reversed(ready):
+            node = self._nodes[number]
+            if isinstance(node, nodes.Object) and type(node.content) is tuple:
+                self._guard(self._take, node, self._made[number])
+
+    def _is_ready(self, number: int) -> bool:
+        if self._filled[number]:
+            return False
+        slots = slots_of(self._nodes[number])
+        return all(type(s) is not tuple or self._made[s[0]] is not _UNMADE for s in slots)
+
     def _fill(self, node: AnyNode, made: Any) -> None:
         match node:
             case nodes.List(items=items) | nodes.Deque(items=items):
@@ -258,37 +309,17 @@ def _real(digits: str) -> float:
     return cast("float", struct.unpack(">d", bytes.fromhex(digits))[0])
 
 
-def build_plain(node: AnyNode, value: Value) -> object:
-    """A plain value, or a container's shell; `_UNMADE` for anything else."""
-    match node:
-        case nodes.BigInt(digits):
-            return int(digits, 16)
-        case nodes.Bits(digits):
-            return _real(digits)
-        case nodes.Complex(real, imag):
-            return complex(_real(real), _real(imag))
-        case nodes.Text(data):
-            return data.decode("utf-8", "surrogatepass")
-        case nodes.String(text):
-            return text
-        case nodes.Bytes(data, mutable):
-            return bytearray(data) if mutable else data
-        case nodes.Constant(name):
-            return ... if name == "Ellipsis" else NotImplemented
-        case nodes.Range():
-            start, stop, step = map(value, (node.start, node.stop, node.step))
-            return range(cast("int", start), cast("int", stop), cast("int", step))
-        case nodes.Slice():
-            return slice(value(node.start), value(node.stop), value(node.step))
-        case nodes.List():
-            return []
-        case nodes.Set():
-            return set()
-        case nodes.Deque(limit=limit):
-            return collections.deque(maxlen=limit)
-        case nodes.Dict(form=form):
-            return _DICTS[form]()
-    return _UNMADE
+def _build_range(node: nodes.Range, value: Value) -> range:
+    start, stop, step = map(value, (node.start, node.stop, node.step))
+    return range(cast("int", start), cast("int", stop), cast("int", step))
+
+
+def _build_slice(node: nodes.Slice, value: Value) -> slice:
+    return slice(value(node.start), value(node.stop), value(node.step))
+
+
+def _build_complex(node: nodes.Complex, _: Value) -> complex:
+    return complex(_real(node.real), _real(node.imag))
 
 
 _DICTS: dict[str, Callable[[], dict[object, object]]] = {
@@ -297,6 +328,25 @@ _DICTS: dict[str, Callable[[], dict[object, object]]] = {
     "default": collections.defaultdict,
     "counter": cast("Callable[[], dict[object, object]]", collections.Counter),
 }
+
+# Plain values, and the shells of containers. By type: a table has thousands of these.
+_BUILDERS: dict[type, Callable[[Any, Value], object]] = {
+    nodes.BigInt: lambda node, _: int(node.digits, 16),
+    nodes.Bits: lambda node, _: _real(node.digits),
+    nodes.Complex: _build_complex,
+    nodes.Text: lambda node, _: node.data.decode("utf-8", "surrogatepass"),
+    nodes.String: lambda node, _: node.text,
+    nodes.Bytes: lambda node, _: bytearray(node.data) if node.mutable else node.data,
+    nodes.Constant: lambda node, _: ... if node.name == "Ellipsis" else NotImplemented,
+    nodes.Range: _build_range,
+    nodes.Slice: _build_slice,
+    nodes.List: lambda _, __: [],
+    nodes.Deque: lambda node, _: collections.deque(maxlen=node.limit),
+    nodes.Dict: lambda node, _: _DICTS[node.form](),
+}
+# Those of them that need nothing before, and are complete at once.
+_ALONE = frozenset(_BUILDERS) - {nodes.Range, nodes.Slice}
+_COMPLETE = frozenset(_BUILDERS) - {nodes.List, nodes.Deque, nodes.Dict}
 
 
 def _build_torch_value(node: nodes.TorchValue) -> object:

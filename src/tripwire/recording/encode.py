@@ -104,6 +104,7 @@ class Encoder:
         self._queue: collections.deque[int] = collections.deque()
         self._drafts: dict[int, Draft] = {}
         self._texts: dict[str, int] = {}
+        self._shared: dict[AnyNode, int] = {}
         self._strictness: dict[int, Treatment] = {}
         self._kept: list[object] = []
         self._at = -1
@@ -154,12 +155,27 @@ class Encoder:
         self._put(number, node)
         return (number,)
 
+    def share(self, node: AnyNode) -> Reference:
+        """A node that may be used again wherever an equal one is needed."""
+        number = self._shared.get(node)
+        if number is None:
+            number = self._shared[node] = self.place(node)[0]
+        return (number,)
+
+    def knows(self, value: object) -> bool:
+        """Whether a value has a node of its own."""
+        return id(value) in self._numbers
+
     def _text(self, text: str, step: str | int) -> Reference:
         number = self._texts.get(text)
         if number is None:
             number = self._reserve(step)
-            self._spend(64 * text.count("[") + 64 * text.count("{") + 32 * text.count(","))
-            self._put(number, encode_text(text))
+            marks = sum(map(text.count, "[{,"))  # a reader takes them for parts of the table
+            if self._spend(64 * marks):
+                self._put(number, encode_text(text))
+            else:
+                reason = f"it has {len(text)} characters: more than a record holds"
+                self._put(number, self.leave_out(str, reason))
             self._texts[text] = number
         return (number,)
 
@@ -248,17 +264,19 @@ class Encoder:
         if numpy is not None and (is_kind(cls, numpy.ndarray) or is_kind(cls, numpy.generic)):
             from tripwire.recording.arrays import encode_array
 
-            return encode_array(self, value)
+            return encode_array(self, value, cls)
         if is_member(cls):
             return encode_member(self, value, cls)
         code = self._encode_code(self, value)
         return code if code is not None else encode_instance(self, value, cls)
 
-    def _spend(self, amount: int) -> bool:
-        """Whether the table may grow by that many bytes of a reader's memory."""
-        self._budget -= amount
-        return self._budget >= 0
-
     def can_hold(self, count: int) -> bool:
-        """Whether a container with so many items still fits."""
-        return self._spend(64 + 32 * count + 32 * count)
+        """Whether a container with so many items still fits; if so, its room is taken."""
+        return self._spend(64 * (count + 1))
+
+    def _spend(self, amount: int) -> bool:
+        """Take so many bytes of a reader's memory, if there are as many left."""
+        if amount > self._budget:
+            return False
+        self._budget -= amount
+        return True

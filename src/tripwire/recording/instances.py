@@ -10,25 +10,30 @@ import collections
 import datetime
 import decimal
 import enum
+import io
 import logging
 import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import typing
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording import nodes
 from tripwire.recording.looks import (
     class_dict,
     has_hidden_state,
+    is_heap_type,
     is_kind,
     mro,
     own_dict,
     own_slots,
+    slot_count,
 )
 from tripwire.recording.nodes import AnyNode, Reference, Slot
 from tripwire.recording.plain import HOLDERS, dict_encoder
@@ -138,6 +143,18 @@ _CONTENT: Mapping[type, Callable[[Encoder, Any], Slot]] = {
 }
 # C types whose instances are their dict and nothing more.
 _OPEN = (object, types.SimpleNamespace)
+# What has a dict and still can't come back: it stands for something outside.
+_LIVING: Mapping[type, str] = {
+    threading.Thread: "a thread",
+    weakref.WeakKeyDictionary: "a weak container",
+    weakref.WeakValueDictionary: "a weak container",
+    weakref.WeakSet: "a weak container",
+    weakref.ref: "a weak reference",
+    io.IOBase: "a stream",
+    threading.Event: "a lock",
+    threading.Condition: "a lock",
+    threading.local: "state of a thread",
+}
 # By id: a metaclass may have a hash of its own.
 _BASES = frozenset(map(id, (*_CONTENT, *_OPEN)))
 
@@ -155,6 +172,9 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
         items = encoder.slots(tuple.__iter__(value))
         return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
+    for living, reason in _LIVING.items():
+        if is_kind(cls, living):
+            return encoder.leave_out(cls, reason)
     base = next((k for k in mro(cls) if id(k) in _BASES), object)
     if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
         return encoder.leave_out(cls, "it keeps state that Python doesn't show")
@@ -162,6 +182,8 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if base is object and state is None and cls is not object and not _is_open(cls):
         return encoder.leave_out(cls, "it keeps state that Python doesn't show")
     put = _CONTENT.get(base)
+    if is_plain_module(cls):
+        return ModuleDraft(encoder, cls, dict(state or {}))
     content = put(encoder, value) if put is not None else None
     return ObjectDraft(encoder, value, cls, dict(state or {}), content)
 
@@ -171,14 +193,9 @@ def _has_fields(cls: type) -> bool:
     return any("_fields" in class_dict(k) or "n_sequence_fields" in class_dict(k) for k in mro(cls))
 
 
-_HEAP_TYPE = 1 << 9
-
-
 def _is_open(cls: type) -> bool:
     """Whether a class without a dict keeps all there is in slots: `class` statements alone do."""
-    return all(
-        k is object or (k.__flags__ & _HEAP_TYPE and "__slots__" in class_dict(k)) for k in mro(cls)
-    )
+    return all(k is object or (is_heap_type(k) and "__slots__" in class_dict(k)) for k in mro(cls))
 
 
 class ObjectDraft:
@@ -191,7 +208,7 @@ class ObjectDraft:
         self._kind = cls
         self._cls: Reference = encoder.reference(cls, ".__class__")
         self._content = content
-        self._state = _without_defaults(cls, state)
+        self._state = {name: value for name, value in state.items() if type(name) is str}
         self._slots = dict(own_slots(value))
         self._taken: dict[str, Slot] = {}
         self._taken_slots: dict[str, Slot] = {}
@@ -218,12 +235,67 @@ class ObjectDraft:
         )
 
 
-def _without_defaults(cls: type, state: dict[str, object]) -> dict[str, object]:
-    """An nn.Module has a dozen empty tables; a fresh one has them too."""
+# --- nn.Modules ---
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def is_plain_module(cls: type) -> bool:
+    """Whether instances are nn.Modules that keep everything in their dict."""
     torch = sys.modules.get("torch")
-    kept = {name: value for name, value in state.items() if type(name) is str}
     if torch is None or not is_kind(cls, torch.nn.Module):
-        return kept
+        return False
+    return not has_hidden_state(cls, object) and not slot_count(cls)
+
+
+class ModuleDraft:
+    """An nn.Module: what a fresh one has too is left out, its tables are written in place."""
+
+    def __init__(self, encoder: Encoder, cls: type, state: dict[str, object]) -> None:
+        self._encoder = encoder
+        self._kind = cls
+        self._cls: Reference = encoder.reference(cls, ".__class__")
+        self._tables = {name: state[name] for name in _TABLES if _is_table(state.get(name))}
+        self._rows = {
+            name: {key: encoder.slot(item, f".{key}") for key, item in dict.items(table)}
+            for name, table in cast("dict[str, dict[str, object]]", self._tables).items()
+        }
+        self._state = _without_defaults(state, self._tables)
+        self._taken: dict[str, Slot] = {}
+        self.grow()
+
+    def grow(self) -> None:
+        if len(self._state) == len(self._taken):
+            return
+        for name, value in self._state.items():
+            if name not in self._taken and self._encoder.names.wants(self._kind, name):
+                self._taken[name] = self._encoder.slot(value, f".{name}")
+
+    def node(self) -> AnyNode:
+        shared = [name for name, table in self._tables.items() if self._encoder.knows(table)]
+        if shared:  # something else refers to the table itself: it stays a dict of its own
+            taken = {
+                **{name: self._encoder.reference(self._tables[name]) for name in shared},
+                **self._taken,
+            }
+        else:
+            taken = self._taken
+        rows = {name: row for name, row in self._rows.items() if name not in shared}
+        keys = tuple(tuple(row) for row in rows.values())
+        form = nodes.ModuleForm(self._cls, tuple(taken), tuple(rows), keys)
+        values = (*taken.values(), *(slot for row in rows.values() for slot in row.values()))
+        return nodes.ModuleObject(self._encoder.share(form), values)
+
+
+def _is_table(value: object) -> bool:
+    return type(value) is dict and bool(value) and all(type(key) is str for key in value)
+
+
+def _without_defaults(state: dict[str, object], tables: dict[str, object]) -> dict[str, object]:
+    torch = sys.modules["torch"]
+    kept = {
+        name: value for name, value in state.items() if type(name) is str and name not in tables
+    }
     for name, fresh in vars(torch.nn.Module()).items():
         if name in kept and _is_same(kept[name], fresh):
             del kept[name]
@@ -234,4 +306,6 @@ def _is_same(value: object, fresh: object) -> bool:
     if value is fresh:  # True, None
         return True
     kind = type(value)
-    return kind is type(fresh) and kind in (dict, set, collections.OrderedDict) and not value
+    if not any(kind is k for k in (dict, set, collections.OrderedDict)):
+        return False
+    return kind is type(fresh) and not value

@@ -18,6 +18,8 @@ _basic_size = type.__dict__["__basicsize__"].__get__
 _item_size = type.__dict__["__itemsize__"].__get__
 _dict_offset = type.__dict__["__dictoffset__"].__get__
 _weak_offset = type.__dict__["__weakrefoffset__"].__get__
+_flags = type.__dict__["__flags__"].__get__
+_DICT_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of C types, too
 _POINTER = object.__basicsize__ // 2
 
 
@@ -36,6 +38,11 @@ def is_kind(cls: type, base: type) -> bool:
     return any(k is base for k in mro(cls))
 
 
+def is_heap_type(cls: type) -> bool:
+    """Whether a class was made while Python ran: by a `class` statement, for one."""
+    return bool(_flags(cls) & 1 << 9)
+
+
 def class_name(cls: type) -> str:
     """Module and qualified name, for reports."""
     module = class_dict(cls).get("__module__")
@@ -47,7 +54,7 @@ def own_dict(value: object) -> dict[str, object] | None:
     """The `__dict__` of an object; None if it has none, or one that isn't Python's own."""
     for cls in mro(type(value)):
         found = class_dict(cls).get("__dict__")
-        if type(found) is types.GetSetDescriptorType:
+        if found is not None and any(type(found) is kind for kind in _DICT_DESCRIPTORS):
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
         if found is not None:
@@ -92,6 +99,7 @@ def has_hidden_state(cls: type, base: type) -> bool:
     C types keep state in their own struct: the size of an instance tells.
     """
     size = _basic_size(base) + _POINTER * slot_count(cls)
-    size += _POINTER * (_dict_offset(cls) > 0 and _dict_offset(base) == 0)
+    # -1 is a dict that lies before the object
+    size += _POINTER * (_dict_offset(cls) not in (0, -1) and _dict_offset(base) == 0)
     size += _POINTER * (_weak_offset(cls) > 0 and _weak_offset(base) == 0)
     return bool(_basic_size(cls) > size or _item_size(cls) != _item_size(base))

@@ -225,6 +225,30 @@ class Object(Node, tag="object", frozen=True):
     content: Slot = None
 
 
+class ModuleForm(Node, tag="nnform", frozen=True):
+    """What nn.Modules of one class have in common: the names of their attributes.
+
+    `tables` are `_parameters`, `_buffers` and `_modules` where they hold something; `keys` are
+    the names in each.
+    """
+
+    cls: Reference
+    names: tuple[str, ...]
+    tables: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
+
+
+class ModuleObject(Node, tag="nn", frozen=True):
+    """An nn.Module: the values of its form's names, then of the keys of each table.
+
+    Attributes that aren't there are as in a fresh nn.Module. So short because a model has
+    hundreds of these.
+    """
+
+    form: Reference
+    values: tuple[Slot, ...]
+
+
 class Call(Node, tag="call", frozen=True):
     """A value that a library's callable makes from its arguments: a date, a pattern, a path."""
 
@@ -360,6 +384,8 @@ AnyNode = (
     | TorchValue
     | Generator
     | Object
+    | ModuleForm
+    | ModuleObject
     | Call
     | EnumMember
     | Library

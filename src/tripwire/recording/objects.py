@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import collections
 import random
-import sys
 import types
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, cast
 
-from tripwire.errors import CannotReplay
+from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording import nodes
 from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
 from tripwire.recording.nodes import AnyNode, Slot
+from tripwire.recording.views import module_state
 
 Value = Callable[[Slot], object]
 
@@ -38,6 +39,8 @@ class Rebuilder(Protocol):
 class ObjectMaker:
     """The maker of a decoder for trusted files."""
 
+    live = True
+
     def __init__(self, rebuilder: Rebuilder) -> None:
         self._rebuilder = rebuilder
 
@@ -45,6 +48,10 @@ class ObjectMaker:
         match node:
             case nodes.Object():
                 return (node.cls, node.content)
+            case nodes.ModuleForm():
+                return (node.cls,)
+            case nodes.ModuleObject():
+                return (node.form,)
             case nodes.EnumMember():
                 return (node.cls, node.value)
             case nodes.NamedTuple():
@@ -60,6 +67,10 @@ class ObjectMaker:
         match node:
             case nodes.Object():
                 return build_instance(cast("type", value(node.cls)), value(node.content))
+            case nodes.ModuleForm():
+                return Form(cast("type", value(node.cls)), node)
+            case nodes.ModuleObject():
+                return build_instance(cast("Form", value(node.form)).cls, None)
             case nodes.EnumMember():
                 return _find_member(cast("Any", value(node.cls)), node.name, value(node.value))
             case nodes.NamedTuple():
@@ -77,9 +88,11 @@ class ObjectMaker:
         match node:
             case nodes.Object():
                 _fill_instance(node, made, value)
-            case nodes.EnumMember() | nodes.NamedTuple() | nodes.Call() | nodes.Opaque():
+            case nodes.ModuleObject():
+                _fill_module(cast("Form", value(node.form)), node, made, value)
+            case nodes.EnumMember() | nodes.NamedTuple() | nodes.Call() | nodes.ModuleForm():
                 pass
-            case nodes.Withheld():
+            case nodes.Withheld() | nodes.Opaque():
                 pass
             case _:
                 self._rebuilder.fill(node, made, value)
@@ -89,6 +102,14 @@ class ObjectMaker:
             if is_kind(type(made), base):
                 fill(made, content)
                 return
+
+    def explain(self, node: AnyNode, error: Exception) -> TripwireError:
+        return CannotReplay(
+            f"A value of the record ({type(node).__name__}) can't be made here: "
+            f"{type(error).__name__}: {error}.\n"
+            "Replay with the Python and the packages that `tripwire show` names.",
+            slug="replay-cannot-build",
+        )
 
 
 # --- instances ---
@@ -109,12 +130,27 @@ def build_instance(cls: type, content: object) -> object:
     return object.__new__(cls)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What modules of one class have in common."""
+
+    cls: type
+    node: nodes.ModuleForm
+
+
+def _fill_module(form: Form, node: nodes.ModuleObject, made: object, value: Value) -> None:
+    import torch
+
+    state = own_dict(made)
+    if state is None or not is_kind(type(made), torch.nn.Module):
+        raise ValueError(f"{type(made).__name__} is no nn.Module here")
+    state.update(vars(torch.nn.Module()))
+    state.update(module_state(form.node, map(value, node.values)))
+
+
 def _fill_instance(node: nodes.Object, made: object, value: Value) -> None:
-    torch = sys.modules.get("torch")
     state = own_dict(made)
     if state is not None:
-        if torch is not None and is_kind(type(made), torch.nn.Module):
-            state.update(vars(torch.nn.Module()))
         state.update(zip(node.names, map(value, node.values), strict=True))
     elif node.names:
         raise ValueError(f"{type(made).__name__} has no attributes here")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tripwire.errors import BadOption, CannotReplay
+
 
 class Treatment(enum.IntEnum):
     """How much is kept, from everything to nothing."""
@@ -25,7 +27,14 @@ class Treatment(enum.IntEnum):
     @staticmethod
     def of(name: str | Treatment) -> Treatment:
         """The treatment of that name: "full", "statistics", "shape" or "redacted"."""
-        return name if isinstance(name, Treatment) else Treatment[name.upper()]
+        if isinstance(name, Treatment):
+            return name
+        if name.upper() not in Treatment.__members__:
+            raise BadOption(
+                f"{name!r} is no way to treat a tensor: full, statistics, shape or redacted.",
+                slug="bad-option",
+            )
+        return Treatment[name.upper()]
 
     @property
     def label(self) -> str:
@@ -37,6 +46,15 @@ class Omission(msgspec.Struct, frozen=True, array_like=True):
 
     what: str
     why: str
+
+
+def redacted(what: str, shape: tuple[int, ...]) -> CannotReplay:
+    """The error where a value is needed that was kept out of the record on purpose."""
+    return CannotReplay(
+        f"An input of shape {list(shape)} (a {what}) was redacted when this was recorded.\n"
+        "Record again with another policy for it.",
+        slug="replay-redacted",
+    )
 
 
 Chooser = Callable[[str, object], "str | Treatment"]
@@ -53,6 +71,13 @@ class Policy:
 
     choose: str | Mapping[str, str] | Chooser = "full"
     cap: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.choose, str):
+            Treatment.of(self.choose)
+        elif isinstance(self.choose, Mapping):
+            for name in self.choose.values():
+                Treatment.of(name)
 
     def treat(self, path: str, tensor: object) -> Treatment:
         """What is kept of a tensor."""

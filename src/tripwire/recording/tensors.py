@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from tripwire.errors import CannotReplay
 from tripwire.recording import nodes
 from tripwire.recording.blobs import (
     ITEM_SIZES,
@@ -27,7 +27,7 @@ from tripwire.recording.blobs import (
 )
 from tripwire.recording.container import CHUNK
 from tripwire.recording.looks import own_dict
-from tripwire.recording.policy import Omission, Policy, Treatment
+from tripwire.recording.policy import Omission, Policy, Treatment, redacted
 
 _ALIGNMENT = 16  # of trimmed starts: the largest element
 
@@ -109,11 +109,16 @@ class Held:
     storage: torch.UntypedStorage
     uses: list[Use] = field(default_factory=list)
     treatment: Treatment = Treatment.FULL
-    why: str = ""
+    why: str = "policy"
     first: int = 0
     size: int = 0
     blob: int = -1
     whole: Use | None = None
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        start = self.storage.data_ptr()
+        return start, start + self.storage.nbytes()
 
     def settle_extent(self) -> None:
         """Trim to the bytes in use; see whether one tensor is all of them."""
@@ -212,14 +217,28 @@ class Use:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HeldArray:
-    """The bytes of a NumPy array."""
+class Kept(Protocol):
+    """Anything whose bytes may become a blob."""
 
-    data: bytes
+    treatment: Treatment
+    blob: int
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Where the bytes lie in this process: from, to."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+
+class Array(Kept, Protocol):
+    """A NumPy array to keep."""
+
+    path: str
 
     def chunks(self) -> Iterator[memoryview | bytes]:
-        yield self.data
+        """Its bytes."""
 
 
 class Blobs:
@@ -228,7 +247,7 @@ class Blobs:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._held: dict[int, Held] = {}
-        self._arrays: list[NewBlob] = []
+        self._arrays: list[Array] = []
         self.settled: list[NewBlob] = []
         self.left_out: list[Omission] = []
 
@@ -239,7 +258,11 @@ class Blobs:
         if device == "meta":  # no values to keep: its shape is all of it
             return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
         storage = tensor.untyped_storage()
-        held = self._held.setdefault(storage._cdata, Held(storage))
+        # Two storages may share memory: those of torch.frombuffer, or of DLPack.
+        key = storage.data_ptr() or -storage._cdata
+        held = self._held.setdefault(key, Held(storage))
+        if storage.nbytes() > held.storage.nbytes():
+            held.storage = storage
         treatment = max(at_least, self._policy.treat(path, tensor))
         offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
         use = Use(
@@ -248,41 +271,56 @@ class Blobs:
         held.uses.append(use)
         return use
 
-    def add_bytes(self, data: bytes) -> int:
-        """A blob of its own; returns its number."""
-        number = len(self._arrays)
-        self._arrays.append(NewBlob("U8", (len(data),), len(data), HeldArray(data)))
-        return number
+    def add_array(self, array: Array) -> None:
+        """An array to keep."""
+        self._arrays.append(array)
 
     def settle(self) -> None:
         """Decide what is kept of each storage, number the blobs, say what is left out."""
         for held in self._held.values():
             held.treatment = max(use.treatment for use in held.uses)
-            held.why = "by policy"
             held.settle_extent()
+        self._guard_shared_memory()
         self._apply_cap()
-        settled = self.settled = list(self._arrays)
+        for array in self._arrays:
+            if array.treatment is Treatment.FULL:
+                array.blob = len(self.settled)
+                self.settled.append(NewBlob("U8", (array.size,), array.size, array))
+            else:
+                self._report(array.path, "policy", max(array.treatment, Treatment.SHAPE))
         for held in self._held.values():
             if held.treatment is Treatment.FULL:
-                held.blob = len(settled)
-                settled.append(self._new_blob(held))
+                held.blob = len(self.settled)
+                self.settled.append(self._new_blob(held))
             else:
-                self.left_out += [
-                    Omission(use.path, f"values left out {held.why}: {held.treatment.label} only")
-                    for use in held.uses
-                ]
+                for use in held.uses:
+                    self._report(use.path, held.why, held.treatment)
+
+    def _report(self, path: str, why: str, kept: Treatment) -> None:
+        self.left_out.append(Omission(path, f"values left out by {why}: {kept.label} only"))
+
+    def _guard_shared_memory(self) -> None:
+        """Arrays can share memory with tensors: what one may not show, the other doesn't."""
+        every: list[Kept] = [*self._held.values(), *self._arrays]
+        strict = [(kept.memory, kept.treatment) for kept in every if kept.treatment]
+        for kept in every if strict else ():
+            low, high = kept.memory
+            for (first, last), treatment in strict:
+                if first < high and low < last:
+                    kept.treatment = max(kept.treatment, treatment)
 
     def _apply_cap(self) -> None:
         cap = self._policy.cap
         if cap is None:
             return
         kept = [held for held in self._held.values() if held.treatment is Treatment.FULL]
-        total = sum(held.size for held in kept) + sum(blob.size for blob in self._arrays)
+        arrays = sum(array.size for array in self._arrays if array.treatment is Treatment.FULL)
+        total = sum(held.size for held in kept) + arrays
         for held in sorted(kept, key=lambda held: -held.size):
             if total <= cap:
                 break
             held.treatment = Treatment.STATISTICS
-            held.why = f"by the cap of {cap} bytes"
+            held.why = f"the cap of {cap} bytes"
             total -= held.size
 
     def _new_blob(self, held: Held) -> NewBlob:
@@ -388,7 +426,7 @@ class TensorBuilder:
                     offset = 0
                 conj, neg = node.conjugated, node.negated
             storage = self._storage(node.blob, device)
-            made = torch.empty(0, dtype=getattr(torch, dtype), device=device)
+            made = _empty(dtype, device)
             made.set_(storage, offset, shape, stride)
             made = torch._conj(made) if conj else made
             made = torch._neg_view(made) if neg else made
@@ -406,6 +444,12 @@ class TensorBuilder:
                 found = moved.to(device=device)
             self._storages[number, device] = found
         return found
+
+
+def _empty(dtype: str, device: torch.device) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
+        return torch.empty(0, dtype=getattr(torch, dtype), device=device)
 
 
 def present_device(text: str) -> torch.device:
@@ -431,14 +475,11 @@ def build_withheld(
 ) -> torch.Tensor:
     """A stand-in for a tensor without its values."""
     if node.policy == "redacted":
-        raise CannotReplay(
-            f"A tensor of shape {list(node.shape)} was redacted when this was recorded.\n"
-            "Record again without that policy, or replay with your own values in its place.",
-            slug="replay-redacted",
-        )
+        raise redacted("tensor", node.shape)
     device = torch.device("meta") if node.device == "meta" else find_device(node.device)
     dtype: torch.dtype = getattr(torch, node.dtype)
-    with undisturbed():
+    with undisturbed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
         made = torch.empty_strided(node.shape, node.stride, dtype=dtype, device=device)
         if device.type != "meta":
             _fill_like(made, node.statistics)
@@ -482,7 +523,9 @@ def finish(made: torch.Tensor, kind: str) -> torch.Tensor:
                 return _Graft.apply(anchor, made)  # type: ignore[no-any-return, no-untyped-call]
         case "inference":
             with torch.inference_mode():
-                return made.data.view_as(made)
+                storage, offset = made.untyped_storage(), made.storage_offset()
+                inner = _empty(dtype_name(made.dtype), made.device)
+                return inner.set_(storage, offset, made.shape, made.stride())
         case _:
             return made
 

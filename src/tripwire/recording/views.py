@@ -6,10 +6,12 @@ be looked through without trust.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tripwire.errors import TripwireError
 from tripwire.recording import nodes
+from tripwire.recording.container import damaged
 from tripwire.recording.nodes import Slot
 
 Value = Callable[[Slot], object]
@@ -93,6 +95,14 @@ class ObjectView(View):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FormView(View):
+    """What modules of one class have in common."""
+
+    cls: object
+    node: nodes.ModuleForm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MemberView(View):
     """A member of an enum."""
 
@@ -134,8 +144,19 @@ class OpaqueView(View):
     reason: str
 
 
+def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, object]:
+    """The attributes of an nn.Module of that form."""
+    rest = iter(values)
+    state: dict[str, object] = {name: next(rest) for name in form.names}
+    for table, keys in zip(form.tables, form.keys, strict=True):
+        state[table] = {key: next(rest) for key in keys}
+    return state
+
+
 class Viewer:
     """Makes views: the maker of a decoder for files that nobody trusts."""
+
+    live = False
 
     def __init__(
         self, codes: tuple[nodes.Code, ...], read: Callable[[str], bytes] | None = None
@@ -145,8 +166,10 @@ class Viewer:
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
-            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls):
+            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls) | nodes.ModuleForm(cls=cls):
                 yield cls
+            case nodes.ModuleObject(form=form):
+                yield form
             case nodes.NamedTuple(cls=cls, items=items):
                 yield cls
                 yield from items
@@ -169,6 +192,12 @@ class Viewer:
                 return PartsView("call")
             case nodes.Object():
                 return ObjectView(value(node.cls))
+            case nodes.ModuleForm():
+                return FormView(value(node.cls), node)
+            case nodes.ModuleObject():
+                shape = value(node.form)
+                assert isinstance(shape, FormView)  # the table was checked
+                return ObjectView(shape.cls)
             case nodes.EnumMember():
                 return MemberView(value(node.cls), node.name)
             case nodes.NamedTuple():
@@ -214,8 +243,15 @@ class Viewer:
                 made.attributes.update(zip(names, map(value, values), strict=True))
                 if node.content is not None:
                     made.parts.append(value(node.content))
+            case nodes.ModuleObject(), ObjectView():
+                form = value(node.form)
+                assert isinstance(form, FormView)  # the table was checked
+                made.attributes.update(module_state(form.node, map(value, node.values)))
             case nodes.EnumMember(), MemberView():
                 made.value.append(value(node.value))
 
     def take(self, node: nodes.Object, made: object, content: object) -> None:
         """Views hold their content as a part."""
+
+    def explain(self, node: nodes.AnyNode, error: Exception) -> TripwireError:
+        return damaged(f"a {type(node).__name__} node makes no sense ({error})")

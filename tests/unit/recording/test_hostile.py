@@ -1,0 +1,504 @@
+"""Files made to harm: a typed error, soon, in little memory, and nothing runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import time
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from roundtrip import data_of
+from support import run_python
+
+from tripwire.errors import BadRecord
+from tripwire.recording.container import Content, write_members
+from tripwire.recording.decode import view
+from tripwire.recording.format import Record
+
+
+def valid(tmp_path: Path, floats: int = 64) -> bytes:
+    base = torch.arange(float(floats))
+    shared = [1, "two", None, 2.5]
+    value = {"t": base, "v": base[3:9].requires_grad_(), "l": [shared, shared, (1, 2)], "b": b"xy"}
+    value["self"] = [value]
+    return data_of(tmp_path, value)
+
+
+def members_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def seal(members: dict[str, bytes]) -> bytes:
+    """A file whose every hash is right, as an attacker would make it."""
+    import hashlib
+
+    manifest = json.loads(members["manifest.json"])
+    manifest["members"] = {
+        name: [len(data), hashlib.sha256(data).hexdigest()]
+        for name, data in members.items()
+        if name != "manifest.json"
+    }
+    members = {**members, "manifest.json": json.dumps(manifest).encode()}
+    contents = {name: Content.of(data) for name, data in members.items()}
+    out = io.BytesIO()
+    write_members(out, {name: (c, c.digest()[1]) for name, c in contents.items()})
+    return out.getvalue()
+
+
+def look(data: bytes) -> object:
+    """All that opening and looking does."""
+    with Record.of(data) as record:
+        view(record.table, record.blobs)
+        blobs = [record.blobs.read(i) for i in range(len(record.blobs))]
+        return record.manifest, record.table, blobs
+
+
+def check_refused(data: bytes, *, factor: float = 2) -> BadRecord:
+    """A typed error, in under a second, in under twice the file's memory (and a floor)."""
+    tracemalloc.start()
+    try:
+        start = time.monotonic()
+        with pytest.raises(BadRecord) as raised:
+            look(data)
+        took = time.monotonic() - start
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert took < 5  # far below a second without tracemalloc; a machine may be busy
+    assert peak < factor * max(len(data), 1 << 20)
+    return raised.value
+
+
+# --- mutations ---
+
+
+def mutate(data: bytes, random_: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(random_.choice([1, 1, 1, 2, 5])):
+        place = random_.randrange(len(changed)) if changed else 0
+        match random_.randrange(6):
+            case 0 | 1 | 2:
+                changed[place] ^= 1 << random_.randrange(8)
+            case 3:
+                del changed[place:]
+            case 4:
+                other = random_.randrange(len(changed))
+                changed[place : place + 40] = changed[other : other + random_.randrange(80)]
+            case 5:
+                changed[place:place] = random_.randbytes(random_.randrange(1, 20))
+        if not changed:
+            break
+    return bytes(changed)
+
+
+def check_mutations(data: bytes, seeds: range) -> None:
+    wanted = look(data)
+    refused = 0
+    for seed in seeds:
+        changed = mutate(data, random.Random(seed))
+        try:
+            found = look(changed)
+        except BadRecord:
+            refused += 1
+        else:  # bytes that mean nothing, such as a member's date
+            assert found == wanted, seed
+    assert refused > len(seeds) * 0.8
+
+
+def check_sealed_mutations(data: bytes, seeds: range) -> None:
+    """The same inside the members, with hashes that fit."""
+    members = members_of(data)
+    for seed in seeds:
+        random_ = random.Random(seed)
+        name = random_.choice(["manifest.json", "objects.json", "tensors.safetensors"])
+        changed = mutate(members[name], random_)
+        try:
+            if name == "manifest.json":
+                json.loads(changed)
+            look(seal({**members, name: changed}))
+        except BadRecord:
+            pass
+        except (ValueError, TypeError, KeyError):
+            if name != "manifest.json":  # `seal` itself reads the manifest
+                raise
+
+
+ODD = [
+    0, -1, 1, 2, 2**31, 2**62, 2**63, 10**30, 1.5, 1e308, True, None, "", "0", "dict", "list",
+    "cpu", "view", [], [0], [1], [3], [99], [[]], {}, {"a": 1}, "meta", "cuda:0", "param", "graph",
+    "default", "inference", [0, 0], [2, 3], "float64", "complex64", "nn", "nnform", "torch",
+    "object", "extras",
+]  # fmt: skip
+
+
+def find_places(value: object) -> list[tuple[list | dict, int | str]]:
+    places = []
+    queue = [value]
+    while queue:
+        at = queue.pop()
+        if isinstance(at, dict):
+            places += [(at, key) for key in at]
+            queue += at.values()
+        elif isinstance(at, list):
+            places += [(at, i) for i in range(len(at))]
+            queue += at
+    return places
+
+
+def check_odd_values(data: bytes, seeds: range) -> None:
+    """JSON that is JSON still, with odd values in odd places, and hashes that fit."""
+    members = members_of(data)
+    opened = 0
+    for seed in seeds:
+        random_ = random.Random(seed)
+        name = random_.choice(["objects.json"] * 4 + ["manifest.json"])
+        tree = json.loads(members[name])
+        places = find_places(tree)
+        for _ in range(random_.choice([1, 1, 2, 4])):
+            holder, key = random_.choice(places)
+            if random_.random() < 0.3:
+                other, other_key = random_.choice(places)
+                holder[key] = json.loads(json.dumps(other[other_key]))
+            else:
+                holder[key] = random_.choice(ODD)
+        changed = {**members, name: json.dumps(tree).encode()}
+        try:
+            look(seal(changed) if name == "objects.json" else zipped(list(changed.items())))
+        except BadRecord:
+            continue
+        opened += 1
+    assert opened  # some make sense
+
+
+def rich(tmp_path: Path) -> bytes:
+    """A record with every kind of node that data can have."""
+    import collections
+    import datetime
+    import enum
+
+    import numpy as np
+
+    leaf = torch.ones(4, requires_grad=True)
+    leaf.grad = torch.ones(4)
+    flipped = torch.ones(2, dtype=torch.complex64).conj()
+    values = [
+        leaf, flipped, leaf * 2, torch.nn.Linear(2, 2), torch.Generator(), torch.float32,
+        torch.Size([1]), np.ones((2, 2), order="F"), np.float32(1), 2**99, float("nan"), 1j,
+        "\ud800", "s" * 99, range(3), slice(1, 2), collections.deque([1], 3), {1: 2}, {1, 2},
+        frozenset({3}), collections.defaultdict(list, a=1), collections.OrderedDict(a=1),
+        collections.Counter("a"), torch.max(leaf, 0), datetime.date(1, 2, 3),
+        enum.Enum("E", "A")["A"], ValueError("x"), ..., b"x", (1, (2,)), object(), iter([1]),
+    ]  # fmt: skip
+    return data_of(tmp_path, values)
+
+
+def test_500_mutations(tmp_path) -> None:
+    data = valid(tmp_path)
+    check_mutations(data, range(200))
+    check_sealed_mutations(data, range(200, 350))
+    check_odd_values(rich(tmp_path), range(350, 550))
+
+
+@pytest.mark.slow
+def test_10_000_mutations(tmp_path) -> None:
+    data = valid(tmp_path)
+    check_mutations(data, range(1000, 5000))
+    check_sealed_mutations(data, range(5000, 7000))
+    check_odd_values(rich(tmp_path), range(7000, 11000))
+
+
+def test_every_truncation(tmp_path) -> None:
+    data = valid(tmp_path)
+    for size in range(0, len(data), 7):
+        with pytest.raises(BadRecord):
+            look(data[:size])
+
+
+# --- containers ---
+
+
+def zipped(entries: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as file:
+        for name, data in entries:
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_zips_that_are_no_records(tmp_path) -> None:
+    data = valid(tmp_path)
+    members = list(members_of(data).items())
+    objects = dict(members)["objects.json"]
+    assert look(zipped(members)) == look(data)  # any writer's plain zip will do
+    hostile = [
+        b"",
+        b"PK",
+        b"\0" * 1000,
+        zipped([]),
+        zipped(members[:1]),
+        zipped(members[1:]),
+        zipped(members, zipfile.ZIP_DEFLATED),
+        zipped([*members, ("objects.json", objects)]),
+        zipped([*members, ("objects.json", b"{}")]),
+        zipped([*members, ("../evil.py", b"x")]),
+        zipped([*members, ("/etc/passwd", b"x")]),
+        zipped([*members, ("src/../../x.py", b"x")]),
+        zipped([*members, ("src/1.py\0.txt", b"x")]),
+        zipped([*members, ("notes.txt", b"x")]),
+        zipped([*members, ("src/9.py", b"x")]),  # not in the manifest
+        zipped([*members, ("src/", b"")]),
+        b"#!/bin/sh\n" + data,
+        data + b"junk",
+        data + data,
+        data[:-2] + b"\x05\0hello",  # a comment
+    ]
+    for number, file in enumerate(hostile):
+        assert check_refused(file).slug == "record-damaged", number
+
+
+def test_a_zip_bomb_is_never_unpacked(tmp_path) -> None:
+    members = members_of(valid(tmp_path))
+    members["objects.json"] = b" " * 100_000_000
+    bomb = zipped(list(members.items()), zipfile.ZIP_DEFLATED)
+    assert len(bomb) < 200_000
+    check_refused(bomb)
+
+
+def test_sizes_that_are_said_but_not_there(tmp_path) -> None:
+    data = bytearray(valid(tmp_path))
+    for place in (18, 22):  # the manifest's sizes
+        for size in (0xFFFFFFFF, 0xFFFFFFFE, len(data), 0):
+            changed = bytearray(data)
+            changed[place : place + 4] = struct.pack("<I", size)
+            check_refused(bytes(changed))
+
+
+def test_members_that_overlap(tmp_path) -> None:
+    """The directory points two names at one member's bytes."""
+    data = bytearray(valid(tmp_path))
+    first = data.index(b"PK\1\2")
+    second = data.index(b"PK\1\2", first + 4)
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    check_refused(bytes(data))
+
+
+def test_a_great_many_members() -> None:
+    data = zipped([(f"src/{i}.py", b"") for i in range(20_000)])
+    check_refused(data, factor=8)  # no manifest; a member's place costs more than its header
+
+
+def test_wrong_hashes_and_sizes_in_the_manifest(tmp_path) -> None:
+    members = members_of(valid(tmp_path))
+    for change in ({"objects.json": [1, "0" * 64]}, {}, {"objects.json": [5, "zz"]}, [], None):
+        manifest = json.loads(members["manifest.json"])
+        manifest["members"] = change
+        contents = {**members, "manifest.json": json.dumps(manifest).encode()}
+        check_refused(zipped(list(contents.items())))
+
+
+# --- tables ---
+
+
+def with_objects(tmp_path: Path, objects: bytes) -> bytes:
+    return seal({**members_of(valid(tmp_path)), "objects.json": objects})
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"roots":{"x":' + b"[" * 10_000 + b"]" * 10_000 + b'},"nodes":[]}',
+        b'{"roots":{"x":[0]},"nodes":[]}',
+        b'{"roots":{"x":[-1]},"nodes":[]}',
+        b'{"roots":{"x":[99999999999999999999]},"nodes":[]}',
+        b'{"roots":{},"nodes":[["list",[[7]]]]}',
+        b'{"roots":{},"nodes":[["nosuch",1]]}',
+        b'{"roots":{},"nodes":[["tensor",7,""]]}',
+        b'{"roots":{},"nodes":[["tensor",0,"sparse"]]}',
+        b'{"roots":{},"nodes":[["array",0,"|O8",[1],false,false]]}',
+        b'{"roots":{},"nodes":[["array",0,"<f8",[9223372036854775807],false,false]]}',
+        b'{"roots":{},"nodes":[["dict","dict",[1],[],null]]}',
+        b'{"roots":{"x":[0]},"nodes":[["tuple",[[0]]]]}',
+        b'{"roots":{},"nodes":[["nn",[0],[]]]}',
+        b'{"roots":{},"nodes":[["int","xyz"]]}',
+        b'{"roots":{},"nodes":[],"codes":[["f","f",1,"src/9.py",[1,1],null,[]]]}',
+        b'{"roots":{},"nodes":[],"codes":[["f","f",1,"objects.json",[1,1],null,[]]]}',
+        b'{"roots":{},"nodes":[],"packed":[["F32",[4]]]}',
+        b'{"roots":{},"nodes":[],"more":1}',
+        b'{"roots":{},"nodes":[["text","!"]]}',
+        b"\xff\xfe",
+        b"",
+        b"null",
+    ],
+)
+def test_tables_that_cannot_be(tmp_path, objects) -> None:
+    check_refused(with_objects(tmp_path, objects))
+
+
+@pytest.mark.parametrize(
+    "view_",
+    [
+        '0,0,"float32",[65],[1],0',
+        '0,0,"float32",[64],[1],1',
+        '0,0,"float32",[1],[1],4611686018427387904',
+        '0,0,"float32",[9223372036854775807,2],[1,1],0',
+        '0,0,"float32",[4294967296,4294967296],[0,0],0',
+        '0,0,"float32",[2,2],[9223372036854775807,1],0',
+        '0,256,"float32",[2],[1],0',
+        '0,2,"float32",[2],[1],2',
+        '0,0,"float33",[1],[1],0',
+        '0,0,"float32",[1,1],[1],0',
+        '9,0,"float32",[1],[1],0',
+        '0,0,"float32",[-1],[1],0',
+        f'0,0,"float32",{[1] * 65},{[1] * 65},0',
+    ],
+)
+def test_views_beyond_their_blob(tmp_path, view_) -> None:
+    node = f'["view",{view_},"cpu","",false,false]'
+    check_refused(with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode()))
+
+
+def test_a_huge_stand_in_allocates_nothing_when_looked_at(tmp_path) -> None:
+    node = '["withheld","shape","float32",[1000000000000],[1],"cpu","",null]'
+    data = with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode())
+    look(data)
+
+
+def test_a_huge_expanded_view_allocates_nothing(tmp_path) -> None:
+    node = '["view",0,0,"float32",[1000000000000],[0],0,"cpu","",false,false]'
+    data = with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode())
+    with Record.of(data) as record:
+        assert view(record.table, record.blobs)["x"].shape == (10**12,)
+
+
+@pytest.mark.parametrize(
+    "part", [b'["list",[]]', b'["list",[' + b"[0]," * 20 + b"[0]]]", b'["const","Ellipsis"]']
+)
+def test_more_nodes_than_a_record_may_have(tmp_path, part) -> None:
+    nodes = b",".join([part] * (12_000_000 // len(part)))
+    data = with_objects(tmp_path, b'{"roots":{},"nodes":[' + nodes + b"]}")
+    assert check_refused(data).slug == "record-too-large"
+
+
+# --- tensors ---
+
+
+def with_header(tmp_path: Path, header: bytes, length: int | None = None) -> bytes:
+    members = members_of(valid(tmp_path))
+    old = members["tensors.safetensors"]
+    data = old[8 + int.from_bytes(old[:8], "little") :]
+    size = (len(header) if length is None else length).to_bytes(8, "little")
+    return seal({**members, "tensors.safetensors": size + header + data})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{}",
+        b"[]",
+        b"",
+        b"[" * 100_000,
+        b'{"0":{"dtype":"F32","shape":[64],"data_offsets":[0,255]}}',
+        b'{"0":{"dtype":"F32","shape":[64],"data_offsets":[8,264]}}',
+        b'{"0":{"dtype":"F32","shape":[63],"data_offsets":[0,252]}}',
+        b'{"0":{"dtype":"F32","shape":[9223372036854775807],"data_offsets":[0,256]}}',
+        b'{"0":{"dtype":"F32","shape":[-64],"data_offsets":[0,256]}}',
+        b'{"0":{"dtype":"F99","shape":[64],"data_offsets":[0,256]}}',
+        b'{"1":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}}',
+        b'{"rest":{"dtype":"U8","shape":[256],"data_offsets":[0,256]}}',
+        b'{"0":{"dtype":"F32","shape":[32],"data_offsets":[0,128]},'
+        b'"1":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}}',
+        b'{"0":{"dtype":"F32","shape":[32],"data_offsets":[0,128]},'
+        b'"1":{"dtype":"F32","shape":[16],"data_offsets":[192,256]}}',
+    ],
+)
+def test_headers_that_cannot_be(tmp_path, header) -> None:
+    check_refused(with_header(tmp_path, header))
+
+
+@pytest.mark.parametrize("length", [0, 7, 10_000, 2**32, 2**63 - 1, 2**64 - 1])
+def test_header_lengths_that_cannot_be(tmp_path, length) -> None:
+    check_refused(with_header(tmp_path, b"{}", length))
+
+
+def test_a_large_file_is_refused_in_less_than_its_own_size(tmp_path) -> None:
+    data = bytearray(valid(tmp_path, 4_000_000))
+    data[len(data) // 2] ^= 1
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRecord):
+            Record.of(bytes(data))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * len(data)  # one copy of it is made by this test
+
+
+# --- nothing runs ---
+
+WATCH = """
+import sys, pathlib, torch, numpy, warnings
+from tripwire.errors import BadRecord
+from tripwire.recording import arrays, decode, encode, format, tensors, torchvalues
+files = [pathlib.Path(name) for name in sys.argv[1:]]
+def look(path):
+    try:
+        with format.Record.open(path) as record:
+            decode.view(record.table, record.blobs, record.read)
+    except BadRecord:
+        return "refused"
+    return "opened"
+look(files[0])  # what torch and Python do the first time isn't the file's doing
+seen = []
+ALLOWED = {"ctypes.cdata", "ctypes.cdata/buffer", "object.__getattr__", "sys._getframe"}
+def hook(event, args):
+    if event == "open" and args[1] in ("rb", "r", None) and not args[2] & 3:
+        return
+    if event not in ALLOWED:
+        seen.append((event, str(args)[:80]))
+sys.addaudithook(hook)
+results = [look(path) for path in files]
+count = len(seen)
+print(results.count("opened"), results.count("refused"), seen[:5] if count else count)
+"""
+
+
+def test_an_audit_hook_sees_nothing_but_reading(tmp_path) -> None:
+    """No exec, compile, import, marshal, socket, process or open file for writing."""
+    import numpy as np
+
+    good = {
+        "all": data_of(tmp_path, [torch.ones(3), np.ones(3), torch.float32, {1: (2,)}]),
+        "plain": valid(tmp_path),
+    }
+    members = members_of(good["plain"])
+    code = (
+        b'{"roots":{"x":[0],"y":[2]},"nodes":[["function","f","f",0,[1],null,null,[],null],'
+        b'["namespace","os",[],[]],["library","os","system"],["opaque","a","b","c"],'
+        b'["call",[2],["touch /tmp/evil"]],["object",[2],["a"],[1],[],[],null]],'
+        b'"codes":[["f","f.py",1,"src/0.py",[1,0],"code/0",[]]]}'
+    )
+    bomb = b"\xe3" + b"\0" * 8 + b"\xff" * 100
+    source = b"import os; os.system('x')"
+    good["code"] = seal({**members, "objects.json": code, "src/0.py": source, "code/0": bomb})
+    files = []
+    for name, data in good.items():
+        files.append(tmp_path / f"{name}.rec")
+        files[-1].write_bytes(data)
+    for seed in range(60):
+        files.append(tmp_path / f"bad-{seed}.rec")
+        files[-1].write_bytes(mutate(good["plain"], random.Random(seed)))
+    names = ", ".join(repr(str(file)) for file in files)
+    out = run_python(f"import sys; sys.argv = ['-', {names}]\n{WATCH}")
+    opened, refused, rest = out.split(maxsplit=2)
+    assert int(opened) >= 3 and int(refused) >= 50
+    assert rest == "0"
