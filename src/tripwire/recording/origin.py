@@ -69,6 +69,20 @@ def is_library_module(name: str) -> bool:
     return name in sys.stdlib_module_names or file is not None
 
 
+def is_installed_module(name: str) -> bool:
+    """Whether a module is of a package that knows nothing of torch's or Python's conventions.
+
+    Those of torch, NumPy and the standard library ask objects for what their own classes have;
+    other packages may ask any object for anything.
+    """
+    if name.partition(".")[0] in (*_CONVENTIONAL, *sys.stdlib_module_names):
+        return False
+    return is_library_module(name)
+
+
+_CONVENTIONAL = ("torch", "numpy", "tripwire", "functorch")
+
+
 def module_name(module: types.ModuleType) -> str:
     """The name that a module goes by."""
     name = module_dict(module).get("__name__")

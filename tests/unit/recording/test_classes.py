@@ -437,6 +437,50 @@ def test_what_a_librarys_base_may_call_is_kept() -> None:
     check_same_calls(uses_library_base, ())
 
 
+INSTALLED = """
+def use(config):
+    return helper(config)
+
+def helper(config):
+    return config.width * 2
+"""
+
+
+def test_what_an_installed_package_may_ask_of_a_users_object_is_kept(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_for_test.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(str(folder))
+    import installed_for_test
+
+    class Config:
+        def __init__(self):
+            self.width = 4
+            self.password = "hunter2"
+
+    config, use = Config(), installed_for_test.use
+
+    def by_name():
+        return use(config)
+
+    def by_module():
+        return installed_for_test.use(config)
+
+    def by_import():
+        from installed_for_test import use
+
+        return use(config)
+
+    check_same_calls(by_name, ())
+    check_same_calls(by_module, ())
+    check_same_calls(by_import, ())
+    space = {"__name__": "made", "lib": installed_for_test, "config": config}
+    exec("def f():\n    return lib.use(config)", space)
+    carried = Carried(value=space["f"])
+    assert carried.build()["value"]() == 8
+    assert "hunter2" not in str(carried.table)
+
+
 # --- dataclasses ---
 
 
