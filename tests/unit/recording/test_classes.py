@@ -12,6 +12,7 @@ import typing
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+import oddities
 import pytest
 import torch
 from carrying import Carried, both_ways, check_same_calls
@@ -860,6 +861,14 @@ def test_autograd_functions() -> None:
         return float(x.grad)
 
     check_same_calls(grad, ())
+
+
+@pytest.mark.parametrize("function", oddities.ALL, ids=lambda f: f.__name__)
+def test_odd_things(function) -> None:
+    def text():
+        return repr(function())
+
+    check_same_calls(text, ())
 
 
 # --- nodes ---
