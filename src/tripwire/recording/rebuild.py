@@ -265,8 +265,13 @@ def _make_union(args: Any) -> object:
     return functools.reduce(lambda a, b: a | b, args)
 
 
-def _make_typevar(name: Any, bound: Any, constraints: Any, co: Any, contra: Any) -> object:
-    return typing.TypeVar(name, *constraints, bound=bound, covariant=co, contravariant=contra)
+def _make_typevar(
+    name: Any, bound: Any, constraints: Any, co: Any, contra: Any, infer: Any
+) -> object:
+    given = {"bound": bound, "covariant": co, "contravariant": contra}
+    if infer and sys.version_info >= (3, 12):
+        given["infer_variance"] = True
+    return cast("Any", typing.TypeVar)(name, *constraints, **given)
 
 
 _MAKERS: dict[str, Callable[..., object]] = {

@@ -160,6 +160,7 @@ def _typevar(value: Any) -> _Parts:
         value.__constraints__,
         value.__covariant__,
         value.__contravariant__,
+        getattr(value, "__infer_variance__", False),  # Python 3.12 and later
     )
 
 
