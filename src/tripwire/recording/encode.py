@@ -23,7 +23,7 @@ from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
 
 if TYPE_CHECKING:
-    from tripwire.recording.tensors import Blobs
+    from tripwire.recording.kept import Blobs
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63

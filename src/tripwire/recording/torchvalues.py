@@ -10,7 +10,7 @@ from tripwire.recording import nodes
 from tripwire.recording.looks import is_kind, own_dict
 from tripwire.recording.nodes import AnyNode
 from tripwire.recording.policy import Omission
-from tripwire.recording.tensors import Use, find_refusal, undisturbed
+from tripwire.recording.tensors import Use, find_refusal, undisturbed, use_tensor
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder
@@ -46,7 +46,7 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
     if reason is not None:
         return encoder.leave_out(cls, reason)
     path = encoder.path()
-    use = encoder.blobs.use(tensor, path, encoder.strictness(tensor))
+    use = use_tensor(encoder.blobs, tensor, path, encoder.strictness(tensor))
     if isinstance(use, Use) and use.kind == "graph":
         encoder.left_out.append(Omission(path, "its autograd history: it comes back as a result"))
     grad = tensor.grad if tensor.is_leaf else None

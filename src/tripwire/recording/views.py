@@ -137,6 +137,13 @@ class WithheldView(View):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AbsentView(View):
+    """A tensor, an array or another value of a library that isn't installed here."""
+
+    node: nodes.AnyNode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OpaqueView(View):
     """Something that the record doesn't hold."""
 

@@ -31,8 +31,8 @@ from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.container import Source
 from tripwire.recording.decode import view
 from tripwire.recording.encode import Encoder, NoCodes
+from tripwire.recording.kept import Blobs
 from tripwire.recording.policy import KEEP_ALL
-from tripwire.recording.tensors import Blobs
 from tripwire.recording.views import ObjectView, OpaqueView
 
 PLAIN = [
