@@ -178,7 +178,8 @@ def _find_function(function: object) -> Library | None:
     space = function.__globals__.get("__name__")
     if isinstance(space, str) and _is_at(space, qualname, function):
         return Library(space, qualname)
-    return None
+    # torch wraps some of its own functions and puts them in place under the old name.
+    return None if "." in qualname else _search(qualname, function)
 
 
 def _find_builtin(function: object) -> Library | None:
