@@ -12,6 +12,8 @@ from typing import Protocol
 from tripwire.recording.blobs import NewBlob
 from tripwire.recording.policy import Omission, Policy, Treatment
 
+Key = tuple[str, int]  # a device and an address on it
+
 
 class Kept(Protocol):
     """Bytes that may become a blob: a storage, or an array."""
@@ -49,17 +51,17 @@ class Blobs:
         self.settled: list[NewBlob] = []
         self.left_out: list[Omission] = []
         self._kept: list[Kept] = []
-        self._by_key: dict[int, Kept] = {}
+        self._by_key: dict[Key, Kept] = {}
 
     def add(self, kept: Kept) -> None:
         """Bytes of their own."""
         self._kept.append(kept)
 
-    def find(self, key: int) -> Kept | None:
+    def find(self, key: Key) -> Kept | None:
         """The bytes that were added under a key."""
         return self._by_key.get(key)
 
-    def add_once(self, key: int, kept: Kept) -> None:
+    def add_once(self, key: Key, kept: Kept) -> None:
         """Bytes that others may use as well."""
         self._by_key[key] = kept
         self.add(kept)

@@ -80,6 +80,16 @@ def find_refusal(tensor: torch.Tensor) -> str | None:
         return f"a tensor with the layout {tensor.layout}"
     if dtype_name(tensor.dtype) not in ITEM_SIZES:
         return f"a tensor of {tensor.dtype}"
+    return None if tensor.device.type == "meta" else _find_missing_bytes(tensor)
+
+
+def _find_missing_bytes(tensor: torch.Tensor) -> str | None:
+    """Storages can be freed under their tensors; reading there would end the process."""
+    storage = tensor.untyped_storage()
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    end = extent(shape, stride, int(tensor.storage_offset()))[1] * tensor.dtype.itemsize
+    if end > storage.nbytes() or (end and not storage.data_ptr()):
+        return "a tensor whose memory isn't there"
     return None
 
 
@@ -239,7 +249,7 @@ def use_tensor(
 
 def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> Held:
     # Two storages may share memory: those of torch.frombuffer, or of DLPack.
-    key = storage.data_ptr() or -storage._cdata
+    key = (str(storage.device), storage.data_ptr() or -storage._cdata)
     held = blobs.find(key)
     if not isinstance(held, Held):
         held = Held(storage)
