@@ -301,9 +301,10 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     args, names, values, attributes), "staticmethod", "classmethod", "property" (get, set,
     delete, doc), "cached_property" (function, name), "lru_cache" (function, maxsize, typed,
     attributes), "singledispatch" (function, types, functions, attributes), "weakref" (target),
-    "proxy" (mapping) a read-only view; and of typing: "alias" (origin, args), "generic"
+    "proxy" (mapping) a read-only view, "derived" (class, form, parts, attributes) an instance
+    of a class that is built on one of these. Of typing: "alias" (origin, args), "generic"
     (origin, args), "union" (args), "typevar" (name, bound, constraints, covariant,
-    contravariant), "forward" (text).
+    contravariant, inferred), "forward" (text).
     """
 
     form: str

@@ -80,6 +80,20 @@ def is_library_module(name: str) -> bool:
     return name in sys.stdlib_module_names or file is not None
 
 
+def is_installed_module(name: str) -> bool:
+    """Whether a module is of a package that knows nothing of torch's or Python's conventions.
+
+    Those of torch, NumPy and the standard library ask objects for what their own classes have;
+    other packages may ask any object for anything.
+    """
+    if name.partition(".")[0] in (*_CONVENTIONAL, *sys.stdlib_module_names):
+        return False
+    return is_library_module(name)
+
+
+_CONVENTIONAL = ("torch", "numpy", "tripwire", "functorch")
+
+
 def module_name(module: types.ModuleType) -> str:
     """The name that a module goes by."""
     name = module_dict(module).get("__name__")
@@ -175,7 +189,8 @@ def _find_function(function: object) -> Library | None:
     space = function.__globals__.get("__name__")
     if isinstance(space, str) and _is_at(space, qualname, function):
         return Library(space, qualname)
-    return None
+    # torch wraps some of its own functions and puts them in place under the old name.
+    return None if "." in qualname else _search(qualname, function)
 
 
 def _find_builtin(function: object) -> Library | None:

@@ -285,7 +285,7 @@ def _is_random(node: fx.Node) -> bool:
         )
     if _name_of(node) == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return dropout != 0.0
+        return not isinstance(dropout, (int, float)) or dropout != 0
     return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
 
 
