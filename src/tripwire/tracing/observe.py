@@ -12,6 +12,7 @@ of code that an import runs: a module's code doesn't run again at the next call.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
@@ -215,10 +216,41 @@ def observing(listener: Listener, watch_calls: bool = False) -> Iterator[Observe
     observer = _build_observer(listener, watch_calls)
     observer.start()
     try:
-        yield observer
+        with _collecting_unseen(observer):
+            yield observer
         observer.finish()
     finally:
         observer.stop()
+
+
+@contextmanager
+def _collecting_unseen(observer: Observer) -> Iterator[None]:
+    """The collector's callbacks run in the midst of a run and are no part of it."""
+    if not gc.callbacks:
+        yield
+        return
+    aside = {id(wrapped := _set_aside(observer, one)): (wrapped, one) for one in gc.callbacks}
+    gc.callbacks[:] = [wrapped for wrapped, _ in aside.values()]
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = [aside[id(one)][1] if id(one) in aside else one for one in gc.callbacks]
+
+
+def _set_aside(observer: Observer, callback: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def run_aside(phase: str, info: dict[str, int]) -> None:
+        if threading.get_ident() != thread or observer.paused:
+            callback(phase, info)
+            return
+        observer.pause()
+        try:
+            callback(phase, info)
+        finally:
+            observer.resume()
+
+    return run_aside
 
 
 def _build_observer(listener: Listener, watch_calls: bool) -> Observer:
