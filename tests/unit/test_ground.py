@@ -19,6 +19,15 @@ SOURCE = ROOT / "src" / "tripwire"
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
     {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
+    {"telemetry.clock", "telemetry.serial"},
+    {"telemetry.contexts", "telemetry.threads"},
+    {"telemetry.counters", "telemetry.metrics"},
+    {"telemetry.schema"},
+    {"telemetry.log", "telemetry.reader"},
+    {"telemetry.history"},
+    {"telemetry.spans"},
+    {"telemetry.compiles"},
+    {"telemetry"},
     {
         "tracing.questions",
         "tracing.sources",
