@@ -85,17 +85,7 @@ def compiling(
             }
         )
         state.compile_id = str(compile_id)
-        event_log.write(
-            CompileStarted(
-                time_ns=clock.monotonic_ns(),
-                thread=state.ident,
-                compile_id=state.compile_id,
-                function=function,
-                file=file,
-                line=line,
-                backend=backend,
-            )
-        )
+        event_log.emit(CompileStarted, function=function, file=file, line=line, backend=backend)
         collector = _CollectorClock()
         gc.callbacks.append(collector)
         root = timed("compile", column_us="duration_us")

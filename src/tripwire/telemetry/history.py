@@ -12,12 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tripwire.telemetry import clock
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext
 from tripwire.telemetry.metrics import FIELDS, CompilationMetrics, build_metrics
 from tripwire.telemetry.schema import CompileFinished, RuntimeMetrics
-from tripwire.telemetry.threads import local
 
 logger = logging.getLogger("tripwire.telemetry")
 
@@ -35,16 +33,8 @@ def record_compilation_metrics(given: HandOver) -> CompilationMetrics:
     metrics = build_metrics(given)
     with _lock:
         _ring.append(metrics)
-    if event_log.is_logging():
-        kind = RuntimeMetrics if metrics.is_runtime else CompileFinished
-        event_log.write(
-            kind(
-                time_ns=clock.monotonic_ns(),
-                thread=local.state.ident,
-                compile_id=metrics.compile_id,
-                metrics=metrics,
-            )
-        )
+    kind = RuntimeMetrics if metrics.is_runtime else CompileFinished
+    event_log.emit(kind, compile_id=metrics.compile_id, metrics=metrics)
     for listener in _listeners:
         try:
             listener(metrics)

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tripwire.telemetry import clock
 from tripwire.telemetry.metrics import find_version
@@ -174,6 +175,18 @@ def write(event: Event) -> None:
     """Append an event, if there is a log. To build one for nothing, ask `is_logging` first."""
     if current is not None:
         current.write(event)
+
+
+def emit(kind: type[Event], **fields: Any) -> None:
+    """Append an event of this moment, this thread and the compile that is going on in it."""
+    if current is not None:
+        state = local.state
+        stamp = {
+            "time_ns": clock.monotonic_ns(),
+            "thread": state.ident,
+            "compile_id": state.compile_id,
+        }
+        current.write(kind(**{**stamp, **fields}))
 
 
 def is_logging() -> bool:

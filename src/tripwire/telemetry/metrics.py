@@ -219,7 +219,11 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.convert({k: _field(k, v) for k, v in metrics.items()}, cls)
 
 
-_DERIVED = tuple(n for n, v in vars(CompilationMetrics).items() if isinstance(v, property))
+_DERIVED = tuple(
+    name
+    for name, value in vars(CompilationMetrics).items()
+    if isinstance(value, property) and name != "phases"
+)
 FIELDS = frozenset(CompilationMetrics.__struct_fields__)
 TIME_COLUMNS = frozenset(name for name in FIELDS if name.endswith("_us"))
 _LISTS = frozenset({"exception_stack_trace", "stack_trace"})

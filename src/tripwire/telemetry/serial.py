@@ -16,12 +16,6 @@ DEEPEST = 32
 class TypeSafeSerializer(json.JSONEncoder):
     """A JSON encoder for anything: `json.dumps(value, cls=TypeSafeSerializer)`."""
 
-    def default(self, o: object) -> object:
-        return mark(o)
-
-    def encode(self, o: object) -> str:
-        return super().encode(make_plain(o))
-
     def iterencode(self, o: object, _one_shot: bool = False) -> Any:
         return super().iterencode(make_plain(o), _one_shot)
 
@@ -59,6 +53,11 @@ def make_plain(value: object, depth: int = 0) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: make_plain(getattr(value, f.name), depth + 1) for f in fields(value)}
     return mark(value)
+
+
+def make_plain_dict(data: Mapping[str, object] | None) -> dict[str, object]:
+    """`make_plain` for what is attached to events."""
+    return {_key(key): make_plain(value) for key, value in (data or {}).items()}
 
 
 def _key(value: object) -> str:

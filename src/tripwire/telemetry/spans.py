@@ -25,6 +25,7 @@ from tripwire.telemetry.contexts import RuntimeMetricsContext
 from tripwire.telemetry.history import get_metrics_context, get_runtime_metrics_context
 from tripwire.telemetry.metrics import TIME_COLUMNS
 from tripwire.telemetry.schema import SpanDone
+from tripwire.telemetry.serial import make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, Total, forget_open_events, local
 
 P = ParamSpec("P")
@@ -175,7 +176,7 @@ def finish_event(
                 key=None if event.key == event.name else event.key,
                 is_backward=event.is_backward,
                 error=None if kind is None else kind.__qualname__,
-                data=event.logged or {},
+                data=make_plain_dict(event.logged),
             )
         )
 
