@@ -48,3 +48,7 @@ class BadRecord(TripwireError):
 
 class CannotReplay(TripwireError):
     """A record can be read, and still can't become live objects here."""
+
+
+class TelemetryError(TripwireError):
+    """Telemetry was used in a way that it can't follow, or a log can't be read."""

@@ -19,6 +19,19 @@ SOURCE = ROOT / "src" / "tripwire"
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
     {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
+    {"telemetry.clock", "telemetry.serial", "telemetry.anchors", "telemetry.cleanup"},
+    {"telemetry.flattening", "telemetry.kinds", "telemetry.once", "telemetry.tables"},
+    {"telemetry.contexts", "telemetry.threads", "telemetry.debugdir", "telemetry.logs"},
+    {"telemetry.usercontexts"},
+    {"telemetry.counters", "telemetry.metrics"},
+    {"telemetry.schema"},
+    {"telemetry.log", "telemetry.reader"},
+    {"telemetry.history"},
+    {"telemetry.spans"},
+    {"telemetry.compiles", "telemetry.chromium", "telemetry.prometheus", "telemetry.reports"},
+    {"telemetry.events", "telemetry.perfetto", "telemetry.torchtrace", "telemetry.reinplace"},
+    {"telemetry.speedscope", "telemetry.otel"},
+    {"telemetry"},
     {
         "tracing.questions",
         "tracing.sources",

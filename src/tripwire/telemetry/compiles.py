@@ -1,0 +1,126 @@
+"""Compiles: the block that one compile runs in.
+
+Inside it spans and figures belong to that compile; at its end they are one `CompilationMetrics`.
+The time that no span inside claims is a figure of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from tripwire.telemetry import clock, spans
+from tripwire.telemetry import log as event_log
+from tripwire.telemetry.contexts import MetricsContext
+from tripwire.telemetry.history import get_metrics_context
+from tripwire.telemetry.schema import CompileStarted
+from tripwire.telemetry.spans import timed
+from tripwire.telemetry.threads import local
+
+_frames = itertools.count()
+
+
+class CompileId(Struct, frozen=True, order=True):
+    """The callable's number in this process, and the number of its compile: `3/1`."""
+
+    frame_id: int
+    frame_compile_id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.frame_id}/{self.frame_compile_id}"
+
+    @classmethod
+    def find(cls, text: str | None) -> CompileId | None:
+        """The id that a text names, or None."""
+        frame, _, compile_ = (text or "").partition("/")
+        if not (frame.isdecimal() and compile_.isdecimal()):
+            return None
+        return cls(int(frame), int(compile_))
+
+
+def new_frame_id() -> int:
+    """A number for a callable that is compiled for the first time."""
+    return next(_frames)
+
+
+def current_compile_id() -> str | None:
+    """The id of the compile that is going on in this thread."""
+    return local.state.compile_id
+
+
+@contextmanager
+def compiling(
+    compile_id: CompileId,
+    *,
+    function: str,
+    file: str = "",
+    line: int = 0,
+    backend: str | None = None,
+) -> Iterator[MetricsContext]:
+    """What runs inside is one compile; nested blocks belong to the outermost."""
+    if not spans.is_enabled():
+        with MetricsContext(lambda given: None) as nobodys:
+            yield nobodys
+        return
+    state = local.state
+    context = get_metrics_context()
+    if context.in_progress():
+        with context:
+            yield context
+        return
+    begin_log_ns = _log_ns()
+    with context:
+        context.update(
+            {
+                "compile_id": str(compile_id),
+                "co_name": function,
+                "co_filename": file,
+                "co_firstlineno": line,
+                "backend": backend,
+            }
+        )
+        state.compile_id = str(compile_id)
+        event_log.emit(CompileStarted, function=function, file=file, line=line, backend=backend)
+        collector = _CollectorClock()
+        gc.callbacks.append(collector)
+        root = timed("compile", column_us="duration_us")
+        try:
+            with root:
+                opened = state.stack[-1] if state.stack else None
+                yield context
+        finally:
+            gc.callbacks.remove(collector)
+            state.compile_id = None
+            duration = context.get("duration_us")
+            if opened is not None and isinstance(duration, int):
+                free = max(0, duration - opened.inside_ns // 1000)
+                context.set("unattributed_us", free, overwrite=True)
+            context.set("gc_time_us", collector.ns // 1000, overwrite=True)
+            context.set("logging_overhead_us", (_log_ns() - begin_log_ns) // 1000, overwrite=True)
+
+
+class _CollectorClock:
+    """Adds up what the garbage collector takes in one thread."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._thread = threading.get_ident()
+        self._begin: int | None = None
+
+    def __call__(self, phase: str, info: object) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if phase == "start":
+            self._begin = clock.monotonic_ns()
+        elif self._begin is not None:
+            self.ns += clock.monotonic_ns() - self._begin
+            self._begin = None
+
+
+def _log_ns() -> int:
+    return event_log.current.spent_ns if event_log.current is not None else 0

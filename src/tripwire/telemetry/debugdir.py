@@ -1,0 +1,72 @@
+"""The debug directory: where a run leaves files for people, one directory per process.
+
+`TRIPWIRE_DEBUG_DIR` names its parent. Log files there have no colours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from contextlib import ExitStack
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from tripwire.telemetry import clock
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+
+
+class StripAnsiFormatter(logging.Formatter):
+    """Takes the colours out of what is logged."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return strip_colours(super().format(record))
+
+
+def strip_colours(text: str) -> str:
+    """A text without terminal escapes."""
+    return _ANSI.sub("", text)
+
+
+def get_debug_dir() -> Path:
+    """This process's debug directory; it isn't made by asking for its name."""
+    root = os.environ.get("TRIPWIRE_DEBUG_DIR") or os.path.join(os.getcwd(), "tripwire_debug")
+    return _directory_in(root, os.getpid())
+
+
+@cache
+def _directory_in(root: str, pid: int) -> Path:
+    moment = datetime.fromtimestamp(clock.wall_ns() / 1e9)
+    return Path(root) / f"run_{moment:%Y_%m_%d_%H_%M_%S_%f}-pid_{pid}"
+
+
+def setup_compile_debug() -> ExitStack:
+    """Where TRIPWIRE_DEBUG_DIR is set: log into the debug directory until the stack is closed."""
+    return add_file_handler() if os.environ.get("TRIPWIRE_DEBUG_DIR") else ExitStack()
+
+
+def add_file_handler() -> ExitStack:
+    """Log all that tripwire says into `debug.log` there until the stack is closed."""
+    directory = get_debug_dir()
+    directory.mkdir(parents=True, exist_ok=True)
+    return setup_log_file(directory / "debug.log", level=logging.DEBUG)
+
+
+def setup_log_file(path: str | os.PathLike[str] | None, *, level: int | None = None) -> ExitStack:
+    """Log all that tripwire says into a file until the stack is closed; None: nowhere."""
+    stack = ExitStack()
+    if path is None:
+        return stack
+    logger = logging.getLogger("tripwire")
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(StripAnsiFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = logger.level
+    stack.callback(handler.close)
+    if level is not None:
+        logger.setLevel(level)
+        stack.callback(logger.setLevel, before)
+    logger.addHandler(handler)
+    stack.callback(logger.removeHandler, handler)
+    return stack

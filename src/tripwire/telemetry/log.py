@@ -1,0 +1,205 @@
+"""The log: one append-only file of events per process, if somebody wants it.
+
+`TRIPWIRE_LOG_DIR` or `start_log` says where. The file is made with the first event, and begins
+with a header. An event is one line and one `write` to a descriptor that appends, so threads don't
+mix their lines. A forked child gets a file of its own. A log that can't be written is dropped,
+and said once; nothing that it tells of fails because of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tripwire.telemetry import clock
+from tripwire.telemetry.metrics import find_version
+from tripwire.telemetry.schema import MAJOR, MINOR, Event, Header, ThreadNamed, encode
+from tripwire.telemetry.threads import local
+
+logger = logging.getLogger("tripwire.telemetry")
+
+_RANK_VARIABLES = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+    r"|SLURM_(PROCID|LOCALID|NODEID|JOB_ID)|OMPI_COMM_WORLD_\w+|CUDA_VISIBLE_DEVICES"
+)
+
+
+class EventLog:
+    """The file of one process. `write` is all that its users need."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.path: Path | None = None  # none before the first event
+        self.dropped = False
+        self.lines = 0
+        self.spent_ns = 0  # writing
+        self._descriptor = -1
+        self._opening = threading.RLock()
+        self._named: set[int] = set()  # threads that have said their names
+
+    def write(self, event: Event) -> None:
+        """Append one event."""
+        begin = clock.monotonic_ns()
+        if self._descriptor < 0 and not self._open():
+            return
+        if event.thread not in self._named:
+            self._name_thread(event)
+        self._append(encode(event))
+        self.spent_ns += clock.monotonic_ns() - begin
+
+    def close(self) -> None:
+        """No more events; another `write` would begin a second file."""
+        with self._opening:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._forget()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):  # a full disk: the next line would continue this one
+                os.write(self._descriptor, b"\n")
+        except OSError as error:
+            self._drop(error)
+        else:
+            self.lines += 1
+
+    def _open(self) -> bool:
+        with self._opening:
+            if self._descriptor >= 0:
+                return True
+            if self.dropped:
+                return False
+            header = describe_process()
+            host = re.sub(r"[^\w.]+", "_", header.host)
+            path = self.directory / f"tripwire-{host}-{header.pid}-{header.token}.jsonl"
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+                descriptor = os.open(path, flags, 0o644)
+                os.write(descriptor, encode(header))
+            except OSError as error:
+                self._drop(error)
+                return False
+            self.path, self._descriptor = path, descriptor
+            return True
+
+    def _drop(self, error: OSError) -> None:
+        if not self.dropped:
+            self.dropped = True
+            logger.warning("the log in %s is dropped: %s", self.directory, error)
+
+    def _name_thread(self, event: Event) -> None:
+        self._named.add(event.thread)
+        state = local.state
+        if event.thread == state.ident and not isinstance(event, ThreadNamed):
+            named = ThreadNamed(time_ns=event.time_ns, thread=state.ident, name=state.name)
+            self._append(encode(named))
+
+    def _forget(self) -> None:
+        self.path, self._descriptor = None, -1
+        self._named = set()
+        self.lines = 0
+
+    def forget_parent(self) -> None:
+        """In a forked child: the file is the parent's."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._opening = threading.RLock()
+        self._forget()
+
+
+def describe_process() -> Header:
+    """This process, as the header of a log that begins now."""
+    return Header(
+        major=MAJOR,
+        minor=MINOR,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        parent_pid=os.getppid(),
+        token=secrets.token_hex(4),
+        start_wall_ns=clock.wall_ns(),
+        start_monotonic_ns=clock.monotonic_ns(),
+        python=platform.python_version(),
+        tripwire=find_version("tripwire"),
+        torch=getattr(sys.modules.get("torch.version"), "__version__", None),
+        executable=sys.executable,
+        argv=tuple(sys.argv),
+        ranks={k: v for k, v in sorted(os.environ.items()) if _RANK_VARIABLES.fullmatch(k)},
+    )
+
+
+current: EventLog | None = None  # ask for it each time: it comes and goes
+
+
+def start_log(directory: str | os.PathLike[str]) -> EventLog:
+    """Write events into a directory from now on; a log that was on ends."""
+    global current
+    stop_log()
+    current = EventLog(directory)
+    return current
+
+
+def stop_log() -> None:
+    """Write no more events."""
+    global current
+    before, current = current, None
+    if before is not None:
+        before.close()
+
+
+@contextmanager
+def logging_to(directory: str | os.PathLike[str]) -> Iterator[EventLog]:
+    """Write events into a directory inside the block; then go on as before."""
+    global current
+    before = current
+    current = mine = EventLog(directory)
+    try:
+        yield mine
+    finally:
+        current = before
+        mine.close()
+
+
+def write(event: Event) -> None:
+    """Append an event, if there is a log. To build one for nothing, ask `is_logging` first."""
+    if current is not None:
+        current.write(event)
+
+
+def emit(kind: type[Event], **fields: Any) -> None:
+    """Append an event of this moment, this thread and the compile that is going on in it."""
+    if current is not None:
+        state = local.state
+        stamp = {
+            "time_ns": clock.monotonic_ns(),
+            "thread": state.ident,
+            "compile_id": state.compile_id,
+        }
+        current.write(kind(**{**stamp, **fields}))
+
+
+def is_logging() -> bool:
+    """Whether events go anywhere."""
+    return current is not None and not current.dropped
+
+
+def _after_fork_in_child() -> None:
+    if current is not None:
+        current.forget_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+if _directory := os.environ.get("TRIPWIRE_LOG_DIR"):
+    start_log(_directory)

@@ -1,0 +1,323 @@
+"""CompilationMetrics: what is known of one compile, as one typed record.
+
+Times are whole microseconds in fields that end in `_us`. The units that PyTorch's records had
+before are properties, so a figure is stored once. What a compile collected in sets is stored as
+one sorted text.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from traceback import walk_tb
+from types import TracebackType
+
+import msgspec
+from msgspec import Struct
+
+from tripwire.errors import TelemetryError
+from tripwire.telemetry.contexts import HandOver, TopN
+from tripwire.telemetry.serial import make_plain
+
+LOG_FORMAT_VERSION = 1
+
+# The phases that follow each other in a compile; together they are nearly all of its time.
+PHASES = (
+    "trace_us",
+    "observe_us",
+    "plan_us",
+    "arm_us",
+    "backend_us",
+    "first_run_us",
+    "check_us",
+    "retire_us",
+    "record_us",
+)
+
+
+class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One compile, or the runtime work between two of them."""
+
+    # what was compiled
+    compile_id: str | None = None
+    frame_key: str | None = None
+    co_name: str | None = None
+    co_filename: str | None = None
+    co_firstlineno: int | None = None
+    backend: str | None = None
+    is_forward: bool | None = None
+    is_runtime: bool = False
+    has_guarded_code: bool | None = None  # whether an entry came out of it
+    feature_usage: dict[str, bool] | None = None
+    tripwire_config: str | None = None
+    backend_config: str | None = None
+
+    # how much
+    cache_size: int | None = None  # entries of this callable
+    accumulated_cache_size: int | None = None  # entries of all callables
+    guard_count: int | None = None
+    shape_env_guard_count: int | None = None  # those on sizes
+    wire_count: int | None = None
+    read_count: int | None = None
+    probe_count: int | None = None
+    branch_count: int | None = None
+    effect_count: int | None = None
+    graph_op_count: int | None = None
+    graph_node_count: int | None = None
+    graph_input_count: int | None = None
+    graph_output_count: int | None = None
+    graph_node_shapes: str | None = None
+    ir_count: int | None = None
+    num_graph_breaks: int | None = None  # submodules compiled on their own after a refusal
+    param_numel: int | None = None
+    param_bytes: int | None = None
+    param_count: int | None = None
+    compliant_custom_ops: str | None = None
+    non_compliant_ops: str | None = None
+
+    # how long
+    start_time_us: int | None = None  # by the wall clock
+    end_time_us: int | None = None
+    duration_us: int | None = None
+    trace_us: int | None = None
+    observe_us: int | None = None
+    plan_us: int | None = None
+    arm_us: int | None = None
+    backend_us: int | None = None
+    first_run_us: int | None = None
+    check_us: int | None = None
+    retire_us: int | None = None
+    record_us: int | None = None
+    unattributed_us: int | None = None  # of the duration, what no phase claims
+    gc_time_us: int | None = None
+    logging_overhead_us: int | None = None
+    guard_latency_us: float | None = None  # of one call of the guards that were built
+    time_before_restart_us: int | None = None
+    pre_grad_pass_time_us: int | None = None
+    joint_graph_pass_time_us: int | None = None
+    post_grad_pass_time_us: int | None = None
+    aot_autograd_time_us: int | None = None
+    backward_time_us: int | None = None
+    inductor_time_us: int | None = None
+    code_gen_time_us: int | None = None
+    triton_compile_time_us: int | None = None
+    triton_kernel_compile_times_us: str | None = None  # the slowest, as JSON
+    compile_time_autotune_time_us: int | None = None
+    runtime_triton_autotune_time_us: int | None = None
+    runtime_cudagraphify_time_us: int | None = None
+    cudagraph_skip_reason: str | None = None
+
+    # caches on disk or elsewhere
+    local_cache_hit_count: int = 0
+    local_cache_miss_count: int = 0
+    remote_cache_hit_count: int = 0
+    remote_cache_miss_count: int = 0
+    cache_hit_keys: str | None = None
+    cache_miss_keys: str | None = None
+    cache_backend_type: str | None = None
+    cache_version: int | None = None
+    cache_get_time_us: int | None = None
+    cache_put_time_us: int | None = None
+    cache_saved_time_us: int | None = None
+
+    # what went wrong, and why it was compiled again
+    fail_type: str | None = None
+    fail_reason: str | None = None
+    fail_user_frame_filename: str | None = None
+    fail_user_frame_lineno: int | None = None
+    refusal: str | None = None  # the slug
+    exception_stack_trace: tuple[str, ...] | None = None
+    stack_trace: tuple[str, ...] | None = None  # of the call that was compiled
+    restart_reasons: str | None = None
+    recompile_reason: str | None = None
+    recompile_user_contexts: str | None = None
+
+    # by what
+    python_version: str | None = None
+    pytorch_version: str | None = None
+    tripwire_version: str | None = None
+    cuda_version: str | None = None
+    triton_version: str | None = None
+    log_format_version: int = LOG_FORMAT_VERSION
+
+    @property
+    def start_time(self) -> float | None:
+        """Seconds since 1970."""
+        return _seconds(self.start_time_us)
+
+    @property
+    def entire_frame_compile_time_s(self) -> float | None:
+        """The duration in seconds."""
+        return _seconds(self.duration_us)
+
+    @property
+    def backend_compile_time_s(self) -> float | None:
+        """The back end's part in seconds."""
+        return _seconds(self.backend_us)
+
+    @property
+    def inductor_compile_time_s(self) -> float | None:
+        """Inductor's part in seconds."""
+        return _seconds(self.inductor_time_us)
+
+    @property
+    def code_gen_time_s(self) -> float | None:
+        """Code generation in seconds."""
+        return _seconds(self.code_gen_time_us)
+
+    @property
+    def dynamo_time_before_restart_s(self) -> float | None:
+        """What was thrown away at a restart, in seconds."""
+        return _seconds(self.time_before_restart_us)
+
+    @property
+    def structured_logging_overhead_s(self) -> float | None:
+        """What the log cost, in seconds."""
+        return _seconds(self.logging_overhead_us)
+
+    @property
+    def cache_get_time_ms(self) -> int | None:
+        """Reading caches, in whole milliseconds."""
+        return _milliseconds(self.cache_get_time_us)
+
+    @property
+    def cache_put_time_ms(self) -> int | None:
+        """Writing caches, in whole milliseconds."""
+        return _milliseconds(self.cache_put_time_us)
+
+    @property
+    def cache_saved_time_s(self) -> float | None:
+        """What caches saved, in seconds."""
+        return _seconds(self.cache_saved_time_us)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The time of each phase that ran, and what none of them claims."""
+        named = {name: getattr(self, name) for name in (*PHASES, "unattributed_us")}
+        return {name: us for name, us in named.items() if us is not None}
+
+    def as_row(self) -> dict[str, object]:
+        """Every field and every derived one, by name."""
+        return {
+            **msgspec.structs.asdict(self),
+            **{name: getattr(self, name) for name in _DERIVED},
+        }
+
+    @classmethod
+    def create(cls, metrics: Mapping[str, object]) -> CompilationMetrics:
+        """A record of what was gathered by name; sets and lists become texts."""
+        for name in metrics:
+            if name not in FIELDS:
+                raise TelemetryError(
+                    f"{name}: no metric has that name. They are the fields of "
+                    "tripwire.telemetry.CompilationMetrics.",
+                    slug="metric-unknown",
+                )
+        return msgspec.convert({k: _field(k, v) for k, v in metrics.items()}, cls)
+
+
+_DERIVED = tuple(
+    name
+    for name, value in vars(CompilationMetrics).items()
+    if isinstance(value, property) and name != "phases"
+)
+FIELDS = frozenset(CompilationMetrics.__struct_fields__)
+TIME_COLUMNS = frozenset(name for name in FIELDS if name.endswith("_us"))
+_LISTS = frozenset({"exception_stack_trace", "stack_trace"})
+_TEXTS = frozenset(
+    field.name for field in msgspec.structs.fields(CompilationMetrics) if field.type == str | None
+)
+
+
+def build_metrics(given: HandOver, compile_id: str | None = None) -> CompilationMetrics:
+    """The record of a context that was handed over, with versions and the failure if any."""
+    common: dict[str, object] = {
+        "compile_id": compile_id,
+        "start_time_us": given.start_ns // 1000,
+        "end_time_us": given.end_ns // 1000,
+        **_versions(),
+        **(_failure(given.error) if given.error is not None else {}),
+    }
+    return CompilationMetrics.create({**common, **given.metrics})
+
+
+def join_sorted(values: Iterable[object]) -> str:
+    """The texts of some values, sorted, with commas between them."""
+    return ",".join(sorted(_text(value) for value in values))
+
+
+def _field(name: str, value: object) -> object:
+    if isinstance(value, TopN):
+        return msgspec.json.encode(list(value)).decode()
+    if isinstance(value, set | frozenset):
+        return join_sorted(value)
+    if name in _TEXTS and value is not None:
+        return join_sorted(value) if isinstance(value, list | tuple) else _text(value)
+    if name in _LISTS and value is not None:
+        return make_plain(value)
+    return value
+
+
+def _text(value: object) -> str:
+    try:
+        text = str(value)
+    except Exception:
+        return "<unknown>"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
+
+
+def _milliseconds(us: int | None) -> int | None:
+    return None if us is None else us // 1000
+
+
+def _versions() -> dict[str, object]:
+    torch_version = sys.modules.get("torch.version")
+    return {
+        "python_version": platform.python_version(),
+        "tripwire_version": find_version("tripwire"),
+        "pytorch_version": getattr(torch_version, "__version__", None),
+        "cuda_version": getattr(torch_version, "cuda", None),
+        "triton_version": getattr(sys.modules.get("triton"), "__version__", None),
+    }
+
+
+@cache
+def find_version(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _failure(error: BaseException) -> dict[str, object]:
+    place = find_user_place(error.__traceback__)
+    return {
+        "fail_type": type(error).__qualname__,
+        "fail_reason": _text(error),
+        "refusal": getattr(error, "slug", None),
+        "fail_user_frame_filename": place and place[0],
+        "fail_user_frame_lineno": place and place[1],
+    }
+
+
+def find_user_place(traceback: TracebackType | None) -> tuple[str, int] | None:
+    """The innermost file and line of a traceback outside tripwire and torch."""
+    own = (__file__.rpartition("telemetry")[0], *_torch_root())
+    found = None
+    for frame, line in walk_tb(traceback):
+        if not frame.f_code.co_filename.startswith(own):
+            found = (frame.f_code.co_filename, line)
+    return found
+
+
+def _torch_root() -> tuple[str, ...]:
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return (file.removesuffix("__init__.py"),) if file else ()

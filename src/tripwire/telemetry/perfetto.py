@@ -1,0 +1,153 @@
+"""Perfetto: a log as a Chrome trace, in the object form.
+
+Spans are complete events ("X") with the process and thread ids that they had; processes and
+threads have their names. Within a thread spans nest or follow each other, and never overlap, which
+viewers rely on. The file is written while the log is read: it may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tripwire.telemetry.chromium import ChromiumEvent
+from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.schema import (
+    CompileFinished,
+    Counts,
+    Header,
+    Instant,
+    Recompiled,
+    RecordWritten,
+    Refused,
+    Retired,
+    SpanDone,
+    ThreadNamed,
+)
+
+
+def write_chrome_trace(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write the trace of a log's directory; Perfetto and chrome://tracing open it."""
+    path = Path(target)
+    with path.open("wb") as file:
+        stream_trace(LogReader(log), file)
+    return path
+
+
+def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
+    """Write a trace while its log is read, twice: the first time for the earliest moment."""
+    begin = min((logged.wall_ns for logged in reader), default=0)
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+    separator = b"\n"
+    for event in build_events(reader, begin):
+        file.write(separator + msgspec.json.encode(event))
+        separator = b",\n"
+    file.write(b'\n],"otherData":{"start_wall_ns":"%d"}}\n' % begin)
+
+
+def build_events(logged_events: Iterable[Logged], begin_ns: int) -> Iterator[ChromiumEvent]:
+    """Events of the Chrome format, in microseconds since `begin_ns` of the calendar."""
+    seen: set[str] = set()
+    lanes: dict[tuple[str, int], _Lane] = {}
+    for logged in logged_events:
+        process, event = logged
+        if process.token not in seen:
+            seen.add(process.token)
+            yield _name("process_name", process.pid, 0, describe(process))
+        ns = logged.wall_ns - begin_ns
+        pid, tid = process.pid, event.thread
+        match event:
+            case ThreadNamed():
+                yield _name("thread_name", pid, tid, event.name)
+            case SpanDone():
+                lane = lanes.setdefault((process.token, tid), _Lane())
+                start, end = lane.place(ns, ns + event.duration_ns, event.depth)
+                yield ChromiumEvent(
+                    name=event.name,
+                    ph="X",
+                    ts=start / 1000,
+                    dur=(end - start) / 1000,
+                    pid=pid,
+                    tid=tid,
+                    args=_args(event),
+                )
+            case Counts():
+                for group, names in event.groups.items():
+                    args: dict[str, object] = dict(names)
+                    yield ChromiumEvent(
+                        name=group, ph="C", ts=ns / 1000, pid=pid, tid=tid, args=args
+                    )
+            case _:
+                found = _instant(event)
+                if found is not None:
+                    name, args = found
+                    yield ChromiumEvent(
+                        name=name, ph="i", ts=ns / 1000, pid=pid, tid=tid, s="t", args=args
+                    )
+
+
+_LONG_AGO = -(1 << 63)
+
+
+class _Lane:
+    """One thread. Spans come in the order of their ends, each after those inside it."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []  # by depth, of the latest span there
+
+    def place(self, start: int, end: int, depth: int) -> tuple[int, int]:
+        """Start and end, moved behind the span before at the same depth if a clock went wrong."""
+        del self._ends[depth + 1 :]
+        while len(self._ends) <= depth:
+            self._ends.append(_LONG_AGO)
+        start = max(start, self._ends[depth])
+        end = max(start, end)
+        self._ends[depth] = end
+        return start, end
+
+
+def describe(process: Header) -> str:
+    """`rank 3, train.py (host:1234)`."""
+    script = process.argv[0].rpartition("/")[2] if process.argv and process.argv[0] else "python"
+    rank = "" if process.rank is None else f"rank {process.rank}, "
+    return f"{rank}{script} ({process.host}:{process.pid})"
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> ChromiumEvent:
+    return ChromiumEvent(
+        name=kind, ph="M", ts=0, pid=pid, tid=tid, cat="__metadata", args={"name": name}
+    )
+
+
+def _args(event: SpanDone) -> dict[str, object]:
+    args: dict[str, object] = dict(event.data)
+    known = {"compile_id": event.compile_id, "error": event.error, "key": event.key}
+    args.update({name: value for name, value in known.items() if value is not None})
+    return args
+
+
+def _instant(event: object) -> tuple[str, dict[str, object]] | None:
+    """What else is worth a mark in the timeline."""
+    match event:
+        case Instant():
+            return event.name, dict(event.data)
+        case Retired():
+            return f"retired: {event.source}", _fields(event)
+        case Refused():
+            return f"refused: {event.slug}", _fields(event)
+        case Recompiled():
+            return f"recompiled: {event.function}", _fields(event)
+        case RecordWritten():
+            return "record written", _fields(event)
+        case CompileFinished():
+            return f"compiled: {event.metrics.co_name or '?'}", {"compile_id": event.compile_id}
+    return None
+
+
+def _fields(event: msgspec.Struct) -> dict[str, object]:
+    skipped = ("time_ns", "thread")
+    return {k: v for k, v in msgspec.structs.asdict(event).items() if k not in skipped and v}

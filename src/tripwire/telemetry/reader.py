@@ -1,0 +1,170 @@
+"""Reading logs: events stream out of a directory of many files, one line at a time.
+
+A damaged line is counted and skipped; so is one that a later minor version wrote. A file of a
+later major version is an error, since nothing in it can be relied on. No file is held in memory,
+and no line that is longer than `LONGEST_LINE`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from tripwire.errors import TelemetryError
+from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
+
+LONGEST_LINE = 64 << 20
+_FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
+
+
+class Logged(NamedTuple):
+    """An event and the process that wrote it."""
+
+    process: Header
+    event: Event
+
+    @property
+    def wall_ns(self) -> int:
+        """When, in nanoseconds since 1970."""
+        return self.process.wall_of(self.event.time_ns)
+
+
+class ReadStatistics(Struct, frozen=True):
+    """What was met in a directory so far."""
+
+    files: int = 0
+    events: int = 0
+    damaged: int = 0  # lines that say nothing
+    newer: int = 0  # lines of a kind that this version doesn't know
+    headless: int = 0  # files without a header of their own
+
+
+class _Line(Struct):
+    event: str = ""
+
+
+_tag_decoder = msgspec.json.Decoder(_Line)
+
+
+class LogReader:
+    """The events of one file, or of all logs in a directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._files = self._events = self._damaged = self._newer = self._headless = 0
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, by name."""
+        if self.path.is_file():
+            return [self.path]
+        if not self.path.is_dir():
+            raise TelemetryError(
+                f"{self.path}: no such directory.\n"
+                "A log is written where TRIPWIRE_LOG_DIR points while a program runs.",
+                slug="log-missing",
+            )
+        return sorted(p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
+
+    def statistics(self) -> ReadStatistics:
+        """What was met so far."""
+        return ReadStatistics(self._files, self._events, self._damaged, self._newer, self._headless)
+
+    def __iter__(self) -> Iterator[Logged]:
+        """Every event, file by file, each in the order of its writing."""
+        for path in self.files:
+            yield from self.read_file(path)
+
+    def merged(self) -> Iterator[Logged]:
+        """Every event of all files by the time of its writing, as far as clocks agree."""
+        return heapq.merge(*(self.read_file(p) for p in self.files), key=_written_ns)
+
+    def read_file(self, path: Path) -> Iterator[Logged]:
+        """The events of one file."""
+        self._files += 1
+        process: Header | None = None
+        with path.open("rb") as file:
+            for line in self._lines(file):
+                event = self._decode(line, path)
+                if isinstance(event, Header):
+                    process = event
+                elif event is not None:
+                    if process is None:
+                        self._headless += 1
+                        process = _guess_header(path)
+                    self._events += 1
+                    yield Logged(process, event)
+
+    def _decode(self, line: bytes, path: Path) -> Header | Event | None:
+        try:
+            event = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._skip(line, path)
+            return None
+        if isinstance(event, Header) and event.major != MAJOR:
+            raise _newer_schema(path, event.major)
+        return event
+
+    def _skip(self, line: bytes, path: Path) -> None:
+        if b'"header"' in line[:200]:  # a later header may have other fields
+            found = re.search(rb'"major":\s*(\d{1,9})[,}]', line)
+            if found and int(found[1]) > MAJOR:
+                raise _newer_schema(path, int(found[1]))
+        try:
+            known = _tag_decoder.decode(line).event in (*TAGS, "")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            known = True
+        if known:
+            self._damaged += 1
+        else:
+            self._newer += 1
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                self._damaged += 1
+                while rest := file.readline(1 << 20):
+                    if rest.endswith(b"\n"):
+                        break
+            elif line.strip():
+                yield line
+
+
+def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:
+    """The events of a file or directory; `LogReader` also tells what was skipped."""
+    return iter(LogReader(path))
+
+
+def _written_ns(logged: Logged) -> int:
+    return logged.wall_ns + getattr(logged.event, "duration_ns", 0)
+
+
+def _newer_schema(path: Path, major: int) -> TelemetryError:
+    return TelemetryError(
+        f"{path}: a log of schema {major}; this tripwire reads schema {MAJOR}.\n"
+        "Read it with the version of tripwire that wrote it, or a later one.",
+        slug="log-other-schema",
+    )
+
+
+def _guess_header(path: Path) -> Header:
+    """What a file's name says of the process, where its first line is lost."""
+    found = _FILE_NAME.fullmatch(path.name)
+    return Header(
+        major=MAJOR,
+        minor=0,
+        host=found["host"] if found else "?",
+        pid=int(found["pid"]) if found else 0,
+        parent_pid=0,
+        token=found["token"] if found else path.name,
+        start_wall_ns=0,
+        start_monotonic_ns=0,
+        python="",
+    )

@@ -1,0 +1,235 @@
+"""The log's schema: a closed set of events, one JSON object a line.
+
+The first line of a file is its `Header`. A reader understands every file of its own major
+version; an event that a later minor version added is skipped by its tag. Times are nanoseconds of
+the process's monotonic clock, which the header places on the calendar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tripwire.telemetry.metrics import CompilationMetrics
+from tripwire.telemetry.serial import make_plain
+
+MAJOR, MINOR = 1, 0
+
+Data = dict[str, Any]  # what users attach; JSON, checked by nobody
+
+
+class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event"):
+    """Who writes this file."""
+
+    major: int
+    minor: int
+    host: str
+    pid: int
+    parent_pid: int
+    token: str  # told apart: a process that reuses a pid, a second log of one process
+    start_wall_ns: int
+    start_monotonic_ns: int
+    python: str
+    tripwire: str | None = None
+    torch: str | None = None
+    executable: str = ""
+    argv: tuple[str, ...] = ()
+    ranks: dict[str, str] = {}  # RANK, WORLD_SIZE and their like
+
+    @property
+    def rank(self) -> int | None:
+        """The process's rank, where it has one."""
+        text = self.ranks.get("RANK", "")
+        return int(text) if text.isdecimal() else None
+
+    def wall_of(self, monotonic_ns: int) -> int:
+        """The calendar time of a reading, in nanoseconds since 1970."""
+        return self.start_wall_ns + monotonic_ns - self.start_monotonic_ns
+
+
+class Base(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+    """What every event has."""
+
+    time_ns: int
+    thread: int = 0
+    compile_id: str | None = None
+
+
+class ThreadNamed(Base, frozen=True, kw_only=True, tag="thread"):
+    """The first event of a thread."""
+
+    name: str
+
+
+class SpanDone(Base, frozen=True, kw_only=True, tag="span"):
+    """A timed stretch. `time_ns` is its beginning."""
+
+    name: str
+    duration_ns: int
+    depth: int = 0  # spans around it in its thread
+    key: str | None = None  # where it isn't the name
+    is_backward: bool | None = None
+    error: str | None = None  # the class of what its body raised
+    data: Data = {}
+
+
+class Instant(Base, frozen=True, kw_only=True, tag="instant"):
+    """Something that has no duration."""
+
+    name: str
+    data: Data = {}
+
+
+class Counts(Base, frozen=True, kw_only=True, tag="counters"):
+    """All counters at one moment."""
+
+    groups: dict[str, dict[str, int]]
+
+
+class CompileStarted(Base, frozen=True, kw_only=True, tag="compile_started"):
+    """A compile began."""
+
+    function: str
+    file: str = ""
+    line: int = 0
+    backend: str | None = None
+
+
+class CompileFinished(Base, frozen=True, kw_only=True, tag="compile_finished"):
+    """A compile ended, well or not."""
+
+    metrics: CompilationMetrics
+
+
+class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of a graph."""
+
+    name: str
+    op: str
+    target: str
+    inputs: tuple[str, ...] = ()
+    scope: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""  # the user's line
+    shape: str = ""
+
+
+class GraphCaptured(Base, frozen=True, kw_only=True, tag="graph"):
+    """The graph of a compile."""
+
+    nodes: tuple[GraphNode, ...]
+
+
+class GuardsBuilt(Base, frozen=True, kw_only=True, tag="guards"):
+    """The guards of an entry, as the source of the function that checks them."""
+
+    source: str
+    count: int = 0
+
+
+class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that a run read: the path to it, what was seen, and the user's line."""
+
+    source: str
+    seen: str = ""
+    file: str = ""
+    line: int = 0
+
+
+class WiresArmed(Base, frozen=True, kw_only=True, tag="wires"):
+    """What of the world an entry depends on."""
+
+    wires: tuple[Row, ...]
+
+
+class ReadsSeen(Base, frozen=True, kw_only=True, tag="reads"):
+    """What a run read."""
+
+    reads: tuple[Row, ...]
+
+
+class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
+    """An entry died: what was written, and who wrote it, where Python tells."""
+
+    source: str
+    old: str = ""
+    new: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+class Refused(Base, frozen=True, kw_only=True, tag="refusal"):
+    """A run couldn't become a trace."""
+
+    slug: str
+    reason: str
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    excerpt: str = ""
+
+
+class RecordWritten(Base, frozen=True, kw_only=True, tag="record"):
+    """A failing call was kept in a file."""
+
+    path: str
+    function: str = ""
+    exception: str = ""
+
+
+class Recompiled(Base, frozen=True, kw_only=True, tag="recompile"):
+    """No entry admitted a call: why not, entry by entry, and what users said of the moment."""
+
+    function: str
+    reasons: tuple[str, ...]
+    user_contexts: tuple[str, ...] = ()
+
+
+class RuntimeMetrics(Base, frozen=True, kw_only=True, tag="metrics"):
+    """What was measured outside of compiles."""
+
+    metrics: CompilationMetrics
+
+
+Event = (
+    ThreadNamed
+    | SpanDone
+    | Instant
+    | Counts
+    | CompileStarted
+    | CompileFinished
+    | GraphCaptured
+    | GuardsBuilt
+    | WiresArmed
+    | ReadsSeen
+    | Retired
+    | Refused
+    | RecordWritten
+    | Recompiled
+    | RuntimeMetrics
+)
+
+TAGS = frozenset(str(kind.__struct_config__.tag) for kind in Event.__args__) | {"header"}
+
+_encoder = msgspec.json.Encoder(enc_hook=make_plain)
+_decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
+
+
+def encode(event: Header | Event) -> bytes:
+    """One line, with its end."""
+    try:
+        return _encoder.encode(event) + b"\n"
+    except (TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, say
+        plain = make_plain(event)
+        assert isinstance(plain, dict)
+        return _encoder.encode({"event": event.__struct_config__.tag, **plain}) + b"\n"
+
+
+def decode(line: bytes) -> Header | Event:
+    """The event of a line; raises `msgspec.MsgspecError` or `UnicodeDecodeError`."""
+    return _decoder.decode(line)

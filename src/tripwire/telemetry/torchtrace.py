@@ -1,0 +1,193 @@
+"""Structured traces: a log as the files that `TORCH_TRACE` leaves, which tlparse opens.
+
+One file per process. A line has a glog prefix and a JSON envelope; a payload follows on lines that
+begin with a tab, and the envelope has its MD5. Strings that frames repeat are written once and
+numbered. What torch has no word for (wires, reads, retirements, refusals) becomes artifacts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tripwire.telemetry.compiles import CompileId
+from tripwire.telemetry.metrics import CompilationMetrics
+from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.schema import (
+    CompileFinished,
+    CompileStarted,
+    Event,
+    GraphCaptured,
+    GraphNode,
+    GuardsBuilt,
+    Header,
+    Instant,
+    ReadsSeen,
+    Recompiled,
+    RecordWritten,
+    Refused,
+    Retired,
+    RuntimeMetrics,
+    SpanDone,
+    WiresArmed,
+)
+
+Envelope = dict[str, object]
+
+_PLACE = "tripwire/telemetry/log.py:1"
+_SPLIT_BY = ("non_compliant_ops", "compliant_custom_ops", "restart_reasons")
+
+
+def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[Path]:
+    """Write one file for each process of a log into the directory `target`."""
+    reader = LogReader(log)
+    directory = Path(target)
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for source in reader.files:
+        events = reader.read_file(source)
+        first = next(events, None)
+        if first is None:
+            continue
+        process = first.process
+        rank = "" if process.rank is None else f"rank_{process.rank}_"
+        path = directory / f"dedicated_log_torch_trace_{rank}{process.pid}_{process.token}.log"
+        with path.open("wb") as file:
+            writer = TraceWriter(file, process)
+            writer.add(first)
+            writer.add_all(events)
+        written.append(path)
+    return written
+
+
+class TraceWriter:
+    """Writes the events of one process."""
+
+    def __init__(self, file: IO[bytes], process: Header) -> None:
+        self._file = file
+        self._process = process
+        self._interned: dict[str, int] = {}
+
+    def add_all(self, events: Iterable[Logged]) -> None:
+        """Write events as they come."""
+        for logged in events:
+            self.add(logged)
+
+    def add(self, logged: Logged) -> None:
+        """Write one event, if the format has a place for it."""
+        event, ns = logged.event, logged.wall_ns
+        match event:
+            case SpanDone():
+                self._span(event, ns)
+            case Instant():
+                self._chromium(event, ns, "i", event.name, dict(event.data))
+            case CompileStarted():
+                frame = self._frame(event.file, event.line, event.function, ns)
+                self._write(event, ns, {"dynamo_start": {"stack": [frame]}})
+            case CompileFinished():
+                self._write(event, ns, {"compilation_metrics": _metrics(event.metrics)})
+            case RuntimeMetrics():
+                payload = msgspec.json.encode(event.metrics).decode()
+                self._artifact(event, ns, "runtime_metrics", payload)
+            case GraphCaptured():
+                sizes: dict[str, list[int]] = {}
+                code = "\n".join(map(_node, event.nodes))
+                self._write(event, ns, {"dynamo_output_graph": {"sizes": sizes}}, code)
+            case GuardsBuilt():
+                rows = [{"code": line} for line in event.source.splitlines() if line.strip()]
+                self._write(event, ns, {"dynamo_guards": {}}, msgspec.json.encode(rows).decode())
+            case WiresArmed() | ReadsSeen():
+                rows_of = event.wires if isinstance(event, WiresArmed) else event.reads
+                name = "tripwire_wires" if isinstance(event, WiresArmed) else "tripwire_reads"
+                self._artifact(event, ns, name, msgspec.json.encode(rows_of).decode())
+            case Retired() | Refused() | Recompiled() | RecordWritten():
+                name = f"tripwire_{event.__struct_config__.tag}"
+                self._artifact(event, ns, name, msgspec.json.encode(event).decode())
+
+    def _span(self, event: SpanDone, ns: int) -> None:
+        args = {**event.data, **({"error": event.error} if event.error else {})}
+        self._chromium(event, ns, "X", event.name, args, event.duration_ns / 1000)
+
+    def _chromium(
+        self,
+        event: Event,
+        ns: int,
+        phase: str,
+        name: str,
+        args: dict[str, object],
+        duration_us: float | None = None,
+    ) -> None:
+        content: dict[str, object] = {
+            "name": name,
+            "ts": ns / 1000,
+            "ph": phase,
+            "cat": "tripwire",
+            "pid": self._process.pid,
+            "tid": event.thread,
+            "args": {"compile_id": str(event.compile_id), **args},
+        }
+        if duration_us is not None:
+            content["dur"] = duration_us
+        if phase == "i":
+            content["s"] = "t"
+        payload = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+        self._write(event, ns, {"chromium_event": {}}, payload)
+
+    def _artifact(self, event: Event, ns: int, name: str, payload: str) -> None:
+        self._write(event, ns, {"artifact": {"name": name, "encoding": "json"}}, payload)
+
+    def _frame(self, file: str, line: int, function: str, ns: int) -> dict[str, object]:
+        number = self._interned.get(file)
+        if number is None:
+            number = self._interned[file] = len(self._interned)
+            self._line(ns, {"str": [file, number]}, 0)
+        return {"filename": number, "line": line, "name": function}
+
+    def _write(self, event: Event, ns: int, envelope: Envelope, payload: str | None = None) -> None:
+        found = CompileId.find(event.compile_id)
+        if found is not None:
+            envelope["frame_id"] = found.frame_id
+            envelope["frame_compile_id"] = found.frame_compile_id
+            envelope["attempt"] = 0
+        if self._process.rank is not None:
+            envelope["rank"] = self._process.rank
+        if payload is not None:
+            # A carriage return would end the line for the reader, and the sum would be another.
+            payload = payload.replace("\r", "\\r")
+            envelope["has_payload"] = hashlib.md5(
+                payload.encode(), usedforsecurity=False
+            ).hexdigest()
+        self._line(ns, envelope, event.thread)
+        if payload is not None:
+            text = "".join(f"\t{line}\n" for line in payload.split("\n"))
+            self._file.write(text.encode())
+
+    def _line(self, ns: int, envelope: Envelope, thread: int) -> None:
+        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+        prefix = f"V{moment:%m%d %H:%M:%S.%f} {thread or self._process.pid} {_PLACE}] "
+        self._file.write(prefix.encode() + msgspec.json.encode(envelope) + b"\n")
+
+
+def _metrics(metrics: CompilationMetrics) -> dict[str, object]:
+    """The metrics with torch's names; what it has as sets becomes lists again."""
+    row = {name: value for name, value in metrics.as_row().items() if value is not None}
+    for name in _SPLIT_BY:
+        text = row.get(name)
+        if isinstance(text, str):
+            row[name] = text.split(",")
+    if "fail_type" in row:
+        row.setdefault("fail_reason", "")
+    return row
+
+
+def _node(node: GraphNode) -> str:
+    place = f"  # {node.file}:{node.line} in {node.function}" if node.file else ""
+    scope = f"  [{node.scope}]" if node.scope else ""
+    shape = f": {node.shape}" if node.shape else ""
+    return f"{node.name}{shape} = {node.op} {node.target}({', '.join(node.inputs)}){scope}{place}"

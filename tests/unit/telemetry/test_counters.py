@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from tripwire import telemetry
+
+
+def test_counts_are_kept_by_group_and_name():
+    telemetry.count("frames", "hit")
+    telemetry.count("frames", "hit", 2)
+    telemetry.increment_frame()
+    telemetry.increment_op_count(7)
+    found = telemetry.statistics()
+    assert found["frames"] == {"hit": 3, "total": 1}
+    assert (found.frames, found.ops) == (1, 7)
+    assert found["never"] == {}
+    assert str(found) == "frames: hit=3, total=1\nops: total=7"
+
+
+def test_statistics_are_frozen():
+    telemetry.count("a", "b")
+    found = telemetry.statistics()
+    telemetry.count("a", "b")
+    assert found["a"]["b"] == 1
+    with pytest.raises(TypeError):
+        found["a"]["b"] = 5
+    with pytest.raises(AttributeError):
+        found.ops = 3
+
+
+def test_reset_makes_every_count_zero():
+    telemetry.count("a", "b")
+    telemetry.reset_counters()
+    assert telemetry.statistics().groups == {}

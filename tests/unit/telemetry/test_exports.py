@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tripwire import telemetry
+from tripwire.errors import TelemetryError
+from tripwire.telemetry import (
+    CompileId,
+    FakeClock,
+    compiling,
+    logging_to,
+    prometheus_text,
+    timed,
+    using_clock,
+)
+from tripwire.telemetry import log as event_log
+from tripwire.telemetry import metrics as metrics_module
+from tripwire.telemetry.schema import (
+    Counts,
+    GraphCaptured,
+    GraphNode,
+    GuardsBuilt,
+    Header,
+    ReadsSeen,
+    Recompiled,
+    RecordWritten,
+    Refused,
+    Retired,
+    Row,
+    WiresArmed,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """The log of a small run at fixed times, in a process with fixed numbers."""
+    header = Header(
+        major=1,
+        minor=0,
+        host="box",
+        pid=40,
+        parent_pid=1,
+        token="cafe",
+        start_wall_ns=1_700_000_000_000_000_000,
+        start_monotonic_ns=1_000_000,
+        python="3.11.7",
+        argv=("/home/u/train.py",),
+        ranks={"RANK": "0"},
+    )
+    monkeypatch.setattr(event_log, "describe_process", lambda: header)
+    monkeypatch.setattr(metrics_module, "_versions", dict)
+    monkeypatch.setattr(metrics_module, "find_user_place", lambda tb: ("/home/u/net.py", 4))
+    monkeypatch.setattr(event_log.local.state, "ident", 41)
+    monkeypatch.setattr(event_log.local.state, "name", "MainThread")
+    directory = tmp_path / "log"
+    with using_clock(FakeClock(1_000_000)) as clock, logging_to(directory):
+        run(clock)
+    return directory
+
+
+def run(clock: FakeClock) -> None:
+    with compiling(
+        CompileId(2, 0), function="forward<T>", file="/home/u/net.py", line=3
+    ) as metrics:
+        with timed("trace", column_us="trace_us", metadata={"note": "a\r\nb"}):
+            clock.advance(us=100)
+            with timed("observe", column_us="observe_us"):
+                clock.advance(us=30)
+        telemetry.emit(
+            GraphCaptured,
+            nodes=(
+                GraphNode(name="x", op="placeholder", target="x", shape="f32[2]"),
+                GraphNode(
+                    name="y",
+                    op="call_function",
+                    target="torch.sin",
+                    inputs=("x",),
+                    scope="blocks.0",
+                    file="/home/u/net.py",
+                    line=4,
+                    function="forward",
+                    shape="f32[2]",
+                ),
+            ),
+        )
+        telemetry.emit(GuardsBuilt, source="def admits(x):\n    return x.ndim == 1\n", count=1)
+        telemetry.emit(WiresArmed, wires=(Row(source="G['S']", seen="2.0"),))
+        telemetry.emit(ReadsSeen, reads=(Row(source="G['S']", seen="2.0", line=4),))
+        with timed("back end", column_us="backend_us"):
+            clock.advance(us=50)
+        metrics.set("guard_count", 1)
+        clock.advance(us=1)
+    clock.advance(us=10)
+    telemetry.emit(
+        Retired,
+        compile_id="2/0",
+        source="G['S']",
+        old="2.0",
+        new="3.0",
+        file="/home/u/cfg.py",
+        line=9,
+    )
+    telemetry.emit(Recompiled, function="forward", reasons=("G['S']: 2.0 → 3.0",))
+    telemetry.emit(Counts, groups={"frames": {"hit": 3}})
+    with pytest.raises(ValueError), compiling(CompileId(2, 1), function="forward<T>"):
+        clock.advance(us=5)
+        raise ValueError("no <b>")
+    telemetry.emit(Refused, slug="hidden-state", reason="a clock was read")
+    telemetry.emit(RecordWritten, path="/home/u/forward.rec")
+    telemetry.get_runtime_metrics_context().increment("first_run_us", 7, {"is_runtime": True})
+    telemetry.get_runtime_metrics_context().finish()
+
+
+def check_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        pytest.fail(f"{path} was written: read it, and commit it")
+    assert text == path.read_text()
+
+
+def test_the_chrome_trace_has_complete_events_real_ids_and_names(log, tmp_path):
+    path = telemetry.write_chrome_trace(log, tmp_path / "trace.json")
+    trace = json.loads(path.read_text())
+    check_golden("chrome_trace.json", json.dumps(trace, indent=1, ensure_ascii=False) + "\n")
+    kinds = {e["ph"] for e in trace["traceEvents"]}
+    assert kinds == {"M", "X", "i", "C"}
+    assert {e["pid"] for e in trace["traceEvents"]} == {40}
+
+
+def spans_of(path: Path) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            begin = round(event["ts"] * 1000)
+            span = (begin, begin + round(event["dur"] * 1000))
+            lanes.setdefault((event["pid"], event["tid"]), []).append(span)
+    return lanes
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.tuples(st.sampled_from("<>"), st.integers(0, 3)), max_size=40))
+def test_spans_of_a_thread_nest_or_follow_and_never_overlap(tmp_path, steps):
+    shutil.rmtree(tmp_path / "l", ignore_errors=True)
+    with using_clock(FakeClock(1_000)) as clock, logging_to(tmp_path / "l") as written:
+        opened = []
+        for kind, ns in steps:
+            clock.advance(ns=ns)
+            if kind == "<":
+                opened.append(timed(str(len(opened))))
+                opened[-1].__enter__()
+            elif opened:  # not always the innermost: an overlap that is repaired
+                opened.pop(ns % len(opened)).__exit__(None, None, None)
+        while opened:
+            opened.pop().__exit__(None, None, None)
+        empty = written.path is None
+    if empty:
+        return
+    for spans in spans_of(
+        telemetry.write_chrome_trace(tmp_path / "l", tmp_path / "t.json")
+    ).values():
+        for a in spans:
+            for b in spans:
+                assert (
+                    b[0] >= a[1]
+                    or b[1] <= a[0]
+                    or a[0] <= b[0] <= b[1] <= a[1]
+                    or (b[0] <= a[0] <= a[1] <= b[1])
+                )
+    profiles = json.loads(
+        telemetry.write_speedscope(tmp_path / "l", tmp_path / "s.json").read_text()
+    )["profiles"]
+    for profile in profiles:
+        check_balanced(profile)
+
+
+def check_balanced(profile: dict) -> None:
+    stack, last = [], 0.0
+    for event in profile["events"]:
+        assert event["at"] >= last
+        last = event["at"]
+        if event["type"] == "O":
+            stack.append(event["frame"])
+        else:
+            assert stack.pop() == event["frame"]
+    assert not stack
+    assert last <= profile["endValue"]
+
+
+def test_speedscope_gets_a_balanced_profile_of_each_thread(log, tmp_path):
+    path = telemetry.write_speedscope(log, tmp_path / "speed.json")
+    found = json.loads(path.read_text())
+    check_golden("speedscope.json", json.dumps(found, indent=1) + "\n")
+    for profile in found["profiles"]:
+        check_balanced(profile)
+
+
+def test_the_structured_trace_has_the_form_that_tlparse_reads(log, tmp_path):
+    (path,) = telemetry.write_torch_trace(log, tmp_path / "tt")
+    assert path.name == "dedicated_log_torch_trace_rank_0_40_cafe.log"
+    text = path.read_text()
+    check_golden("torch_trace.log", text)
+    prefix = re.compile(r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^:]+:\d+\] (\{.*\})")
+    lines = text.split("\n")[:-1]
+    at = 0
+    while at < len(lines):
+        found = prefix.fullmatch(lines[at])
+        assert found, lines[at]
+        envelope = json.loads(found[1])
+        at += 1
+        payload = []
+        while at < len(lines) and lines[at].startswith("\t"):
+            payload.append(lines[at][1:])
+            at += 1
+        wanted = envelope.get("has_payload")
+        assert bool(payload) == (wanted is not None)
+        if payload:
+            assert hashlib.md5("\n".join(payload).encode()).hexdigest() == wanted
+
+
+@pytest.mark.skipif(shutil.which("tlparse") is None, reason="tlparse isn't installed")
+def test_tlparse_opens_the_structured_trace_without_errors(log, tmp_path):
+    (path,) = telemetry.write_torch_trace(log, tmp_path / "tt")
+    command = ["tlparse", str(path), "-o", str(tmp_path / "out"), "--no-browser", "--strict"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fail" not in done.stderr + done.stdout
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_prometheus_text_names_counters_and_times(clock):
+    telemetry.count("frames", 'odd"name\n')
+    with timed("trace"):
+        clock.advance(us=1500)
+    with pytest.raises(ValueError), compiling(CompileId(0), function="f"):
+        raise ValueError
+    check_golden("prometheus.txt", prometheus_text())
+
+
+@pytest.mark.parametrize(
+    ("package", "use"),
+    [
+        ("prometheus_client", lambda log: telemetry.serve_metrics()),
+        ("opentelemetry.trace", lambda log: telemetry.export_spans(log)),
+    ],
+)
+def test_an_absent_package_is_a_clear_error(log, monkeypatch, package, use):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(TelemetryError, match=r"\[exporter-missing\]"):
+        use(log)
+
+
+def test_opentelemetry_gets_spans_with_their_times_and_parents(log):
+    pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    assert telemetry.export_spans(log, provider) == 5
+    spans = {span.name: span for span in exporter.get_finished_spans()[:4]}
+    assert spans["observe"].parent.span_id == spans["trace"].context.span_id
+    assert spans["trace"].end_time - spans["trace"].start_time == 130_000

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+from support import run_python
+
+from tripwire import telemetry
+from tripwire.errors import TelemetryError
+from tripwire.telemetry import CompileId, compile_times, compiling, logs, tabulate, timed
+
+
+@pytest.fixture
+def spent(clock, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tabulate", None)
+    for us in (1500, 2500):
+        with compiling(CompileId(0), function="f"):
+            with timed("trace", column_us="trace_us"):
+                clock.advance(us=us)
+            clock.advance(us=500)
+
+
+def test_compile_times_list_each_span_or_their_sum(spent):
+    assert compile_times() == (
+        "tripwire compile times:\n"
+        "Span     Seconds\n"
+        "-------  --------------\n"
+        "trace    0.0015, 0.0025\n"
+        "compile  0.0020, 0.0030"
+    )
+    assert compile_times(aggregate=True).splitlines()[-1] == "compile  0.0050"
+    assert compile_times("csv") == (
+        ["trace", "compile"],
+        ["0.001500, 0.002500", "0.002000, 0.003000"],
+    )
+    assert compile_times("csv", aggregate=True)[1] == ["0.004000", "0.005000"]
+    with pytest.raises(ValueError, match="repr='xml'"):
+        compile_times("xml")
+
+
+def test_time_spent_has_a_total_and_prints_in_one_line(spent, capsys):
+    assert telemetry.calculate_time_spent() == pytest.approx(
+        {"trace": 0.004, "compile": 0.005, "total_wall_time": 0.005}
+    )
+    telemetry.print_time_report()
+    assert capsys.readouterr().out == "TIMING: trace:0.004 compile:0.005 total_wall_time:0.005\n"
+    telemetry.count("a", "b")
+    telemetry.reset_frame_count()
+    assert telemetry.calculate_time_spent() == {"total_wall_time": 0}
+    assert telemetry.statistics().groups == {}
+
+
+def test_a_summary_is_logged_at_exit_when_it_is_switched_on():
+    code = (
+        "import logging, os, sys\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
+        "{}"
+        "from tripwire import telemetry as t\n"
+        "with t.timed('trace'): pass\n"
+    )
+    assert run_python(code.format("")) == ""
+    shown = run_python(code.format("os.environ['TRIPWIRE_SUMMARY'] = '1'\n"))
+    assert "tripwire compile times:" in shown
+    assert "trace" in shown
+
+
+def test_runtime_metrics_that_nobody_finished_are_in_the_log_at_exit(tmp_path):
+    code = (
+        f"import os; os.environ['TRIPWIRE_LOG_DIR'] = {str(tmp_path)!r}\n"
+        "from tripwire import telemetry as t\n"
+        "with t.timed('x', column_us='first_run_us'): pass\n"
+    )
+    run_python(code)
+    last = list(telemetry.read_events(tmp_path))[-1].event
+    assert last.metrics.is_runtime
+
+
+def test_tabulate_falls_back_to_plain_columns(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tabulate", None)
+    assert tabulate([("a", 1), ("bb", 20.5)], ("name", "n")) == (
+        "name     n\n----  ----\na        1\nbb    20.5"
+    )
+    assert tabulate([], ("x",)) == "x\n-"
+
+
+def test_tabulate_uses_the_package_where_it_is_installed(monkeypatch):
+    class Package:
+        @staticmethod
+        def tabulate(rows, headers):
+            return f"{headers}: {rows}"
+
+    monkeypatch.setitem(sys.modules, "tabulate", Package)
+    assert tabulate([(1,)], ("x",)) == "('x',): [(1,)]"
+
+
+# --- loggers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quiet_after():
+    yield
+    logs.set_logs("")
+
+
+def test_named_loggers_speak_and_others_dont(quiet_after, capsys):
+    telemetry.set_logs("recompiles, guards")
+    assert telemetry.get_logs() == ("guards", "recompiles")
+    for name in ("recompiles", "guards", "trace"):
+        logging.getLogger(f"tripwire.{name}").info("of %s", name)
+    assert (
+        capsys.readouterr().err
+        == "[tripwire.recompiles] of recompiles\n[tripwire.guards] of guards\n"
+    )
+    telemetry.set_logs("")
+    logging.getLogger("tripwire.recompiles").info("no more")
+    assert capsys.readouterr().err == ""
+
+
+def test_all_means_all(quiet_after):
+    telemetry.set_logs("all")
+    assert telemetry.get_logs() == logs.NAMES
+    assert {"trace", "guards", "recompiles", "refusals", "records"} <= set(logs.NAMES)
+
+
+def test_an_unknown_logger_is_a_clear_error():
+    with pytest.raises(TelemetryError, match=r"(?s)gaurds: no logger.*recompiles.*logs-unknown"):
+        telemetry.set_logs("guards,gaurds")
+    assert telemetry.get_logs() == ()
+
+
+def test_the_environment_switches_loggers_on_and_a_wrong_name_is_said_once():
+    code = (
+        "import os, sys; os.environ['TRIPWIRE_LOGS'] = '{}'; sys.stderr = sys.stdout\n"
+        "from tripwire import telemetry; import tripwire.telemetry.logs\n"
+        "print(telemetry.get_logs())"
+    )
+    assert run_python(code.format("guards")) == "('guards',)"
+    shown = run_python(code.format("gaurds"))
+    assert shown.count("gaurds: no logger of tripwire has that name") == 1
+    assert shown.endswith("()")

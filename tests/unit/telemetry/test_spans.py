@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+import pytest
+import torch
+from forking import in_fork
+from support import run_python
+
+from tripwire import telemetry
+from tripwire.errors import TelemetryError
+from tripwire.telemetry import CompileId, compiling, timed
+from tripwire.telemetry.threads import local, merge_totals
+
+
+def test_a_span_adds_its_time_to_its_key(clock):
+    with timed("trace"):
+        clock.advance(us=5)
+    with timed("trace"):
+        clock.advance(us=7)
+    total = merge_totals()["trace"]
+    assert (total.ns, total.calls) == (12_000, 2)
+    assert list(total.durations_ns) == [5_000, 7_000]
+
+
+def test_only_the_outermost_span_of_a_key_adds_to_the_total(clock):
+    with timed("trace"):
+        clock.advance(us=1)
+        with timed("other"), timed("trace"):
+            clock.advance(us=2)
+    totals = merge_totals()
+    assert totals["trace"].ns == 3_000
+    assert totals["trace"].calls == 2
+    assert totals["other"].ns == 2_000
+
+
+def test_a_span_is_recorded_when_its_body_raises(clock):
+    with pytest.raises(ValueError), timed("trace"):
+        clock.advance(us=4)
+        raise ValueError
+    total = merge_totals()["trace"]
+    assert (total.ns, total.errors) == (4_000, 1)
+    assert local.state.stack == []
+
+
+def test_a_span_decorates_functions_that_call_themselves(clock):
+    @timed("down")
+    def down(n: int) -> int:
+        """Goes down."""
+        clock.advance(us=1)
+        return n if n == 0 else down(n - 1)
+
+    assert down(3) == 0
+    assert down.__doc__ == "Goes down."
+    assert merge_totals()["down"].ns == 4_000
+    assert merge_totals()["down"].calls == 4
+
+
+def test_a_decorator_made_while_off_measures_once_spans_are_on(clock):
+    telemetry.disable()
+
+    @timed("late", column_us="trace_us")
+    def work() -> None:
+        clock.advance(us=3)
+
+    work()
+    assert merge_totals() == {}
+    telemetry.enable()
+    work()
+    assert merge_totals()["late"].ns == 3_000
+    assert telemetry.get_runtime_metrics_context().get("trace_us") == 3
+
+
+def test_off_measures_nothing_and_swallows_nothing():
+    telemetry.disable()
+    with pytest.raises(KeyError), timed("trace", column_us="trace_us"):
+        raise KeyError
+    assert merge_totals() == {}
+
+
+def test_a_span_that_is_open_while_spans_go_off_and_on_again_is_forgotten(clock):
+    with timed("outer"):
+        telemetry.disable()
+        telemetry.enable()
+        with timed("inner"):
+            clock.advance(us=1)
+    assert list(merge_totals()) == ["inner"]
+
+
+def test_inside_a_compile_the_time_goes_to_that_compiles_metrics(clock):
+    with compiling(CompileId(0), function="f"):
+        with timed("trace", column_us="trace_us"):
+            clock.advance(us=10)
+            with timed("observe", column_us="observe_us"):
+                clock.advance(us=5)
+        clock.advance(us=2)
+    (metrics,) = telemetry.get_compilation_metrics()
+    assert metrics.trace_us == 15
+    assert metrics.observe_us == 5
+    assert metrics.duration_us == 17
+    assert metrics.unattributed_us == 2
+    assert metrics.phases == {"trace_us": 15, "observe_us": 5, "unattributed_us": 2}
+
+
+def test_outside_a_compile_the_time_goes_to_the_runtime_metrics(clock):
+    with timed("first run", column_us="first_run_us", compile_id="0/1", is_backward=True):
+        clock.advance(us=10)
+        with timed("check", column_us="check_us"):
+            clock.advance(us=5)
+    telemetry.get_runtime_metrics_context().finish()
+    (metrics,) = telemetry.get_compilation_metrics()
+    assert metrics.is_runtime
+    assert metrics.is_forward is None  # the first span to end there said nothing of it
+    assert (metrics.first_run_us, metrics.check_us, metrics.duration_us) == (15, 5, 15)
+
+
+def test_a_column_must_be_in_microseconds_and_must_exist():
+    with pytest.raises(TelemetryError, match=r"\[column-unit\]"), timed("x", column_us="trace_s"):
+        pass
+    with pytest.raises(TelemetryError, match=r"\[column-unknown\]"), timed("x", column_us="x_us"):
+        pass
+    assert local.state.stack == []
+
+
+def test_overlapping_spans_are_repaired_with_a_warning(clock, caplog):
+    outer, inner = timed("outer"), timed("inner")
+    outer.__enter__()
+    inner.__enter__()
+    clock.advance(us=3)
+    with caplog.at_level(logging.WARNING, "tripwire.telemetry"):
+        outer.__exit__(None, None, None)
+        with timed("around"):
+            inner.__exit__(None, None, None)
+    assert "inner was open while an event around it ended" in caplog.text
+    assert "isn't open any more" in caplog.text
+    assert merge_totals()["outer"].ns == 3_000
+    assert local.state.stack == []
+
+
+def test_threads_have_their_own_stacks_and_their_figures_outlive_them():
+    started = threading.Barrier(4)
+
+    def work() -> None:
+        with timed("shared"):
+            started.wait()
+            for _ in range(500):
+                with timed("many"):
+                    telemetry.count("group", "name")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del threads, thread
+    totals = merge_totals()
+    assert totals["many"].calls == 2000
+    assert totals["shared"].calls == 4
+    assert totals["shared"].ns >= max(totals["shared"].durations_ns)
+    assert telemetry.statistics()["group"]["name"] == 2000
+
+
+def test_a_forked_child_begins_with_nothing_and_may_leave_its_parents_span():
+    def child() -> tuple[int, int, list[str]]:
+        span.__exit__(None, None, None)
+        with timed("childs"):
+            pass
+        telemetry.count("a", "b")
+        return telemetry.statistics()["a"]["b"], len(local.state.stack), list(merge_totals())
+
+    telemetry.count("a", "b", 10)
+    span = timed("parents")
+    span.__enter__()
+    assert in_fork(child) == (1, 0, ["childs"])
+    span.__exit__(None, None, None)
+    assert telemetry.statistics()["a"]["b"] == 10
+
+
+def test_a_fork_while_another_thread_writes_leaves_a_child_that_works():
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            with timed("busy"):
+                telemetry.count("a", "b")
+            merge_totals()
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert (
+                in_fork(lambda: (telemetry.count("a", "c"), telemetry.statistics().frames)[1]) == 0
+            )
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_spans_are_ranges_of_torchs_profiler():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with timed("trace", wait_counter="trace"):
+            torch.ones(1)
+        with timed("hidden", profiler_range=False):
+            torch.ones(1)
+    names = {event.key for event in profile.key_averages()}
+    assert "trace (tripwire)" in names
+    assert "hidden (tripwire)" not in names
+
+
+def test_telemetry_needs_no_torch():
+    code = (
+        "import sys; from tripwire import telemetry as t\n"
+        "with t.timed('x', wait_counter='y'): pass\n"
+        "print('torch' in sys.modules)"
+    )
+    assert run_python(code) == "False"
+    assert "torch" in sys.modules
