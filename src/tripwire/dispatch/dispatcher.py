@@ -20,7 +20,17 @@ from torch import nn
 
 from tripwire.backends.registry import Backend, Runtime, name_of
 from tripwire.dispatch.entry import Entry, RunAgain
+from tripwire.dispatch.telling import (
+    Callee,
+    compiling,
+    tell_entry,
+    tell_miss,
+    tell_refusal,
+    tell_retired,
+    wants_reasons,
+)
 from tripwire.errors import BackendFailed, CannotTrace
+from tripwire.phases import PLAN, RETIRE
 from tripwire.tracing import Refusal, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
@@ -90,6 +100,8 @@ class Dispatcher:
         self._told: set[str] = set()
         self._calls = self._traces = self._refusals = self._retired = self._hits = 0
         self._causes: list[Cause] = []
+        self._callee: Callee | None = None
+        self._told_refusals: Counter[Refusal] = Counter()
         self._clock = itertools.count(1)
         self._lock = threading.Lock()
         # Submodules that are compiled on their own, until this goes.
@@ -144,10 +156,24 @@ class Dispatcher:
             return self._run_plainly(args, kwargs)
         key = self._call_key(args, kwargs)
         self._calls += 1
+        if self._callee is None:
+            self._callee = Callee.of(self.name, self.target)
+        with compiling(self._callee, self._traces, name_of(self.options.backend)):
+            return self._trace(args, kwargs, probed, key)
+
+    def _trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probed: dict[object, Any],
+        key: object,
+    ) -> Any:
+        """Run a call that no entry admits, observed; it becomes an entry or is refused."""
         if self._entries:
-            for entry in self._entries:
-                entry.look_at_pulled()
-            self._tell_miss(args, kwargs, probed)
+            with RETIRE:
+                for entry in self._entries:
+                    entry.look_at_pulled()
+                self._tell_miss(args, kwargs, probed)
         torch_state = sample_quickly()
         if CURRENT.kept is not None:
             CURRENT.kept.before_run()
@@ -202,6 +228,8 @@ class Dispatcher:
             self._entries = (entry, *self._drop_entries())
         if not volatile:
             self._unsettled[key] = self._refused[key] = 0
+        with PLAN:
+            tell_entry(entry, trace, len(self._entries))
         return None
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
@@ -252,11 +280,12 @@ class Dispatcher:
     def _note_retired(self, cause: Cause) -> None:
         self._retired += 1
         self._causes = [*self._causes[-15:], cause]
+        tell_retired(cause)
 
     def _tell_miss(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> None:
-        if not recompiles.isEnabledFor(logging.INFO):
+        if not recompiles.isEnabledFor(logging.INFO) and not wants_reasons():
             return
         reasons = []
         for entry in self._entries:
@@ -266,11 +295,16 @@ class Dispatcher:
                 failures = [failure] if failure else []
             reasons.append("; ".join(failures) or "no reason found")
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
+        assert self._callee is not None
+        tell_miss(self._callee, reasons)
 
     # --- refusals ---
 
     def _refuse(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         self._refusals += 1
+        self._told_refusals[refusal] += 1
+        assert self._callee is not None
+        tell_refusal(self._callee, refusal)
         if self.options.fullgraph:
             raise refusal.error()
         self._refused[key] += 1
@@ -310,6 +344,16 @@ class Dispatcher:
             alive,
             tuple(self._causes),
         )
+
+    @property
+    def callee(self) -> Callee | None:
+        """What is known of the callable, once it was traced."""
+        return self._callee
+
+    @property
+    def refusals(self) -> dict[Refusal, int]:
+        """Why calls were refused, and how often."""
+        return dict(self._told_refusals)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tripwire.backends.registry import Runtime
+from tripwire.phases import BACKEND, PLAN, RETIRE
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
@@ -27,6 +30,32 @@ from tripwire.validity.wires import NOBODY, Cause, Writers
 
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an entry is made of."""
+
+    ops: int
+    nodes: int
+    inputs: int
+    guards: int
+    wires: int
+    branches: tuple[str, ...]
+    effects: tuple[str, ...]
+
+    @staticmethod
+    def of(trace: Trace, plan: Plan) -> Summary:
+        """Of a trace and its plan."""
+        return Summary(
+            trace.statistics().ops,
+            len(trace.graph.nodes),
+            len(trace.inputs),
+            len(plan.guards.checks),
+            len(plan.dicts) + len(plan.objects) + len(plan.pulled),
+            tuple(map(str, trace.branches)),
+            tuple(map(str, trace.effects)),
+        )
 
 
 class RunAgain(Exception):
@@ -62,7 +91,19 @@ class Entry:
         self._plan: Plan | None = build_plan(trace, torch_state, settle, trouble, on_death)
         # As they are for every call that is admitted.
         self._contexts = sample_contexts() if trace.has_contexts else None
-        self._runtime = compile_graph(trace)
+        with BACKEND:
+            self._runtime = compile_graph(trace)
+        with PLAN:
+            self._prepare(trace, self._plan, on_retired)
+
+    def _prepare(
+        self,
+        trace: Trace,
+        plan: Plan,
+        on_retired: Callable[[], Callable[[Cause], None] | None],
+    ) -> None:
+        """Lay out what a hit needs."""
+        self.summary = Summary.of(trace, plan)
         self._on_retired = on_retired
         self._told = ""
         self.hits = 0
@@ -86,17 +127,17 @@ class Entry:
         )
         self._can_repeat = can_repeat(trace)
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
-        self._held = self._plan.held
+        self._held = plan.held
         self._n_held = len(self._held.tensors)
-        self._positions = self._plan.fetched
+        self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
         self._direct = (
             self._outputs.index if type(self._outputs) is TensorPlan and not self._effects else None
         )
-        self.admits = self._plan.guards.admits
-        self.probe = self._plan.probe
-        for index in self._plan.suspects:
-            cause = self._plan.dicts[index].find_cause(NOBODY)
+        self.admits = plan.guards.admits
+        self.probe = plan.probe
+        for index in plan.suspects:
+            cause = plan.dicts[index].find_cause(NOBODY)
             if cause is not None:
                 self._causes[True, index] = cause
         if self._causes:  # until the value comes back that the run found
@@ -113,6 +154,15 @@ class Entry:
     def source(self) -> str:
         """The guard function's text."""
         return "" if self._plan is None else self._plan.guards.source
+
+    def list_wires(self) -> list[tuple[str, str]]:
+        """What of the world it depends on: sources, and what was seen."""
+        return [] if self._plan is None else self._plan.wires()
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """The graph's inputs that are state, while it is in use."""
+        return self._held.tensors
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Why this entry isn't for a call."""
@@ -155,18 +205,9 @@ class Entry:
             plan = self._plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
-        for touch in touches:
-            if touch.is_dict:
-                wire = plan.dicts[touch.index]
-                owner = None if wire.owner is None else owners.get(wire.owner)
-                cause = wire.find_cause(Writers(touch, owner))
-            else:
-                cause = plan.objects[touch.index].find_cause(Writers(touch))
-            key = (touch.is_dict, touch.index)
-            if cause is None:
-                self._causes.pop(key, None)
-            elif key not in self._causes:
-                self._causes[key] = cause
+        with RETIRE if touches else nullcontext():
+            for touch in touches:
+                self._compare(plan, touch, owners)
         self._pending.clear()
         if self._causes and not retired:
             self._held.release()
@@ -175,6 +216,20 @@ class Entry:
             if not self._held.restore():
                 self.close()
         return not self._causes and not self.is_dead
+
+    def _compare(self, plan: Plan, touch: Touch, owners: dict[int, Touch]) -> None:
+        """Whether what was touched is as it was."""
+        if touch.is_dict:
+            wire = plan.dicts[touch.index]
+            owner = None if wire.owner is None else owners.get(wire.owner)
+            cause = wire.find_cause(Writers(touch, owner))
+        else:
+            cause = plan.objects[touch.index].find_cause(Writers(touch))
+        key = (touch.is_dict, touch.index)
+        if cause is None:
+            self._causes.pop(key, None)
+        elif key not in self._causes:
+            self._causes[key] = cause
 
     def _note_death(self, ref: object) -> None:
         """Something that was read is gone, and so is this entry.

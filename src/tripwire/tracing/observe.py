@@ -229,28 +229,26 @@ def _collecting_unseen(observer: Observer) -> Iterator[None]:
     if not gc.callbacks:
         yield
         return
-    aside = {id(wrapped := _set_aside(observer, one)): (wrapped, one) for one in gc.callbacks}
-    gc.callbacks[:] = [wrapped for wrapped, _ in aside.values()]
+    thread = threading.get_ident()
+    paused: list[bool] = []
+
+    def begin(phase: str, info: dict[str, int]) -> None:
+        if threading.get_ident() == thread and not observer.paused:
+            paused.append(True)
+            observer.pause()
+
+    def end(phase: str, info: dict[str, int]) -> None:
+        if threading.get_ident() == thread and paused:
+            paused.clear()
+            observer.resume()
+
+    gc.callbacks.insert(0, begin)  # the others run between the two
+    gc.callbacks.append(end)
     try:
         yield
     finally:
-        gc.callbacks[:] = [aside[id(one)][1] if id(one) in aside else one for one in gc.callbacks]
-
-
-def _set_aside(observer: Observer, callback: Callable[..., Any]) -> Callable[..., Any]:
-    thread = threading.get_ident()
-
-    def run_aside(phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() != thread or observer.paused:
-            callback(phase, info)
-            return
-        observer.pause()
-        try:
-            callback(phase, info)
-        finally:
-            observer.resume()
-
-    return run_aside
+        gc.callbacks.remove(begin)
+        gc.callbacks.remove(end)
 
 
 def _build_observer(listener: Listener, watch_calls: bool) -> Observer:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_globals
 
+from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
 from tripwire.tracing.reach import HOOK_TABLES
@@ -57,6 +58,11 @@ class Plan:
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
 
+    def wires(self) -> list[tuple[str, str]]:
+        """Everything of the world that is compared: sources, and what was seen."""
+        wires: list[DictWire | ObjectWire | PulledWire] = [*self.dicts, *self.objects, *self.pulled]
+        return [row for wire in wires for row in wire.rows()]
+
     def rearm(self) -> Plan:
         """The same with a sentry that watches from now on; unless something is gone."""
         objects = [wire.value for wire in self.objects]
@@ -78,9 +84,9 @@ def build_plan(
     completion = trace.completion
     assert completion is not None
     with _without_gc():
-        return _build_plan(
-            _Planner(trace, completion), trace, torch_state, settle, causes, on_death
-        )
+        with PLAN:
+            planner = _Planner(trace, completion)
+        return _build_plan(planner, trace, torch_state, settle, causes, on_death)
 
 
 @contextmanager
@@ -103,13 +109,16 @@ def _build_plan(
     causes: object,
     on_death: Callable[[object], None],
 ) -> Plan:
-    held, fetched = planner.find_inputs()
-    dicts, objects, watched = planner.find_wires(held, on_death)
-    sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
-    guards = planner.write_guards(sentry, settle, causes, torch_state, held)
-    suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
-    pulled = tuple(planner.pulled)
-    probe = build_probe(trace)
+    with PLAN:
+        held, fetched = planner.find_inputs()
+        dicts, objects, watched = planner.find_wires(held, on_death)
+    with ARM:
+        sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
+    with PLAN:
+        guards = planner.write_guards(sentry, settle, causes, torch_state, held)
+        suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
+        pulled = tuple(planner.pulled)
+        probe = build_probe(trace)
     return Plan(
         guards, tuple(dicts), tuple(objects), sentry, pulled, probe, held, suspects, fetched
     )

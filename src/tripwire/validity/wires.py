@@ -229,6 +229,10 @@ class DictWire:
         wanted = self._wanted
         return wanted if wanted is not None and _are_names(wanted) else None
 
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people: sources, and what was seen."""
+        return [(str(self._step(key)), str(kept)) for key, kept in self._kept.items()]
+
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
         now = self._read()
@@ -276,6 +280,10 @@ class ObjectWire:
     def gone(self) -> Cause:
         """What to say when the object died."""
         return Cause(self._path, _class(self._cls), "gone", None)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people."""
+        return [(str(self._path), _class(self._cls))]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """How the object differs now."""
@@ -396,6 +404,11 @@ class PulledWire:
         return keys == self._keys and all(
             kept.is_same(value) for kept, value in zip(self._kept, values, strict=True)
         )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people: sources, and what was seen."""
+        pairs = zip(self._keys, self._kept, strict=True)
+        return [(str(self._step(key)), str(kept)) for key, kept in pairs]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
