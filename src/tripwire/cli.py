@@ -22,7 +22,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (TripwireError, OSError) as error:
-            raise _Trouble(str(error)) from None
+            raise _Trouble(" ".join(str(error).split())) from None
 
 
 class _Trouble(click.ClickException):

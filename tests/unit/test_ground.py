@@ -48,7 +48,7 @@ LAYERS = [
     {"dispatch.dispatcher"},
     {"dispatch.compiled"},
     {"dispatch"},
-    {"recording.container", "recording.looks", "recording.reading"},
+    {"recording.container", "recording.looks", "recording.reading", "recording.flags"},
     {"recording.origin"},
     {"recording.policy", "recording.habits"},
     {"recording.blobs", "recording.plain", "recording.names"},

@@ -20,7 +20,7 @@ from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import restoring_contexts
 from tripwire.validity.plan import Plan, build_plan
-from tripwire.validity.probes import can_repeat
+from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
 
@@ -82,6 +82,12 @@ class Entry:
         )
         self._has_contexts = trace.has_contexts
         self._can_repeat = can_repeat(trace)
+        self._leaves_traces = not self._can_repeat or is_opaque(trace)
+        self._generators = tuple(
+            constant.value
+            for constant in trace.constants
+            if isinstance(constant.value, torch.Generator)
+        )
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
         self._held = self._plan.held
         self._n_held = len(self._held.tensors)
@@ -215,7 +221,8 @@ class Entry:
         self, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
-        if self._written and CURRENT.kept is not None:
+        if self._leaves_traces and CURRENT.kept is not None:
+            CURRENT.kept.before_draw(self._generators)
             for index in self._written:
                 CURRENT.kept.before_write(inputs[index])
         runtime = self._runtime
