@@ -9,6 +9,7 @@ write at all, and its tensors copied just before the first write to each.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from tripwire.recording.tensors import key_of
 from tripwire.tracing.torchstate import sample_quickly
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 
+log = logging.getLogger("tripwire.records")
+
 
 class Beginning:
     """One call, as it began. Told of what the call does by whoever runs it (tracing.state.Kept).
@@ -37,6 +40,7 @@ class Beginning:
     generators: States | None = None  # torch's own
     draws: Draws | None = None  # from others
     trusted = False  # ran without a snapshot, because its code was known to be harmless
+    trouble = ""  # what went wrong while it was kept
     late = False  # nobody watched: all that is known is how it was when it had failed
 
     def __init__(
@@ -55,24 +59,39 @@ class Beginning:
     # --- while it runs ---
 
     def before_run(self) -> None:
-        if self.snapshot is None:
-            self._note_state()
-            self.snapshot = self._take_down()
-            self.snapshot.blobs.keep_arrays()
-            self.draws = Draws()
-            _remember(self)
+        if self.snapshot is None and not self.trouble:
+            try:
+                self._note_state()
+                snapshot = self._take_down()
+                snapshot.blobs.keep_arrays()
+                self.draws = Draws()
+                self.snapshot = snapshot
+                _remember(self)
+            except Exception as error:
+                self._note_trouble(error)
 
     def before_call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        for tensor in find_written(func, args, kwargs):
-            self.before_write(tensor)
-        if self.snapshot is not None and getattr(func, "__name__", "") == "backward":
-            for tensor in self.snapshot.tensors():  # gradients are added to in place
-                if tensor.is_leaf and tensor.grad is not None:
-                    self.before_write(tensor.grad)
+        if self.trouble:
+            return
+        try:
+            for tensor in find_written(func, args, kwargs):
+                self._keep(tensor)
+            if self.snapshot is not None and getattr(func, "__name__", "") == "backward":
+                for tensor in self.snapshot.tensors():  # gradients are added to in place
+                    if tensor.is_leaf and tensor.grad is not None:
+                        self._keep(tensor.grad)
+        except Exception as error:
+            self._note_trouble(error)
 
     def before_write(self, tensor: torch.Tensor) -> None:
+        try:
+            self._keep(tensor)
+        except Exception as error:
+            self._note_trouble(error)
+
+    def _keep(self, tensor: torch.Tensor) -> None:
         with torch._C.DisableTorchFunction():
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 return
@@ -85,7 +104,10 @@ class Beginning:
 
     def before_draw(self, generators: Iterable[torch.Generator]) -> None:
         if self.generators is None:
-            self.generators = States(generators)
+            try:
+                self.generators = States(generators)
+            except Exception as error:
+                self._note_trouble(error)
 
     def run_plainly(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -95,6 +117,8 @@ class Beginning:
             self._note_state()
             return fn(*args, **kwargs)
         self.before_run()
+        if self.snapshot is None:
+            return fn(*args, **kwargs)
         with _Keeping(self):
             return fn(*args, **kwargs)
 
@@ -105,6 +129,12 @@ class Beginning:
     def find_own_mode(self) -> contextlib.AbstractContextManager[None] | None:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
         return _left(mode) if isinstance(mode, _Keeping) else None
+
+    def _note_trouble(self, error: Exception) -> None:
+        """The call goes on, whatever stands in the way of its record."""
+        if not self.trouble:
+            log.warning("A call can't be kept as it began.", exc_info=error)
+        self.trouble = f"{type(error).__name__}: {error}"
 
     def _note_state(self) -> None:
         if self.torch_state is None:
@@ -138,6 +168,12 @@ class Beginning:
             yield Omission(
                 "values at the beginning",
                 "the call wasn't armed: what it changed before it failed is here as it left it",
+            )
+        if self.trouble:
+            yield Omission(
+                "values at the beginning",
+                f"they couldn't all be kept ({self.trouble}): what the call changed before it "
+                "failed may be here as it left it",
             )
         if self.trusted and self.snapshot is not None and not self.snapshot.habits().are_harmless:
             yield Omission(

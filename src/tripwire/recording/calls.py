@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import logging
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from tripwire.recording.format import (
 from tripwire.recording.outcomes import place_of
 from tripwire.recording.policy import KEEP_ALL, Policy
 from tripwire.tracing.torchstate import sample_quickly
-
-log = logging.getLogger("tripwire.records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +124,4 @@ def _short(dtype: torch.dtype) -> str:
 
 def replay_command(path: Path) -> str:
     """What to type to see it again."""
-    return f"tripwire replay {path} --trust"
+    return f"tripwire replay {shlex.quote(str(path))} --trust"

@@ -24,12 +24,13 @@ from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.recording.beginning import Beginning
+from tripwire.recording.beginning import Beginning, log
 from tripwire.recording.block import build_block
-from tripwire.recording.calls import Writing, log, replay_command, write_call
+from tripwire.recording.calls import Writing, replay_command, write_call
 from tripwire.recording.format import Compiled, Outcome
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.policy import Chooser, Policy
+from tripwire.recording.recompiled import RECORDED
 from tripwire.tracing.state import CURRENT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -169,6 +170,7 @@ def record_on_error(
         def recorded(*args: Any, **kwargs: Any) -> Any:
             return run_recorded(writing, function, args, kwargs)
 
+        setattr(recorded, RECORDED, function)
         return recorded  # type: ignore[return-value]
 
     return decorate

@@ -301,9 +301,10 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     args, names, values, attributes), "staticmethod", "classmethod", "property" (get, set,
     delete, doc), "cached_property" (function, name), "lru_cache" (function, maxsize, typed,
     attributes), "singledispatch" (function, types, functions, attributes), "weakref" (target),
-    "proxy" (mapping) a read-only view; and of typing: "alias" (origin, args), "generic"
-    (origin, args), "union" (args), "typevar" (name, bound, constraints, covariant,
-    contravariant), "forward" (text).
+    "proxy" (mapping) a read-only view; of tripwire: "compiled" and "dispatcher" (target, name,
+    back end, fullgraph, cache size, options), "recorded" (function); and of typing: "alias"
+    (origin, args), "generic" (origin, args), "union" (args), "typevar" (name, bound,
+    constraints, covariant, contravariant), "forward" (text).
     """
 
     form: str
