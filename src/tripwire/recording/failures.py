@@ -27,7 +27,7 @@ from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.beginning import Beginning, log
 from tripwire.recording.block import build_block
 from tripwire.recording.calls import Writing, replay_command, write_call
-from tripwire.recording.format import Compiled, Outcome
+from tripwire.recording.format import Compiled, Outcome, Returned
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.policy import Chooser, Policy
 from tripwire.recording.recompiled import RECORDED
@@ -296,7 +296,7 @@ class record:  # noqa: N801  # used as a function: `with tripwire.record(path):`
             self.path = record_failure(self._writing, self._beginning, "block", error)
         elif error is None:
             try:
-                ended = Ended(self._beginning, "block", describe_result(None))
+                ended = Ended(self._beginning, "block", Returned(""))
                 self.path = ended.write(self._writing)
             except Exception:
                 log.exception("The block could not be recorded.")
