@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
@@ -91,8 +92,9 @@ def write_call(
 
 def _bind(beginning: Beginning) -> dict[str, object]:
     """Arguments by the names that the function has for them."""
+    target = beginning.target
     try:
-        signature = inspect.signature(beginning.target)
+        signature = inspect.signature(target.forward if isinstance(target, nn.Module) else target)
         bound = signature.bind(*beginning.args, **beginning.kwargs)
     except (TypeError, ValueError):
         return {}

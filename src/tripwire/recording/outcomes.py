@@ -106,7 +106,19 @@ def explain(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             message = outcome.message.partition("\n")[0]
-            return f"{outcome.type}: {message} ({outcome.file}:{outcome.line})"
+            return printable(f"{outcome.type}: {message} ({outcome.file}:{outcome.line})")
         case Returned():
             return f"returned (digest {outcome.digest[:12]})" if outcome.digest else "returned"
     return "not known"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text that can do nothing to a terminal or a script: one line, without control characters.
+
+    `keep`: control characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )

@@ -32,9 +32,12 @@ class Rebuilt:
     generators: dict[str, Any]
     rebuilder: Rebuilder
 
-    def run(self, backend: str | None = None) -> Any:
-        """Run it in its environment. `backend`: another one, or "none" to run it plainly."""
+    def prepare(self, backend: str | None = None) -> Callable[[], Any]:
+        """What runs it in its environment. `backend`: another one, or "none" to run plainly."""
         call = self._compile(backend)
+        return lambda: self._run(call, backend)
+
+    def _run(self, call: Callable[..., Any], backend: str | None) -> Any:
         compiled = self.manifest.compiled
         with self.rebuilder.importable(), _in_environment(self.manifest.environment):
             if compiled is not None and compiled.hit and backend != "none":
@@ -124,14 +127,14 @@ def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | 
     """
     check_trust(trust)
     with rebuilding(path) as call:
-        return call.run(backend)
+        return call.prepare(backend)()
 
 
 def find_outcome(path: str | os.PathLike[str]) -> Outcome:
     """Run a trusted record's call, and say how it ended."""
     with rebuilding(path) as call:
         try:
-            result = call.run()
+            result = call.prepare()()
         except Exception as error:
             return describe_error(error, call.target)
         return describe_result(result)

@@ -265,11 +265,11 @@ class Blobs:
         dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
         if device == "meta":  # no values to keep: its shape is all of it
             return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
+        treatment = max(at_least, self._policy.treat(path, tensor))  # the user's, and may raise
         storage = tensor.untyped_storage()
         held = self._held.setdefault(key_of(storage), Held(storage))
         if storage.nbytes() > held.storage.nbytes():
             held.storage = storage
-        treatment = max(at_least, self._policy.treat(path, tensor))
         offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
         use = Use(
             held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg

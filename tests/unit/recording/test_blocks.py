@@ -339,9 +339,8 @@ def test_a_block_without_source_is_refused(tmp_path) -> None:
 
 
 def test_a_block_that_is_interrupted_leaves_nothing(tmp_path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        with tripwire.record(tmp_path):
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), tripwire.record(tmp_path):
+        raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
 
