@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -207,8 +208,10 @@ class States:
     __slots__ = ("_default", "_own")
 
     def __init__(self, own: Iterable[torch.Generator]) -> None:
-        self._default = [(name, g, g.get_state()) for name, g in _default_generators()]
-        self._own = [(g, g.get_state()) for g in own]
+        self._default = [("torch", _CPU, _CPU.get_state())]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._default += _cuda_states()
+        self._own = [(g, g.get_state()) for g in own] if own else []
 
     def find_moved(self) -> Iterator[tuple[str, object]]:
         for name, generator, state in self._default:
@@ -228,12 +231,14 @@ class States:
                 generator.set_state(state)
 
 
-def _default_generators() -> Iterator[tuple[str, torch.Generator]]:
-    yield "torch", torch.default_generator
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if started and not torch.cuda.is_current_stream_capturing():
-        for number, generator in enumerate(torch.cuda.default_generators):
-            yield f"cuda:{number}", generator
+_CPU = torch.default_generator
+
+
+def _cuda_states() -> list[tuple[str, torch.Generator, torch.Tensor]]:
+    if torch.cuda.is_current_stream_capturing():  # nobody may ask now
+        return []
+    found = enumerate(torch.cuda.default_generators)
+    return [(f"cuda:{number}", generator, generator.get_state()) for number, generator in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +340,8 @@ def _is_harmless(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     known = _known.get(getattr(fn, "__func__", fn))
     if known is None or not known.harmless:
         return False
+    if not kwargs and _PLAIN.issuperset(map(type, args)) and type(fn) is FunctionType:
+        return True
     return all(value in known.objects for value in _other_parts(fn, args, kwargs))
 
 

@@ -686,3 +686,15 @@ def test_a_replay_has_the_settings_of_the_call_and_leaves_none(name, way, tmp_pa
     assert before != str(error)
     check_reproduces(only(tmp_path))
     assert str(fail(what_is_set, None, True)) == before
+
+
+def test_a_generator_of_numpys_own_is_told_of_and_not_made_up(tmp_path) -> None:
+    """Its state is in C. The record says so, and a replay that needs it is refused."""
+
+    def draw(generator):
+        raise Failed(generator.random())
+
+    fail(tripwire.record_on_error(tmp_path)(draw), np.random.default_rng(5))
+    with rebuilding(only(tmp_path)) as found:
+        assert [omission.what for omission in found.manifest.omissions] == ["args[0]"]
+        assert isinstance(fail(found.prepare()), tripwire.CannotReplay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from typing import Any
 
@@ -287,7 +288,9 @@ def test_a_failed_call_keeps_no_frames_alive() -> None:
             compiled(torch.ones(2), 5)
         return weakref.ref(local)
 
-    assert run()() is None
+    gone = run()
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_a_failed_call_was_given_goes_with_the_next_failure() -> None:
@@ -297,6 +300,7 @@ def test_what_a_failed_call_was_given_goes_with_the_next_failure() -> None:
     fail(compiled, x, 5)
     del x
     fail(compiled, torch.ones(2), 6)
+    gc.collect()
     assert gone() is None
 
 
