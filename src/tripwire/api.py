@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,6 +13,9 @@ from tripwire.dispatch.compiled import CompiledFunction, compile_module, statist
 from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
 from tripwire.errors import BadOption
 from tripwire.tracing import Trace, Tracer
+
+if TYPE_CHECKING:
+    from tripwire.recording.failures import OnError
 
 __all__ = ["compile", "statistics", "trace"]
 
@@ -36,7 +39,7 @@ def compile(
     disable: bool = False,
     name: str | None = None,
     cache_size: int = 8,
-    record_on_error: str | os.PathLike[str] | None = None,
+    record_on_error: str | os.PathLike[str] | OnError | None = None,
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
 
@@ -54,7 +57,8 @@ def compile(
         `tripwire replay` runs again. The environment variable TRIPWIRE_RECORD_DIR does the same
         for everything that is compiled; "" means no folder, whatever it says. A record is
         replayed in a process of its own to see whether it shows the same, which takes seconds;
-        TRIPWIRE_RECORD_CHECK=0 turns that off.
+        TRIPWIRE_RECORD_CHECK=0 turns that off. `tripwire.record_on_error(folder, ...)` in place
+        of a folder says how much of each tensor is kept.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -102,7 +106,7 @@ def compile(
     return CompiledFunction(fn_or_module, called, chosen)
 
 
-def _find_failures(folder: str | os.PathLike[str] | None) -> Failures | None:
+def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:
     if not folder:
         return None
     from tripwire.recording.failures import Failures  # only where it is asked for

@@ -5,6 +5,7 @@ Whatever goes wrong with the record is logged; the call's own exception is what 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -43,9 +44,9 @@ class Failures:
     writing: Writing
 
     @staticmethod
-    def into(folder: str | os.PathLike[str]) -> Failures:
+    def into(place: str | os.PathLike[str] | OnError) -> Failures:
         """Records go into a folder, each under a name of its own."""
-        return Failures(Writing.to(folder))
+        return Failures(place.writing if isinstance(place, OnError) else Writing.to(place))
 
     def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         CURRENT.kept = beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
@@ -109,7 +110,8 @@ def record_failure(
         ended = Ended.by(error, beginning, name, dispatcher)
         note_last(ended, error)
         path = ended.write(writing)
-        error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
+        with contextlib.suppress(Exception):  # an exception of the user's may take no notes
+            error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
     except Exception:
         log.exception("The failing call of %s could not be recorded.", name)
         return None
@@ -147,8 +149,10 @@ def record_on_error(
     tensors: str | Mapping[str, str] | Chooser = "full",
     max_bytes: int | None = None,
     check: bool = True,
-) -> Callable[[_F], _F]:
+) -> OnError:
     """A decorator: a call of the function that raises leaves a record at `path`.
+
+    `tripwire.compile(..., record_on_error=)` takes one as well as a folder.
 
     path: a file that ends in .rec, or a folder in which each record gets a name of its own.
     tensors: "full", "statistics", "shape" or "redacted", for all tensors, by patterns of their
@@ -156,15 +160,23 @@ def record_on_error(
     max_bytes: above this, the largest tensors are kept as statistics.
     check: replay the record in a process of its own, and stamp the verdict into it.
     """
-    writing = Writing.to(path, Policy(tensors, max_bytes), check)
+    return OnError(Writing.to(path, Policy(tensors, max_bytes), check))
 
-    def decorate(function: _F) -> _F:
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """What `record_on_error` gives: a decorator, and what `compile` takes for its option."""
+
+    writing: Writing
+
+    def __call__(self, function: _F) -> _F:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise BadOption(
                 f"{name_of_callable(function)} is a generator or a coroutine function: its code "
                 "runs after the call. Record the function that does the work.",
                 slug="not-recordable",
             )
+        writing = self.writing
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -172,8 +184,6 @@ def record_on_error(
 
         setattr(recorded, RECORDED, function)
         return recorded  # type: ignore[return-value]
-
-    return decorate
 
 
 def save_record(

@@ -428,3 +428,16 @@ def test_the_command_in_the_note_quotes_its_path(tmp_path) -> None:
     error = fail(tripwire.compile(halve, record_on_error=folder), "x")
     assert error.__notes__[0].endswith(f"tripwire replay '{only(folder)}' --trust")
     assert calls.replay_command(Path("/x/y.rec")) == "tripwire replay /x/y.rec --trust"
+
+
+def test_an_exception_that_takes_no_notes_is_recorded_without(caplog, tmp_path) -> None:
+    class Closed(Exception):
+        def add_note(self, note):
+            raise RuntimeError
+
+    def close():
+        raise Closed("x")
+
+    assert type(fail(tripwire.record_on_error(tmp_path)(close))) is Closed
+    check_reproduces(only(tmp_path))
+    assert not caplog.records

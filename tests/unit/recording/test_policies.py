@@ -163,3 +163,12 @@ def test_an_interrupted_chooser_isnt_swallowed(tmp_path) -> None:
     call = tripwire.record_on_error(tmp_path, tensors=choose)(fails)
     with pytest.raises(KeyboardInterrupt):
         call(torch.ones(1), torch.ones(1))
+
+
+def test_compiled_functions_take_policies(tmp_path) -> None:
+    where = tripwire.record_on_error(tmp_path, tensors={"args[0]": "shape"}, max_bytes=10_000)
+    fail(tripwire.compile(fails, record_on_error=where), torch.full((3,), SECRET), torch.ones(2))
+    path = only(tmp_path)
+    assert load(path).manifest.policy == "args[0]: shape; at most 10000 bytes of tensors"
+    assert not holds_the_secret(path)
+    check_reproduces(path)
