@@ -22,7 +22,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (TripwireError, OSError) as error:
-            raise _Trouble(str(error)) from None
+            raise _Trouble(" ".join(str(error).split())) from None
 
 
 class _Trouble(click.ClickException):
@@ -67,7 +67,7 @@ def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bo
 
     check_trust(trust)
     with rebuilding(file) as call:
-        sys.exit(_run(lambda: call.run(backend), call, debug, as_json))
+        sys.exit(_run(call.prepare(backend), call, debug, as_json))
 
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
@@ -83,7 +83,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))
     elif raised is not None:
-        traceback.print_exception(raised)
+        click.echo("".join(traceback.format_exception(raised)), nl=False)
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")

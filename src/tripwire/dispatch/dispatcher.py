@@ -73,6 +73,19 @@ class Failures(Protocol):
         """Run a call through the dispatcher with `CURRENT.kept` set; record it if it raises."""
 
 
+class Witness(Protocol):
+    """Who is told of calls that failed, and weren't recorded."""
+
+    def __call__(
+        self,
+        dispatcher: Dispatcher,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: Exception,
+    ) -> None:
+        """A call raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to compile."""
@@ -82,6 +95,7 @@ class Options:
     cache_size: int = 8
     backend_options: tuple[tuple[str, Any], ...] = ()
     failures: Failures | None = None
+    witness: Witness | None = None
 
 
 class Dispatcher:
@@ -114,33 +128,38 @@ class Dispatcher:
             return self.target(*args, **kwargs)
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
-        if self._plain and self._call_key(args, kwargs) in self._plain:
-            self._calls += 1
-            return self._run_plainly(args, kwargs)
-        probed: dict[object, Any] | None = None
-        for entry in self._entries:
-            fetched = entry.admits(args, kwargs)
-            if fetched is not None:
-                state = entry.find_state()
-                if state is None:
-                    continue
-                probe = entry.probe
-                if probe is not None:
-                    if probed is None:
-                        probed = {}
-                    if probe.key not in probed:
-                        probed[probe.key] = probe.values(entry.join(fetched, state))
-                    if not probe.agrees(probed[probe.key]):
+        try:
+            if self._plain and self._call_key(args, kwargs) in self._plain:
+                self._calls += 1
+                return self._run_plainly(args, kwargs)
+            probed: dict[object, Any] | None = None
+            for entry in self._entries:
+                fetched = entry.admits(args, kwargs)
+                if fetched is not None:
+                    state = entry.find_state()
+                    if state is None:
                         continue
-                entry.hits += 1
-                entry.last_used = next(self._clock)
-                try:
-                    return entry.run(fetched, state, args, kwargs)
-                except RunAgain:
-                    break  # the plain call raises at its own line, after its own effects
-        else:
-            return self._miss(args, kwargs, probed or {})
-        return self._run_plainly(args, kwargs)
+                    probe = entry.probe
+                    if probe is not None:
+                        if probed is None:
+                            probed = {}
+                        if probe.key not in probed:
+                            probed[probe.key] = probe.values(entry.join(fetched, state))
+                        if not probe.agrees(probed[probe.key]):
+                            continue
+                    entry.hits += 1
+                    entry.last_used = next(self._clock)
+                    try:
+                        return entry.run(fetched, state, args, kwargs)
+                    except RunAgain:
+                        break  # the plain call raises at its own line, after its own effects
+            else:
+                return self._miss(args, kwargs, probed or {})
+            return self._run_plainly(args, kwargs)
+        except Exception as error:
+            if self.options.witness is not None and CURRENT.kept is None:
+                self.options.witness(self, args, kwargs, error)
+            raise
 
     def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if CURRENT.kept is not None:
@@ -153,7 +172,11 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> Any:
         if has_foreign_modes():
-            return self._run_plainly(args, kwargs)
+            own = None if CURRENT.kept is None else CURRENT.kept.find_own_mode()
+            if own is None:
+                return self._run_plainly(args, kwargs)
+            with own:
+                return self(*args, **kwargs)
         key = self._call_key(args, kwargs)
         self._calls += 1
         if self._callee is None:

@@ -23,7 +23,7 @@ from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import sample_contexts, sample_depth
 from tripwire.validity.plan import Plan, build_plan
-from tripwire.validity.probes import can_repeat
+from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.sentry import call
 from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
@@ -126,6 +126,12 @@ class Entry:
             else {}
         )
         self._can_repeat = can_repeat(trace)
+        self._leaves_traces = not self._can_repeat or is_opaque(trace)
+        self._generators = tuple(
+            constant.value
+            for constant in trace.constants
+            if isinstance(constant.value, torch.Generator)
+        )
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
         self._held = plan.held
         self._n_held = len(self._held.tensors)
@@ -283,7 +289,8 @@ class Entry:
         """Run the compiled code; build the result, and repeat the effects."""
         if not self._leading:
             fetched, state = self.join(fetched, state), ()
-        if self._written and CURRENT.kept is not None:
+        if self._leaves_traces and CURRENT.kept is not None:
+            CURRENT.kept.before_draw(self._generators)
             inputs = fetched + state
             for index in self._written:
                 CURRENT.kept.before_write(inputs[index])

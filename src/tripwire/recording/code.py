@@ -38,6 +38,7 @@ from tripwire.recording.origin import (
     module_dict,
     module_name,
 )
+from tripwire.recording.recompiled import encode_recompiled
 from tripwire.recording.shelf import Codes, Space
 from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
 from tripwire.tracing.uses import Use, Uses, merge
@@ -63,6 +64,9 @@ class Programs:
         kind = type(value)
         if kind is types.CellType:
             return _encode_cell(encoder, value)
+        compiled = encode_recompiled(encoder, value)
+        if compiled is not None:
+            return compiled
         library = find_library(value)
         if library is not None:
             self.names.add_library(value)

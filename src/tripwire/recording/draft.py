@@ -7,8 +7,9 @@ written, so that a call can run in between and only what it changes need be copi
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -20,6 +21,8 @@ from tripwire.recording.kept import Blobs
 from tripwire.recording.policy import KEEP_ALL, Policy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tripwire.recording.habits import Habits
 
 
@@ -43,6 +46,13 @@ class RecordDraft:
         """Take a value down, as it is now."""
         self._roots[name] = self._encoder.slot(value, name)
         self._encoder.advance()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that was met."""
+        import torch
+
+        met = self._encoder.values
+        return (cast("Tensor", v) for v in met if issubclass(type(v), torch.Tensor))
 
     def habits(self) -> Habits:
         """What the code that was taken down may do."""

@@ -132,6 +132,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
     backend: str = ""
     fullgraph: bool = False
+    hit: bool = False  # it was compiled code that raised
 
 
 class Manifest(msgspec.Struct, frozen=True):

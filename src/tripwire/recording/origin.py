@@ -189,8 +189,8 @@ def _find_function(function: object) -> Library | None:
     space = function.__globals__.get("__name__")
     if isinstance(space, str) and _is_at(space, qualname, function):
         return Library(space, qualname)
-    # torch wraps some of its own functions and puts them in place under the old name.
-    return None if "." in qualname else _search(qualname, function)
+    # One that a library wrapped and put elsewhere: torch.manual_seed, once dynamo is imported.
+    return _search(function.__name__, function)
 
 
 def _find_builtin(function: object) -> Library | None:

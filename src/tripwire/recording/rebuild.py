@@ -24,6 +24,7 @@ from tripwire.recording.classmaker import ClassMaker
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.origin import is_library_module, resolve
 from tripwire.recording.reading import read_dict
+from tripwire.recording.recompiled import make_compiled, make_dispatcher
 from tripwire.recording.shelf import Shelf
 
 Value = Callable[[Slot], Any]
@@ -286,6 +287,9 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "property": property,
     "cached_property": _make_cached_property,
     "lru_cache": _make_lru_cache,
+    "compiled": make_compiled,
+    "dispatcher": make_dispatcher,
+    "recorded": lambda function: function,
     "singledispatch": _make_singledispatch,
     "weakref": _make_weakref,
     "proxy": types.MappingProxyType,

@@ -242,8 +242,8 @@ def use_tensor(
     dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
     if device == "meta":  # no values to keep: its shape is all of it
         return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
+    treatment = max(at_least, blobs.policy.treat(path, tensor))  # the user's, and may raise
     held = _find_held(blobs, tensor.untyped_storage())
-    treatment = max(at_least, blobs.policy.treat(path, tensor))
     offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
     use = Use(held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg)
     held.uses.append(use)

@@ -235,12 +235,12 @@ def _collecting_unseen(observer: Observer) -> Iterator[None]:
     def begin(phase: str, info: dict[str, int]) -> None:
         if threading.get_ident() == thread and not observer.paused:
             paused.append(True)
-            observer.pause()
+            observer.paused = True  # and no more: Python may be setting the profile function
 
     def end(phase: str, info: dict[str, int]) -> None:
         if threading.get_ident() == thread and paused:
             paused.clear()
-            observer.resume()
+            observer.paused = False
 
     gc.callbacks.insert(0, begin)  # the others run between the two
     gc.callbacks.append(end)

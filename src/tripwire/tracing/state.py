@@ -15,7 +15,8 @@ from __future__ import annotations
 import keyword
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -284,10 +285,16 @@ class Kept(Protocol):
     def before_write(self, tensor: torch.Tensor) -> None:
         """A tensor is about to be changed in place."""
 
+    def before_draw(self, generators: Iterable[torch.Generator]) -> None:
+        """Compiled code is about to run that draws from torch's generators, and from these."""
+
     def run_plainly(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the callable, unobserved."""
+
+    def find_own_mode(self) -> AbstractContextManager[None] | None:
+        """A `with` that leaves the mode on top of torch's stack, if it is this one's own."""
 
 
 class _Current(threading.local):

@@ -22,7 +22,7 @@ from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
-from tripwire.tracing.rules import Target, words
+from tripwire.tracing.rules import Call, Target, rule_for, words
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.structure import same_plain
 from tripwire.tracing.values import TensorMeta
@@ -255,6 +255,13 @@ def can_repeat(trace: Trace) -> bool:
         for node in trace.graph.nodes
         if node.op in ("call_function", "call_method")
     )
+
+
+def is_opaque(trace: Trace) -> bool:
+    """Whether a graph calls code of the user's, which may draw without saying so."""
+    called = (node.target for node in trace.graph.nodes if node.op == "call_function")
+    rules = (rule_for(target) for target in called if callable(target))
+    return any(type(rule) is Call and rule.opaque for rule in rules)
 
 
 def _root_of(trace: Trace) -> nn.Module:

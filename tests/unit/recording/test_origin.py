@@ -202,3 +202,13 @@ def test_looking_runs_nothing_of_the_users() -> None:
     assert find_library(Trap()) is None
     assert find_library(cls) is None
     assert ran == []
+
+
+def test_a_function_that_a_library_wrapped_is_found_where_it_was_put(monkeypatch) -> None:
+    @functools.wraps(torch.random.manual_seed)
+    def wrapped(seed):
+        return seed
+
+    wrapped.__code__ = wrapped.__code__.replace(co_filename=torch.__file__)
+    monkeypatch.setattr(torch, "manual_seed", wrapped)
+    assert find_library(wrapped) == Library("torch", "manual_seed")
