@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.recording.draft import RecordDraft
+from tripwire.recording.format import NewRecord
 from tripwire.recording.habits import find_written
 from tripwire.recording.kept import Key
 from tripwire.recording.policy import KEEP_ALL, Omission, Policy
@@ -38,6 +39,7 @@ class Beginning:
     """
 
     snapshot: RecordDraft | None = None
+    built: NewRecord | None = None
     torch_state: tuple[Any, ...] | None = None
     generators: States | None = None  # torch's own
     draws: Draws | None = None  # from others

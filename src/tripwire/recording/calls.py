@@ -23,6 +23,7 @@ from tripwire.recording.format import (
     Compiled,
     Environment,
     Manifest,
+    NewRecord,
     Outcome,
     Raised,
     Where,
@@ -69,6 +70,21 @@ def write_call(
     backend: object = None,
 ) -> Path:
     """Write the record of a call that is over. Raises what the file system raises."""
+    if beginning.built is None:  # else an earlier attempt to write it failed
+        beginning.built = _build(beginning, name, outcome, compiled, backend)
+    path = beginning.built.write(writing.find_path(name, outcome))
+    if writing.check:
+        check_record(path)
+    return path
+
+
+def _build(
+    beginning: Beginning,
+    name: str,
+    outcome: Outcome,
+    compiled: Compiled | None,
+    backend: object,
+) -> NewRecord:
     draft = beginning.finish()
     draft.add("locals", _bind(beginning))
     draft.add("generators", beginning.find_drawn())
@@ -84,10 +100,7 @@ def write_call(
         environment=_describe(beginning.torch_state or sample_quickly()),
         omissions=tuple(beginning.omissions()),
     )
-    path = draft.write(writing.find_path(name, outcome), manifest)
-    if writing.check:
-        check_record(path)
-    return path
+    return draft.build(manifest)
 
 
 def _bind(beginning: Beginning) -> dict[str, object]:

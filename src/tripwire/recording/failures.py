@@ -28,7 +28,7 @@ from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.beginning import Beginning, log
 from tripwire.recording.block import build_block
 from tripwire.recording.calls import Writing, replay_command, write_call
-from tripwire.recording.format import Compiled, Outcome, Returned
+from tripwire.recording.format import Compiled, Outcome, Returned, copy_record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.policy import Chooser, Policy
 from tripwire.recording.recompiled import RECORDED
@@ -87,6 +87,19 @@ class Ended:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call whose record is in a file: what it was given may be another by now."""
+
+    path: Path
+    name: str
+    outcome: Outcome
+
+    def write(self, writing: Writing) -> Path:
+        """Write its record again."""
+        return copy_record(self.path, writing.find_path(self.name, self.outcome))
+
+
 def _describe_compiled(
     dispatcher: Dispatcher | None, hit: bool = False
 ) -> tuple[Compiled | None, object]:
@@ -110,6 +123,7 @@ def record_failure(
         ended = Ended.by(error, beginning, name, dispatcher)
         note_last(ended, error)
         path = ended.write(writing)
+        note_last(Written(path, name, ended.outcome), error)
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
             error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
     except Exception:
@@ -214,11 +228,11 @@ def save_record(
 
 # --- the latest failure ---
 
-_last: Ended | None = None
+_last: Ended | Written | None = None
 _lock = threading.Lock()
 
 
-def note_last(ended: Ended, error: Exception) -> None:
+def note_last(ended: Ended | Written, error: Exception) -> None:
     """Keep a failed call, in place of the one before, so that it can be recorded later."""
     global _last
     with _lock:

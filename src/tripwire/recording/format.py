@@ -205,6 +205,16 @@ def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
         replace(Path(path), members)
 
 
+def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
+    """The same record in another file, never over one that is there; returns where."""
+    with Record.open(path) as record:
+        members = {
+            name: (Content(member.size, _Pieces(record.source, member)), member.crc)
+            for name, member in record.members.items()
+        }
+        return write_new(Path(to), members)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     source: Source

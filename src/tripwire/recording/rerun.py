@@ -43,9 +43,20 @@ class Rebuilt:
             if compiled is not None and compiled.hit and backend != "none":
                 # Compiled code raised: an earlier call made it, from values like these.
                 self._set_generators()
-                call(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
+                args, kwargs = self._copy_arguments()
+                call(*args, **kwargs)
             self._set_generators()
             return call(*self.args, **self.kwargs)
+
+    def _copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Others like them. Tensors that autograd made don't let themselves be copied deeply."""
+        import torch
+
+        memo: dict[int, Any] = {}
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone().requires_grad_() * 1
+        return copy.deepcopy((self.args, self.kwargs), memo)
 
     def _compile(self, backend: str | None) -> Callable[..., Any]:
         compiled = self.manifest.compiled

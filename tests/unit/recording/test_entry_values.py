@@ -433,6 +433,12 @@ def test_a_hit_that_writes_and_fails_is_recorded_with_the_values_before(tmp_path
         assert call.manifest.compiled.hit
 
 
+def test_a_hit_on_what_autograd_made_reproduces(tmp_path) -> None:
+    make = lambda: (torch.ones(3, requires_grad=True) * 2,)
+    fail_on_a_hit(write_and_take, make, tmp_path)
+    check_reproduces(only(tmp_path))
+
+
 def test_a_hit_that_draws_and_fails_is_recorded_with_the_state_before(tmp_path) -> None:
     torch.manual_seed(11)
     compiled = tripwire.compile(draw_and_take, record_on_error=tmp_path)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from cornershop.cases import CASES
 from replaying import check_reproduces, fail, only, raised_in, run_elsewhere
-from shop.cases import CASES
 from torch.overrides import TorchFunctionMode
 
 import tripwire
@@ -37,7 +37,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*/*.rec")):
     outcome = find_outcome(path)
     same = is_same(load(path).manifest.outcome, outcome)
     found[path.parent.name] = msgspec.to_builtins(outcome) | {"same": same}
-assert "shop" not in sys.modules or not getattr(sys.modules["shop"], "__file__", None)
+assert "cornershop" not in sys.modules or not getattr(sys.modules["cornershop"], "__file__", None)
 print(json.dumps(found))
 """
 
@@ -54,8 +54,10 @@ class Shop:
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> Shop:
     home, records, elsewhere = (tmp_path_factory.mktemp(n) for n in ("home", "records", "else"))
-    shutil.copytree(HERE / "shop", home / "shop", ignore=shutil.ignore_patterns("__pycache__"))
-    done = run_elsewhere("-m", "shop", records, cwd=home, TRIPWIRE_RECORD_CHECK="0")
+    shutil.copytree(
+        HERE / "cornershop", home / "cornershop", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    done = run_elsewhere("-m", "cornershop", records, cwd=home, TRIPWIRE_RECORD_CHECK="0")
     shutil.rmtree(home)
     again = run_elsewhere("-c", REPLAY, records, cwd=elsewhere)
     return Shop(records, json.loads(done.stdout), json.loads(again.stdout))
@@ -92,7 +94,7 @@ def test_a_replay_raises_at_the_line_that_the_user_saw(name, shop) -> None:
     [("unsupported_operation", "time.monotonic()"), ("tensor_branch", "if y.sum() > 0:")],
 )
 def test_a_refusal_is_recorded_with_the_line_that_is_to_blame(name, text, shop) -> None:
-    lines = (HERE / "shop/cases.py").read_text().splitlines()
+    lines = (HERE / "cornershop/cases.py").read_text().splitlines()
     assert lines[shop.replayed[name]["line"] - 1].strip() == text
 
 

@@ -183,10 +183,33 @@ def test_record_last_without_a_failure_says_so(tmp_path) -> None:
 
 
 def test_record_last_writes_an_armed_call_again(tmp_path) -> None:
-    fail(tripwire.compile(reshape, record_on_error=tmp_path / "a"), torch.ones(2), 5)
+    x = torch.ones(2)
+    fail(tripwire.compile(reshape, record_on_error=tmp_path / "a"), x, 5)
+    x.zero_()
     path = tripwire.record_last(tmp_path / "b")
-    assert raised_in(path) == raised_in(only(tmp_path / "a"))
+    assert path.name == only(tmp_path / "a").name
+    assert path.read_bytes() == only(tmp_path / "a").read_bytes()
+    assert load(path).args[0].tolist() == [1.0, 1.0]
     check_reproduces(path)
+
+
+def test_record_last_writes_what_could_not_be_written(caplog, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    x = torch.ones(1000)
+    fail(tripwire.compile(reshape, record_on_error=tmp_path / "file"), x, 5)
+    assert "could not be recorded" in caplog.text
+    path = tripwire.record_last(tmp_path)
+    assert path.stat().st_size < 2 * x.untyped_storage().nbytes()
+    check_reproduces(path)
+
+
+def test_an_armed_call_that_was_recorded_isnt_kept_alive(tmp_path) -> None:
+    x = torch.ones(2)
+    gone = weakref.ref(x)
+    fail(tripwire.compile(reshape, record_on_error=tmp_path), x, 5)
+    del x
+    gc.collect()
+    assert gone() is None
 
 
 def test_record_last_of_a_decorated_call(tmp_path) -> None:

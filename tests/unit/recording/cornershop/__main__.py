@@ -26,7 +26,7 @@ def tell(error):
 
 
 def main(folder):
-    from shop.cases import CASES
+    from cornershop.cases import CASES
 
     found = {}
     for name, case in CASES.items():

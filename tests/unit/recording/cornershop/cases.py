@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tripwire
-from shop import prices
-from shop.prices import Basket, Till, check_price
+from cornershop import prices
+from cornershop.prices import Basket, Till, check_price
 
 
 def ones():
@@ -148,7 +148,7 @@ def partial():
 
 
 def lazily(x):
-    from shop import prices as found
+    from cornershop import prices as found
 
     return found.check_price(x * 10)
 
