@@ -37,6 +37,7 @@ bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
 	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
 	$(BIN)/python benchmarks/bench_record.py --json benchmarks/results/record.json
+	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
 
 soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow

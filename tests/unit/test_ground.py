@@ -19,8 +19,9 @@ SOURCE = ROOT / "src" / "tripwire"
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
     {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
-    {"telemetry.clock", "telemetry.serial", "telemetry.anchors", "telemetry.cleanup"},
-    {"telemetry.flattening", "telemetry.kinds", "telemetry.once", "telemetry.tables"},
+    {"telemetry.clock", "telemetry.locks", "telemetry.serial", "telemetry.anchors"},
+    {"telemetry.cleanup", "telemetry.flattening", "telemetry.kinds"},
+    {"telemetry.once", "telemetry.tables"},
     {"telemetry.contexts", "telemetry.threads", "telemetry.debugdir", "telemetry.logs"},
     {"telemetry.usercontexts"},
     {"telemetry.counters", "telemetry.metrics"},
