@@ -58,6 +58,7 @@ class LogReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.bytes_read = 0
         self._files = self._events = self._damaged = self._newer = self._headless = 0
 
     @property
@@ -128,6 +129,7 @@ class LogReader:
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         while line := file.readline(LONGEST_LINE):
+            self.bytes_read += len(line)
             if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                 self._damaged += 1
                 while rest := file.readline(1 << 20):
