@@ -209,8 +209,11 @@ class Collector:
             )
         return number
 
+    def _known_compile(self, process: int, event: Base) -> int:
+        return self._compile_numbers.get((process, event.compile_id or ""), NONE)
+
     def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
-        number = self._compile_numbers.get((process, event.compile_id or ""), NONE)
+        number = self._known_compile(process, event)
         self._lanes.add_mark(process, event.thread, Mark(at, kind, cut(text, 200), number))
 
     # --- taking in events -------------------------------------------------------------------------
@@ -236,9 +239,7 @@ class Collector:
         total.total_ns += event.duration_ns
         total.longest_ns = max(total.longest_ns, event.duration_ns)
         total.errors += event.error is not None
-        number = NONE
-        if event.compile_id is not None:
-            number = self._compile_numbers.get((process, event.compile_id), NONE)
+        number = self._known_compile(process, event)
         self._lanes.add_span(process, event, at, name, number)
 
     def _take_instant(self, process: int, event: Instant, at: int) -> None:
@@ -318,7 +319,7 @@ class Collector:
 
     def _take_retirement(self, process: int, event: Retired, at: int) -> None:
         self._processes[process].retirements += 1
-        number = self._find_compile(process, event, at)
+        number = self._known_compile(process, event)
         if number != NONE:
             self._compiles[number].retired += 1
         self._retirements.add(
@@ -335,7 +336,7 @@ class Collector:
             cut(event.slug, 80),
             cut(event.reason, 2_000),
             _place(event.file, event.line, event.function, event.excerpt),
-            Occurrence(at, process, self._find_compile(process, event, at)),
+            Occurrence(at, process, self._known_compile(process, event)),
         )
         self._mark(process, event, at, "refusal", event.slug)
 
@@ -367,7 +368,7 @@ class Collector:
                 cut(event.exception, 1_000),
                 at,
                 process,
-                self._find_compile(process, event, at),
+                self._known_compile(process, event),
             )
         )
 
