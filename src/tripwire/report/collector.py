@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tripwire.errors import TelemetryError
 from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
 from tripwire.report.grouping import Grouping
 from tripwire.report.lanes import Lanes
@@ -30,7 +29,7 @@ from tripwire.report.model import (
 )
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.perfetto import describe
-from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.reader import Logged, LogReader, check_has_events
 from tripwire.telemetry.schema import (
     Base,
     CompileFinished,
@@ -61,19 +60,13 @@ def build_report(
     log: str | os.PathLike[str], progress: Callable[[int], object] | None = None
 ) -> tuple[Report, Details]:
     """Read a log; `progress` hears now and then how many bytes are behind."""
+    check_has_events(log)
     reader = LogReader(log)
     collector = Collector()
     for logged in reader:
         collector.add(logged)
         if progress is not None and collector.events % EVERY == 0:
             progress(reader.bytes_read)
-    if not collector.events:
-        raise TelemetryError(
-            f"{log}: there is no event of tripwire's in it.\n"
-            "A log is written where TRIPWIRE_LOG_DIR points while a program runs; its files are "
-            "named tripwire-*.jsonl.",
-            slug="log-empty",
-        )
     return collector.finish(reader), collector.details
 
 

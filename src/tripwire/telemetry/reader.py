@@ -144,6 +144,17 @@ def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:
     return iter(LogReader(path))
 
 
+def check_has_events(path: str | os.PathLike[str]) -> None:
+    """Raise where a file or directory holds no event at all."""
+    if next(iter(LogReader(path)), None) is None:
+        raise TelemetryError(
+            f"{path}: there is no event of tripwire's in it.\n"
+            "A log is written where TRIPWIRE_LOG_DIR points while a program runs; its files are "
+            "named tripwire-*.jsonl.",
+            slug="log-empty",
+        )
+
+
 def _written_ns(logged: Logged) -> int:
     return logged.wall_ns + getattr(logged.event, "duration_ns", 0)
 

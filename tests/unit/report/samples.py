@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Logs to make reports of: a small GPT in two ranks, as a real run would leave them.
 
 python tests/unit/report/samples.py DIR    writes DIR/now and DIR/before, two runs to compare
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from tripwire.telemetry import CompilationMetrics, underline
@@ -72,361 +72,102 @@ def write_log(directory: Path, head: Header | None, events: list[Event], tail: b
 
 # --- the graph of a small GPT ------------------------------------------------------------------
 
+# The lines of model.py that make nodes: number, function, source.
+LINES = {
+    "qkv": (31, "Attention.forward", "q, k, v = self.qkv(x).chunk(3, dim=-1)"),
+    "view": (
+        32,
+        "Attention.forward",
+        "q, k, v = (t.view(b, n, h, -1).transpose(1, 2) for t in (q, k, v))",
+    ),
+    "score": (35, "Attention.forward", "score = (q @ k.transpose(-2, -1)) * self.config.scale"),
+    "mask": (36, "Attention.forward", "score = score.masked_fill(self.mask[:n, :n] == 0, -inf)"),
+    "soft": (37, "Attention.forward", "y = self.drop(F.softmax(score, dim=-1)) @ v"),
+    "out": (38, "Attention.forward", "return self.out(y.transpose(1, 2).reshape(b, n, -1))"),
+    "mlp": (46, "MLP.forward", "return self.down(F.gelu(self.up(x)))"),
+    "first": (58, "Block.forward", "x = x + self.attn(self.norm1(x))"),
+    "second": (59, "Block.forward", "return x + self.mlp(self.norm2(x))"),
+    "embed": (81, "GPT.forward", "x = self.embed(tokens) + self.position[: tokens.shape[1]]"),
+    "head": (84, "GPT.forward", "return self.head(self.norm(x))"),
+}
+WIDE, HEADS, SQUARE = "float32[8, 256, 384]", "float32[8, 6, 256, 64]", "float32[8, 6, 256, 256]"
 
-def _node(name, target, inputs, scope, line, function, text, part, shape, op="call_function"):
-    begin = text.find(part)
-    excerpt = underline([text], begin, begin + len(part)) if begin >= 0 else ""
+# name, target, inputs, scope in the block, line, part of the line, value
+BLOCK = [
+    ("norm1", "F.layer_norm", "IN", "norm1", "first", "self.norm1(x)", WIDE),
+    ("qkv", "F.linear", "norm1", "attn.qkv", "qkv", "self.qkv(x)", "float32[8, 256, 1152]"),
+    ("chunk", "Tensor.chunk", "qkv", "attn", "qkv", "self.qkv(x).chunk(3, dim=-1)", WIDE),
+    *(
+        row
+        for t in "qkv"
+        for row in (
+            (t, "operator.getitem", "chunk", "attn", "qkv", "self.qkv(x).chunk(3, dim=-1)", WIDE),
+            (f"{t}_v", "Tensor.view", t, "attn", "view", "t.view(b, n, h, -1)", HEADS),
+            (f"{t}_t", "Tensor.transpose", f"{t}_v", "attn", "view", "t.view(b, n, h, -1).transpose(1, 2)", HEADS),
+        )
+    ),
+    ("k_tt", "Tensor.transpose", "k_t", "attn", "score", "k.transpose(-2, -1)", HEADS),
+    ("matmul", "operator.matmul", "q_t k_tt", "attn", "score", "q @ k.transpose(-2, -1)", SQUARE),
+    ("score", "operator.mul", "matmul", "attn", "score", "(q @ k.transpose(-2, -1)) * self.config.scale", SQUARE),
+    ("seen", "operator.getitem", "MASK", "attn", "mask", "self.mask[:n, :n]", "int64[256, 256]"),
+    ("eq", "operator.eq", "seen", "attn", "mask", "self.mask[:n, :n] == 0", "bool[256, 256]"),
+    ("masked", "Tensor.masked_fill", "score eq", "attn", "mask", "score.masked_fill(self.mask[:n, :n] == 0, -inf)", SQUARE),
+    ("softmax", "F.softmax", "masked", "attn", "soft", "F.softmax(score, dim=-1)", SQUARE),
+    ("dropped", "F.dropout", "softmax", "attn.drop", "soft", "self.drop(F.softmax(score, dim=-1))", SQUARE),
+    ("y", "operator.matmul", "dropped v_t", "attn", "soft", "self.drop(F.softmax(score, dim=-1)) @ v", HEADS),
+    ("y_t", "Tensor.transpose", "y", "attn", "out", "y.transpose(1, 2)", HEADS),
+    ("reshape", "Tensor.reshape", "y_t", "attn", "out", "y.transpose(1, 2).reshape(b, n, -1)", WIDE),
+    ("out", "F.linear", "reshape", "attn.out", "out", "self.out(y.transpose(1, 2).reshape(b, n, -1))", WIDE),
+    ("mid", "operator.add", "IN out", "", "first", "x + self.attn(self.norm1(x))", WIDE),
+    ("norm2", "F.layer_norm", "mid", "norm2", "second", "self.norm2(x)", WIDE),
+    ("up", "F.linear", "norm2", "mlp.up", "mlp", "self.up(x)", "float32[8, 256, 1536]"),
+    ("gelu", "F.gelu", "up", "mlp", "mlp", "F.gelu(self.up(x))", "float32[8, 256, 1536]"),
+    ("down", "F.linear", "gelu", "mlp.down", "mlp", "self.down(F.gelu(self.up(x)))", WIDE),
+    ("x", "operator.add", "mid down", "", "second", "x + self.mlp(self.norm2(x))", WIDE),
+]  # fmt: skip
+
+
+def _node(name, target, inputs, scope, line, part, shape):
+    number, function, text = LINES[line]
+    begin = text.index(part)
     return GraphNode(
         name=name,
-        op=op,
-        target=target,
+        op="call_function",
+        target=target.replace("F.", "torch.nn.functional."),
         inputs=tuple(inputs),
         scope=scope,
         file=MODEL,
-        line=line,
+        line=number,
         function=function,
-        text=text.strip(),
+        text=text,
         shape=shape,
-        excerpt=excerpt,
+        excerpt=underline(["        " + text], begin + 8, begin + 8 + len(part)),
     )
 
 
-def _block(n: int, x: str, width: int) -> Iterator[GraphNode]:
-    scope, shape = f"blocks.{n}", f"float32[8, 256, {width}]"
-    heads = f"float32[8, 6, 256, {width // 6}]"
-
-    def made(name, target, inputs, where, line, function, text, part, of=shape):
-        return _node(f"{name}_{n}", target, inputs, where, line, function, text, part, of)
-
-    attn, mlp = f"{scope}.attn", f"{scope}.mlp"
-    join = "        x = x + self.attn(self.norm1(x))"
-    yield made(
-        "norm1",
-        "torch.nn.functional.layer_norm",
-        [x],
-        f"{scope}.norm1",
-        58,
-        "Block.forward",
-        join,
-        "self.norm1(x)",
-    )
-    qkv = "        q, k, v = self.qkv(x).chunk(3, dim=-1)"
-    yield made(
-        "qkv",
-        "torch.nn.functional.linear",
-        [f"norm1_{n}"],
-        f"{attn}.qkv",
-        31,
-        "Attention.forward",
-        qkv,
-        "self.qkv(x)",
-        f"float32[8, 256, {3 * width}]",
-    )
-    yield made(
-        "chunk",
-        "Tensor.chunk",
-        [f"qkv_{n}"],
-        attn,
-        31,
-        "Attention.forward",
-        qkv,
-        "self.qkv(x).chunk(3, dim=-1)",
-    )
-    for number, part in enumerate("qkv"):
-        yield made(
-            part,
-            "operator.getitem",
-            [f"chunk_{n}"],
-            attn,
-            31,
-            "Attention.forward",
-            qkv,
-            "self.qkv(x).chunk(3, dim=-1)",
-        )
-        line = f"        {part} = {part}.view(b, t, self.heads, -1).transpose(1, 2)"
-        yield made(
-            f"view_{part}",
-            "Tensor.view",
-            [f"{part}_{n}"],
-            attn,
-            32 + number,
-            "Attention.forward",
-            line,
-            f"{part}.view(b, t, self.heads, -1)",
-            heads,
-        )
-        yield made(
-            f"{part}_t",
-            "Tensor.transpose",
-            [f"view_{part}_{n}"],
-            attn,
-            32 + number,
-            "Attention.forward",
-            line,
-            f"{part}.view(b, t, self.heads, -1).transpose(1, 2)",
-            heads,
-        )
-    score = "        score = (q @ k.transpose(-2, -1)) * self.config.scale"
-    yield made(
-        "k_tt",
-        "Tensor.transpose",
-        [f"k_t_{n}"],
-        attn,
-        35,
-        "Attention.forward",
-        score,
-        "k.transpose(-2, -1)",
-        heads,
-    )
-    yield made(
-        "matmul",
-        "operator.matmul",
-        [f"q_t_{n}", f"k_tt_{n}"],
-        attn,
-        35,
-        "Attention.forward",
-        score,
-        "q @ k.transpose(-2, -1)",
-        "float32[8, 6, 256, 256]",
-    )
-    yield made(
-        "score",
-        "operator.mul",
-        [f"matmul_{n}"],
-        attn,
-        35,
-        "Attention.forward",
-        score,
-        "(q @ k.transpose(-2, -1)) * self.config.scale",
-        "float32[8, 6, 256, 256]",
-    )
-    mask = '        score = score.masked_fill(self.mask[:t, :t] == 0, float("-inf"))'
-    yield made(
-        "getitem",
-        "operator.getitem",
-        ["mask"],
-        attn,
-        36,
-        "Attention.forward",
-        mask,
-        "self.mask[:t, :t]",
-        "int64[256, 256]",
-    )
-    yield made(
-        "eq",
-        "operator.eq",
-        [f"getitem_{n}"],
-        attn,
-        36,
-        "Attention.forward",
-        mask,
-        "self.mask[:t, :t] == 0",
-        "bool[256, 256]",
-    )
-    yield made(
-        "masked",
-        "Tensor.masked_fill",
-        [f"score_{n}", f"eq_{n}"],
-        attn,
-        36,
-        "Attention.forward",
-        mask,
-        'score.masked_fill(self.mask[:t, :t] == 0, float("-inf"))',
-        "float32[8, 6, 256, 256]",
-    )
-    soft = "        y = self.drop(F.softmax(score, dim=-1)) @ v"
-    yield made(
-        "softmax",
-        "torch.nn.functional.softmax",
-        [f"masked_{n}"],
-        attn,
-        37,
-        "Attention.forward",
-        soft,
-        "F.softmax(score, dim=-1)",
-        "float32[8, 6, 256, 256]",
-    )
-    yield made(
-        "dropped",
-        "torch.nn.functional.dropout",
-        [f"softmax_{n}"],
-        f"{attn}.drop",
-        37,
-        "Attention.forward",
-        soft,
-        "self.drop(F.softmax(score, dim=-1))",
-        "float32[8, 6, 256, 256]",
-    )
-    yield made(
-        "y",
-        "operator.matmul",
-        [f"dropped_{n}", f"v_t_{n}"],
-        attn,
-        37,
-        "Attention.forward",
-        soft,
-        "self.drop(F.softmax(score, dim=-1)) @ v",
-        heads,
-    )
-    out = "        return self.out(y.transpose(1, 2).reshape(b, t, -1))"
-    yield made(
-        "reshape",
-        "Tensor.reshape",
-        [f"y_{n}"],
-        attn,
-        38,
-        "Attention.forward",
-        out,
-        "y.transpose(1, 2).reshape(b, t, -1)",
-    )
-    yield made(
-        "out",
-        "torch.nn.functional.linear",
-        [f"reshape_{n}"],
-        f"{attn}.out",
-        38,
-        "Attention.forward",
-        out,
-        "self.out(y.transpose(1, 2).reshape(b, t, -1))",
-    )
-    yield made(
-        "x_mid",
-        "operator.add",
-        [x, f"out_{n}"],
-        scope,
-        58,
-        "Block.forward",
-        join,
-        "x + self.attn(self.norm1(x))",
-    )
-    end = "        return x + self.mlp(self.norm2(x))"
-    yield made(
-        "norm2",
-        "torch.nn.functional.layer_norm",
-        [f"x_mid_{n}"],
-        f"{scope}.norm2",
-        59,
-        "Block.forward",
-        end,
-        "self.norm2(x)",
-    )
-    up = "        return self.down(F.gelu(self.up(x)))"
-    wide = f"float32[8, 256, {4 * width}]"
-    yield made(
-        "up",
-        "torch.nn.functional.linear",
-        [f"norm2_{n}"],
-        f"{mlp}.up",
-        46,
-        "MLP.forward",
-        up,
-        "self.up(x)",
-        wide,
-    )
-    yield made(
-        "gelu",
-        "torch.nn.functional.gelu",
-        [f"up_{n}"],
-        mlp,
-        46,
-        "MLP.forward",
-        up,
-        "F.gelu(self.up(x))",
-        wide,
-    )
-    yield made(
-        "down",
-        "torch.nn.functional.linear",
-        [f"gelu_{n}"],
-        f"{mlp}.down",
-        46,
-        "MLP.forward",
-        up,
-        "self.down(F.gelu(self.up(x)))",
-    )
-    yield made(
-        "x",
-        "operator.add",
-        [f"x_mid_{n}", f"down_{n}"],
-        scope,
-        59,
-        "Block.forward",
-        end,
-        "x + self.mlp(self.norm2(x))",
-    )
-
-
-def gpt_graph(layers: int, width: int = 384) -> tuple[GraphNode, ...]:
-    """About 32 nodes a layer, in scopes `blocks.N.attn` and the like."""
-    embed = "        x = self.embed(tokens) + self.position[: tokens.shape[1]]"
-    shape = f"float32[8, 256, {width}]"
+def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
+    """Thirty nodes a layer, in scopes `blocks.N.attn` and the like."""
+    whole = "self.embed(tokens) + self.position[: tokens.shape[1]]"
     nodes = [
         GraphNode(name="tokens", op="placeholder", target="L['tokens']", shape="int64[8, 256]"),
         GraphNode(name="mask", op="placeholder", target="L['self'].mask", shape="int64[256, 256]"),
-        _node(
-            "embedding",
-            "torch.nn.functional.embedding",
-            ["tokens"],
-            "embed",
-            81,
-            "GPT.forward",
-            embed,
-            "self.embed(tokens)",
-            shape,
-        ),
-        _node(
-            "position",
-            "operator.getitem",
-            [],
-            "",
-            81,
-            "GPT.forward",
-            embed,
-            "self.position[: tokens.shape[1]]",
-            f"float32[256, {width}]",
-        ),
-        _node(
-            "x",
-            "operator.add",
-            ["embedding", "position"],
-            "",
-            81,
-            "GPT.forward",
-            embed,
-            "self.embed(tokens) + self.position[: tokens.shape[1]]",
-            shape,
-        ),
+        _node("embedding", "F.embedding", ["tokens"], "embed", "embed", "self.embed(tokens)", WIDE),
+        _node("position", "operator.getitem", [], "", "embed", whole[21:], "float32[256, 384]"),
+        _node("x", "operator.add", ["embedding", "position"], "", "embed", whole, WIDE),
     ]
     x = "x"
     for n in range(layers):
-        nodes += _block(n, x, width)
+        outside = {"IN": x, "MASK": "mask"}
+        for name, target, inputs, scope, line, part, shape in BLOCK:
+            names = [outside.get(i, f"{i}_{n}") for i in inputs.split()]
+            path = f"blocks.{n}.{scope}".rstrip(".")
+            nodes.append(_node(f"{name}_{n}", target, names, path, line, part, shape))
         x = f"x_{n}"
-    head = "        return self.head(self.norm(x))"
     nodes += [
-        _node(
-            "norm",
-            "torch.nn.functional.layer_norm",
-            [x],
-            "norm",
-            84,
-            "GPT.forward",
-            head,
-            "self.norm(x)",
-            shape,
-        ),
-        _node(
-            "logits",
-            "torch.nn.functional.linear",
-            ["norm"],
-            "head",
-            84,
-            "GPT.forward",
-            head,
-            "self.head(self.norm(x))",
-            "float32[8, 256, 50257]",
-        ),
+        _node("norm", "F.layer_norm", [x], "norm", "head", "self.norm(x)", WIDE),
+        _node("logits", "F.linear", ["norm"], "head", "head", "self.head(self.norm(x))", "float32[8, 256, 50257]"),
         GraphNode(name="output", op="output", target="output", inputs=("logits",)),
-    ]
+    ]  # fmt: skip
     return tuple(nodes)
 
 
@@ -623,6 +364,7 @@ class Run:
         )  # fmt: skip
 
     def retire(self, compile_id, source, old, new, file, line, function, text):
+        self.now += 4 * MS
         excerpt = underline([text], len(text) - len(text.lstrip()), len(text)) if text else ""
         self.events.append(
             Retired(
@@ -637,7 +379,7 @@ class Run:
             self._span("forward", self.now, took // 3, 1)
             self._span("backward", self.now + took // 3, took // 2, 1, is_backward=True)
             self._span("optimizer.step", self.now + 5 * took // 6, took // 8, 1)
-            self._span(f"step", self.now, took, 0, data={"step": number})
+            self._span("step", self.now, took, 0, data={"step": number})
             self._span("load batch", self.now - took // 4, took // 2, 0, thread=WORKER)
             self.now += took + self._took(0.8)
 
@@ -649,6 +391,7 @@ class Run:
         self.events.append(Counts(time_ns=self.now, thread=MAIN, groups=groups))
 
     def recompile(self, compile_id, function, *reasons):
+        self.now += 9 * MS
         self.events.append(
             Recompiled(
                 time_ns=self.now, thread=MAIN, compile_id=compile_id, function=function,

@@ -1,7 +1,7 @@
 // The list of compiles, and the page of one: phases, graph, nodes, guards, wires, reads, figures.
 
 function compilesTable(compiles, options) {
-  const longest = Math.max(1, ...compiles.map((one) => one.duration_us));
+  const longest = d3.max(compiles, (one) => one.duration_us) || 1;
   return table([
     { label: "Id", value: (r) => r.id, show: (r) => h("a", { href: `#/compile/${r.number}` }, h("code", null, r.id)) },
     { label: "Function", value: (r) => `${r.function} ${r.file}`, show: (r) => [h("a", { href: `#/compile/${r.number}` }, h("code", null, r.function)), " ", placeText(r.file, r.line)] },
@@ -86,7 +86,7 @@ function tabs(number, compile, detail, wantedTab, wantedNode) {
     guards: () => (detail.guards ? h("pre", { class: "source", tabindex: "0" }, detail.guards) : empty(none)),
     wires: rows("wires", "Wires"),
     reads: rows("reads", "Reads"),
-    phases: () => phaseBar(sumPhases([compile]), compile.duration_us),
+    phases: () => [compileTimeline(number, compile), phaseBar(sumPhases([compile]), compile.duration_us)],
     figures: () => (detail.metrics ? metricsTable(detail.metrics) : empty(none)),
   };
   const panel = h("div", { role: "tabpanel", id: "panel", tabindex: "-1" });
@@ -115,6 +115,17 @@ function tabs(number, compile, detail, wantedTab, wantedNode) {
 
   open(first);
   return [h("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the compile" }, buttons), panel];
+}
+
+/** The spans of one compile, or nothing where the report kept none. */
+function compileTimeline(number, compile) {
+  const lanes = report.lanes
+    .map((lane) => ({ ...lane, spans: lane.spans.filter((one) => one.compile === number), marks: lane.marks.filter((one) => one.compile === number && one.time <= compile.start_ns + compile.duration_us * 1e3) }))
+    .filter((lane) => lane.spans.length);
+  if (!lanes.length) return null;
+  const from = d3.min(lanes, (lane) => d3.min(lane.spans, (one) => one.start));
+  const to = d3.max(lanes, (lane) => d3.max(lane.spans, (one) => one.start + one.duration));
+  return [timeline(lanes, [from, Math.max(to, from + 1)]).element, h("h2", null, "Phases")];
 }
 
 function seenTable(rows, caption) {

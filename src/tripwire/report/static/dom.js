@@ -78,7 +78,9 @@ function placeText(file, line, func) {
 /** Source with the lines of carets set off; nothing where the log has no source. */
 function excerpt(text) {
   if (!text) return null;
-  const lines = text.replace(/\n+$/, "").split("\n");
+  let lines = text.replace(/\n+$/, "").split("\n");
+  const indent = Math.min(...lines.filter((line) => line.trim()).map((line) => line.length - line.trimStart().length));
+  if (Number.isFinite(indent)) lines = lines.map((line) => line.slice(indent));
   return h("pre", { class: "excerpt" }, lines.map((line, n) => [
     n ? "\n" : null,
     /^[\s~^]*[~^]+[\s~^]*$/.test(line) ? h("span", { class: "carets" }, line) : line,

@@ -46,7 +46,7 @@ function graphView(detail, wanted) {
         const head = { class: "scope-head", tabindex: "0", role: "button", "aria-expanded": String(item.open), "aria-label": `scope ${item.path}, ${plural(item.size, "node")}`, on: press(() => toggle(item)) };
         if (item.open) {
           made = s("g", { class: `scope open${near}`, ...place }, s("rect", { width, height }),
-            s("g", head, s("rect", { width, height: HEAD - 4, fill: "transparent", stroke: "none" }), s("text", { x: 9, y: 17 }, first, "  ", second)),
+            s("g", head, s("rect", { x: 1, y: 1, width: width - 2, height: HEAD - 4 }), s("text", { x: 9, y: 16 }, `${first}  `, s("tspan", { class: "second" }, second))),
             s("g", { transform: `translate(${(width - item.layout.width) / 2},${HEAD - 6})` }, drawScope(item)));
           if (focus === item) toFocus = made.querySelector(".scope-head");
         } else {
@@ -159,7 +159,7 @@ function graphView(detail, wanted) {
 
   requestAnimationFrame(() => {
     draw();
-    fit(0.45);
+    fit(0.85);
     if (wanted !== undefined && nodes[wanted]) select(nodes[wanted], { move: true });
   });
   return h("div", null, tools, h("div", { class: "graph-page" }, box, side));

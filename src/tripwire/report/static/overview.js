@@ -39,7 +39,7 @@ function overviewPage() {
 }
 
 function compactCompiles(compiles) {
-  const longest = Math.max(1, ...compiles.map((one) => one.duration_us));
+  const longest = d3.max(compiles, (one) => one.duration_us) || 1;
   return table([
     { label: "Function", value: (r) => r.function, show: (r) => [h("a", { href: `#/compile/${r.number}` }, h("code", null, r.function)), " ", h("span", { class: "muted small" }, r.id, report.processes.length > 1 ? ` · ${processName(r.process)}` : "")] },
     { label: "Outcome", value: (r) => r.status, show: (r) => [tag(r.status), r.retired ? [" ", tag("retired")] : null] },

@@ -4,7 +4,7 @@ function processTable() {
   return table([
     { label: "Process", value: (r) => r.label },
     { label: "Compiles", number: true, value: (r) => r.compiles, show: (r) => formatCount(r.compiles) },
-    { label: "Compile time", number: true, value: (r) => r.duration_us, show: (r) => withBar(formatUs(r.duration_us), r.duration_us, Math.max(...report.processes.map((one) => one.duration_us))) },
+    { label: "Compile time", number: true, value: (r) => r.duration_us, show: (r) => withBar(formatUs(r.duration_us), r.duration_us, d3.max(report.processes, (one) => one.duration_us)) },
     { label: "Unattributed", number: true, value: (r) => r.unattributed_us, show: (r) => formatShare(r.unattributed_us, r.duration_us) },
     { label: "Retirements", number: true, value: (r) => r.retirements, show: (r) => formatCount(r.retirements) },
     { label: "Refusals", number: true, value: (r) => r.refusals, show: (r) => formatCount(r.refusals) },
@@ -49,8 +49,8 @@ function sideRows() {
   const shown = report.processes;
   function add(part, name, values, format, code = false) {
     const known = values.filter((value) => value !== undefined);
-    const largest = Math.max(...known);
-    const smallest = known.length < values.length ? 0 : Math.min(...known);
+    const largest = d3.max(known) ?? 0;
+    const smallest = known.length < values.length ? 0 : d3.min(known);
     const spread = smallest > 0 ? largest / smallest : largest > 0 ? Infinity : 1;
     rows.push({ part, name, values, format, code, largest, spread });
   }

@@ -107,7 +107,7 @@ function openFirst(root) {
   let shown = root.items.length;
   let level = root.items;
   while (level.length) {
-    const scopes = level.filter((item) => item instanceof ScopeBox);
+    const scopes = level.filter((item) => item instanceof ScopeBox && item.size > 1);
     const more = scopes.reduce((sum, scope) => sum + scope.items.length, 0);
     if (!scopes.length || shown + more > 30) return;
     for (const scope of scopes) scope.open = true;
@@ -132,7 +132,8 @@ function boxTexts(item) {
 function boxSize(item) {
   if (item instanceof ScopeBox && item.open) {
     const { width, height } = layoutScope(item);
-    return { width: Math.max(width, boxTexts(item)[0].length * CHARACTER + 30), height: height + HEAD };
+    const head = boxTexts(item).join("  ").length * CHARACTER + 20;
+    return { width: Math.max(width, head), height: height + HEAD };
   }
   const longest = Math.max(...boxTexts(item).map((text) => text.length));
   return { width: Math.max(60, longest * CHARACTER + 18), height: 40 };

@@ -38,7 +38,7 @@ function spanTable(spans, view) {
 }
 
 function spanTotals(totals) {
-  const largest = Math.max(...totals.map((one) => one.total_ns), 1);
+  const largest = d3.max(totals, (one) => one.total_ns) || 1;
   return table([
     { label: "Name", value: (r) => r.name, show: (r) => [h("span", { class: "swatch", style: { background: `var(${colourName(r.name)})` } }), h("code", null, r.name)] },
     { label: "Calls", number: true, value: (r) => r.calls, show: (r) => formatCount(r.calls) },
@@ -54,7 +54,7 @@ function timeline(lanes, [from, to]) {
   const axis = h("canvas", { height: 24, "aria-hidden": "true" });
   const drawn = lanes.map((lane) => ({
     lane,
-    rows: 1 + Math.max(0, ...lane.spans.map((one) => one.depth)) + (lane.marks.length ? 1 : 0),
+    rows: 1 + (d3.max(lane.spans, (one) => one.depth) ?? 0) + (lane.marks.length ? 1 : 0),
     canvas: h("canvas", { role: "img", "aria-label": `${lane.name}: ${plural(lane.spans.length, "span")}, ${plural(lane.marks.length, "moment")}` }),
   }));
   const element = h("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline. Arrow keys move, plus and minus zoom, 0 shows all.", on: { keydown: onKey } },
@@ -110,13 +110,15 @@ function timeline(lanes, [from, to]) {
     const context = start(axis);
     context.fillStyle = colours["--muted"];
     context.strokeStyle = colours["--line"];
-    for (const tick of scale.ticks(Math.max(2, axis.clientWidth / 110))) {
+    const ticks = scale.ticks(Math.max(2, axis.clientWidth / 110));
+    const format = tickFormat(scale.domain()[1], ticks.length > 1 ? ticks[1] - ticks[0] : 1);
+    for (const tick of ticks) {
       const x = Math.round(scale(tick)) + 0.5;
       context.beginPath();
       context.moveTo(x, 16);
       context.lineTo(x, 24);
       context.stroke();
-      context.fillText(formatNs(tick), x + 3, 11);
+      context.fillText(format(tick), x + 3, 11);
     }
   }
 
@@ -220,6 +222,13 @@ function timeline(lanes, [from, to]) {
   addEventListener("scroll", onScroll, { passive: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", resize);
   return { element, show };
+}
+
+/** Labels of an axis: one unit, and as many digits as tell two ticks apart. */
+function tickFormat(largest, step) {
+  const [scale, unit] = largest < 1e3 ? [1, "ns"] : largest < 1e6 ? [1e3, "µs"] : largest < 1e9 ? [1e6, "ms"] : [1e9, "s"];
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / scale) - 1e-9)));
+  return (tick) => `${(tick / scale).toFixed(digits)}${THIN}${unit}`;
 }
 
 function readColours() {
