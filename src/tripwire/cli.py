@@ -6,6 +6,7 @@ import pdb
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -32,7 +33,7 @@ class _Trouble(click.ClickException):
 @click.group(cls=_Group)
 @click.version_option(package_name="tripwire")
 def main() -> None:
-    """Tools around tripwire's records."""
+    """Tools around tripwire's records and logs."""
 
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -100,3 +101,95 @@ def repro(file: str) -> None:
     from tripwire.recording.repro import write_repro
 
     click.echo(write_repro(file), nl=False)
+
+
+_directory = click.argument("directory", type=click.Path(exists=True))
+_output = click.option("-o", "--output", type=click.Path(), help="Where to write it.")
+
+
+@main.command()
+@_directory
+@click.option(
+    "--diff", "other", type=click.Path(exists=True), help="An earlier run to compare with."
+)
+@_output
+@_json
+def report(directory: str, other: str | None, output: str | None, as_json: bool) -> None:
+    """Make one HTML page of a directory of logs, DIR/report.html unless -o says where."""
+    from tripwire.report import build_report, compare, write_report
+
+    built, details = _reading(directory, as_json, build_report)
+    if other is not None:
+        earlier, _ = _reading(other, as_json, build_report)
+        built.diff = compare(built, earlier)
+    path = write_report(built, details, output or _beside(directory, "report.html"))
+    if as_json:
+        figures = {
+            "path": str(path),
+            "bytes": path.stat().st_size,
+            "processes": len(built.processes),
+            "compiles": len(built.compiles),
+            "retirements": built.retirements.total,
+            "refusals": built.refusals.total,
+            "recompiles": built.recompiles.total,
+            "records": len(built.records),
+            "skipped": built.skipped,
+        }
+        click.echo(msgspec.json.encode(figures))
+    else:
+        click.echo(path)
+
+
+@main.command()
+@_directory
+@_output
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["perfetto", "speedscope", "torch"]),
+    default="perfetto",
+    show_default=True,
+    help="Whose file it is; torch: a directory that tlparse opens.",
+)
+@_json
+def trace(directory: str, output: str | None, kind: str, as_json: bool) -> None:
+    """Write a directory of logs as a timeline for other viewers."""
+    from tripwire.telemetry import write_chrome_trace, write_speedscope, write_torch_trace
+    from tripwire.telemetry.reader import check_has_events
+
+    check_has_events(directory)
+    paths: list[Path]
+    if kind == "perfetto":
+        paths = [write_chrome_trace(directory, output or _beside(directory, "trace.json"))]
+    elif kind == "speedscope":
+        target = output or _beside(directory, "speedscope.json")
+        paths = [write_speedscope(directory, target)]
+    else:
+        paths = write_torch_trace(directory, output or _beside(directory, "torch_trace"))
+    if as_json:
+        click.echo(msgspec.json.encode({"paths": [str(path) for path in paths]}))
+    else:
+        click.echo("\n".join(map(str, paths)))
+
+
+def _beside(log: str, name: str) -> Path:
+    """In the log's directory; beside it where the log is one file."""
+    path = Path(log)
+    return (path if path.is_dir() else path.parent) / name
+
+
+def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
+    """Build something of a log, with a bar on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tripwire.telemetry import LogReader
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        return build(log)
+    size = sum(path.stat().st_size for path in LogReader(log).files)
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=size)
+        return build(log, lambda done: bar.update(task, completed=done))

@@ -61,6 +61,7 @@ class LogReader:
         self._begin()
 
     def _begin(self) -> None:
+        self.bytes_read = 0
         self._files = self._events = self._damaged = self._newer = self._headless = 0
 
     @property
@@ -136,6 +137,7 @@ class LogReader:
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         while line := file.readline(LONGEST_LINE):
+            self.bytes_read += len(line)
             if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                 self._damaged += 1
                 while rest := file.readline(1 << 20):
@@ -148,6 +150,17 @@ class LogReader:
 def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:
     """The events of a file or directory; `LogReader` also tells what was skipped."""
     return iter(LogReader(path))
+
+
+def check_has_events(path: str | os.PathLike[str]) -> None:
+    """Raise where a file or directory holds no event at all."""
+    if next(iter(LogReader(path)), None) is None:
+        raise TelemetryError(
+            f"{path}: there is no event of tripwire's in it.\n"
+            "A log is written where TRIPWIRE_LOG_DIR points while a program runs; its files are "
+            "named tripwire-*.jsonl.",
+            slug="log-empty",
+        )
 
 
 def _written_ns(logged: Logged) -> int:

@@ -116,6 +116,7 @@ class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     function: str = ""
     text: str = ""  # the user's line
     shape: str = ""
+    excerpt: str = ""  # the user's source with carets below, as `anchors.underline` makes it
 
 
 class GraphCaptured(Base, frozen=True, kw_only=True, tag="graph"):
@@ -161,6 +162,7 @@ class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
     file: str = ""
     line: int = 0
     function: str = ""
+    excerpt: str = ""  # the writer's source, with carets below where columns are known
 
 
 class Refused(Base, frozen=True, kw_only=True, tag="refusal"):

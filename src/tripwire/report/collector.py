@@ -1,0 +1,399 @@
+"""The collector: one pass over a directory of logs, in memory that doesn't grow with them.
+
+Every event is either added to a sum, joined to a group, or competes for one of a fixed number of
+places. Nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
+from tripwire.report.grouping import Grouping
+from tripwire.report.lanes import Lanes
+from tripwire.report.model import (
+    NONE,
+    Compile,
+    Mark,
+    Occurrence,
+    Place,
+    Process,
+    RecordRow,
+    Report,
+    Skipped,
+    SpanTotal,
+    Status,
+    cut,
+)
+from tripwire.telemetry.metrics import CompilationMetrics
+from tripwire.telemetry.perfetto import describe
+from tripwire.telemetry.reader import Logged, LogReader, check_has_events
+from tripwire.telemetry.schema import (
+    Base,
+    CompileFinished,
+    CompileStarted,
+    Counts,
+    GraphCaptured,
+    GuardsBuilt,
+    Header,
+    Instant,
+    ReadsSeen,
+    Recompiled,
+    RecordWritten,
+    Refused,
+    Retired,
+    SpanDone,
+    ThreadNamed,
+    WiresArmed,
+)
+
+COMPILES = 5_000
+RECORDS = 2_000
+SPAN_NAMES = 5_000
+COUNTERS = 1_000  # names of one process
+EVERY = 2_000  # events between two calls of `progress`
+
+
+def build_report(
+    log: str | os.PathLike[str], progress: Callable[[int], object] | None = None
+) -> tuple[Report, Details]:
+    """Read a log; `progress` hears now and then how many bytes are behind."""
+    check_has_events(log)
+    reader = LogReader(log)
+    collector = Collector()
+    for logged in reader:
+        collector.add(logged)
+        if progress is not None and collector.events % EVERY == 0:
+            progress(reader.bytes_read)
+    return collector.finish(reader), collector.details
+
+
+class Collector:
+    """What is known after the events so far."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.details = Details()
+        self._processes: list[Process] = []
+        self._headers: list[Header] = []
+        self._numbers: dict[str, int] = {}  # of processes, by token
+        self._first: list[int] = []  # of each process, on the calendar
+        self._last: list[int] = []
+        self._latest_header: Header | None = None
+        self._latest_number = 0
+        self._lanes = Lanes()
+        self._names: dict[str, int] = {}
+        self._totals: list[SpanTotal] = []
+        self._names_left_out = 0
+        self._compiles: list[Compile] = []
+        self._compile_numbers: dict[tuple[int, str], int] = {}
+        self._compiles_left_out = 0
+        self._retirements, self._refusals, self._recompiles = Grouping(), Grouping(), Grouping()
+        self._records: list[RecordRow] = []
+        self._records_left_out = 0
+
+    def add(self, logged: Logged) -> None:
+        """Take in one event."""
+        header, event = logged
+        number = self._latest_number
+        if header is not self._latest_header:
+            number = self._latest_number = self._find_process(header)
+            self._latest_header = header
+        at = header.wall_of(event.time_ns)
+        self.events += 1
+        self._processes[number].events += 1
+        if at < self._first[number]:
+            self._first[number] = at
+        if at > self._last[number]:
+            self._last[number] = at
+        take = _TAKERS.get(type(event))
+        if take is not None:
+            take(self, number, event, at)
+
+    def finish(self, reader: LogReader) -> Report:
+        """The report of all that was added."""
+        read = reader.statistics()
+        placed = [
+            first
+            for first, header in zip(self._first, self._headers, strict=True)
+            if header.start_wall_ns
+        ]
+        begin = min(placed, default=min(self._first, default=0))
+        # A process whose header is lost has a clock that nothing places: it begins with the rest.
+        beginnings = [
+            begin if header.start_wall_ns or not placed else first
+            for first, header in zip(self._first, self._headers, strict=True)
+        ]
+        for number, process in enumerate(self._processes):
+            process.start_ns = self._first[number] - beginnings[number]
+            process.end_ns = self._last[number] - beginnings[number]
+        for number, row in enumerate(self._compiles):
+            row.start_ns -= beginnings[row.process]
+            row.has_detail = self.details.find(number) is not None
+        for record in self._records:
+            record.time_ns -= beginnings[record.process]
+        return Report(
+            title=str(Path(reader.path).resolve().name or reader.path),
+            begin_ms=begin // 1_000_000 if placed else 0,
+            duration_ns=max((p.end_ns for p in self._processes), default=0),
+            processes=self._processes,
+            span_names=[total.name for total in self._totals],
+            lanes=self._lanes.rows(beginnings),
+            compiles=self._compiles,
+            retirements=self._retirements.rows(beginnings),
+            refusals=self._refusals.rows(beginnings),
+            recompiles=self._recompiles.rows(beginnings),
+            records=self._records,
+            spans=self._totals,
+            skipped=Skipped(
+                files=read.files,
+                events=read.events,
+                damaged=read.damaged,
+                newer=read.newer,
+                headless=read.headless,
+                lanes=self._lanes.left_out,
+                marks=self._lanes.marks_left_out,
+                compiles=self._compiles_left_out,
+                details=len(self.details.left_out),
+                records=self._records_left_out,
+                span_names=self._names_left_out,
+            ),
+        )
+
+    # --- finding rows -----------------------------------------------------------------------------
+
+    def _find_process(self, header: Header) -> int:
+        number = self._numbers.setdefault(header.token, len(self._processes))
+        if number == len(self._processes):
+            self._headers.append(header)
+            self._first.append(1 << 63)
+            self._last.append(-(1 << 63))
+            self._processes.append(
+                Process(
+                    label=cut(describe(header), 120),
+                    host=cut(header.host, 120),
+                    pid=header.pid,
+                    parent_pid=header.parent_pid,
+                    rank=header.rank,
+                    python=cut(header.python, 120),
+                    torch=header.torch,
+                    tripwire=header.tripwire,
+                    argv=[cut(word) for word in header.argv[:50]],
+                )
+            )
+        return number
+
+    def _find_compile(self, process: int, event: Base, at: int) -> int:
+        """The number of an event's compile, made if need be; `NONE` where there are too many."""
+        if event.compile_id is None:
+            return NONE
+        key = process, event.compile_id
+        number = self._compile_numbers.get(key)
+        if number is None:
+            if len(self._compiles) >= COMPILES:
+                return NONE
+            number = self._compile_numbers[key] = len(self._compiles)
+            self._compiles.append(
+                Compile(
+                    id=cut(event.compile_id, 40), process=process, thread=event.thread, start_ns=at
+                )
+            )
+        return number
+
+    def _known_compile(self, process: int, event: Base) -> int:
+        return self._compile_numbers.get((process, event.compile_id or ""), NONE)
+
+    def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
+        number = self._known_compile(process, event)
+        self._lanes.add_mark(process, event.thread, Mark(at, kind, cut(text, 200), number))
+
+    # --- taking in events -------------------------------------------------------------------------
+
+    def _take_thread(self, process: int, event: ThreadNamed, at: int) -> None:
+        lane = self._lanes.find(process, event.thread)
+        if lane is not None:
+            lane.name = cut(event.name, 80)
+
+    def _take_span(self, process: int, event: SpanDone, at: int) -> None:
+        end = at + event.duration_ns
+        if end > self._last[process]:
+            self._last[process] = end
+        name = self._names.get(event.name)
+        if name is None:
+            if len(self._names) >= SPAN_NAMES:
+                self._names_left_out += 1
+                return
+            name = self._names[event.name] = len(self._totals)
+            self._totals.append(SpanTotal(cut(event.name, 200)))
+        total = self._totals[name]
+        total.calls += 1
+        total.total_ns += event.duration_ns
+        total.longest_ns = max(total.longest_ns, event.duration_ns)
+        total.errors += event.error is not None
+        number = self._known_compile(process, event)
+        self._lanes.add_span(process, event, at, name, number)
+
+    def _take_instant(self, process: int, event: Instant, at: int) -> None:
+        self._mark(process, event, at, "instant", event.name)
+
+    def _take_counts(self, process: int, event: Counts, at: int) -> None:
+        left = COUNTERS
+        counters: dict[str, dict[str, int]] = {}
+        for group, names in event.groups.items():
+            counters[cut(group, 80)] = {cut(k, 80): v for k, v in [*names.items()][:left]}
+            left -= len(names)
+            if left <= 0:
+                break
+        self._processes[process].counters = counters  # all counts at one moment: the latest
+
+    def _take_start(self, process: int, event: CompileStarted, at: int) -> None:
+        number = self._find_compile(process, event, at)
+        if number != NONE:
+            row = self._compiles[number]
+            row.function, row.file, row.line = cut(event.function), cut(event.file), event.line
+            row.backend = event.backend and cut(event.backend, 80)
+            row.thread, row.start_ns = event.thread, at
+
+    def _take_end(self, process: int, event: CompileFinished, at: int) -> None:
+        metrics = event.metrics
+        duration, phases = metrics.duration_us or 0, metrics.phases
+        unattributed = phases.pop("unattributed_us", 0)
+        sums = self._processes[process]
+        sums.compiles += 1
+        sums.duration_us += duration
+        sums.unattributed_us += unattributed
+        for phase, us in phases.items():
+            sums.phases[phase] = sums.phases.get(phase, 0) + us
+        number = self._find_compile(process, event, at - duration * 1000)
+        if number == NONE:
+            self._compiles_left_out += 1
+            return
+        row = self._compiles[number]
+        row.status, row.reason = _judge(metrics)
+        row.duration_us, row.phases, row.unattributed_us = duration, phases, unattributed
+        row.function = (
+            cut(metrics.co_name) if row.function == "?" and metrics.co_name else row.function
+        )
+        row.file = row.file or cut(metrics.co_filename or "")
+        row.line = row.line or metrics.co_firstlineno or 0
+        row.backend = row.backend or metrics.backend
+        row.nodes = metrics.graph_node_count or row.nodes
+        row.guards = metrics.guard_count or row.guards
+        row.wires = metrics.wire_count or row.wires
+        row.reads = metrics.read_count or row.reads
+        self.details.add(number, "metrics", plain_metrics(metrics))
+        self.details.finish(number, duration)
+
+    def _take_graph(self, process: int, event: GraphCaptured, at: int) -> None:
+        number = self._find_compile(process, event, at)
+        if number != NONE:
+            self._compiles[number].nodes = len(event.nodes)
+            self.details.add(number, "graph", build_graph(event.nodes))
+
+    def _take_guards(self, process: int, event: GuardsBuilt, at: int) -> None:
+        number = self._find_compile(process, event, at)
+        if number != NONE:
+            self._compiles[number].guards = event.count
+            self.details.add(number, "guards", cut(event.source, SOURCE))
+
+    def _take_wires(self, process: int, event: WiresArmed, at: int) -> None:
+        number = self._find_compile(process, event, at)
+        if number != NONE:
+            self._compiles[number].wires = len(event.wires)
+            self.details.add(number, "wires", build_rows(event.wires))
+
+    def _take_reads(self, process: int, event: ReadsSeen, at: int) -> None:
+        number = self._find_compile(process, event, at)
+        if number != NONE:
+            self._compiles[number].reads = len(event.reads)
+            self.details.add(number, "reads", build_rows(event.reads))
+
+    def _take_retirement(self, process: int, event: Retired, at: int) -> None:
+        self._processes[process].retirements += 1
+        number = self._known_compile(process, event)
+        if number != NONE:
+            self._compiles[number].retired += 1
+        self._retirements.add(
+            cut(event.source),
+            "",
+            _place(event.file, event.line, event.function, event.excerpt),
+            Occurrence(at, process, number, cut(event.old, 200), cut(event.new, 200)),
+        )
+        self._mark(process, event, at, "retirement", event.source)
+
+    def _take_refusal(self, process: int, event: Refused, at: int) -> None:
+        self._processes[process].refusals += 1
+        self._refusals.add(
+            cut(event.slug, 80),
+            cut(event.reason, 2_000),
+            _place(event.file, event.line, event.function, event.excerpt),
+            Occurrence(at, process, self._known_compile(process, event)),
+        )
+        self._mark(process, event, at, "refusal", event.slug)
+
+    def _take_recompile(self, process: int, event: Recompiled, at: int) -> None:
+        self._processes[process].recompiles += 1
+        number = self._find_compile(process, event, at)
+        row = self._compiles[number] if number != NONE else None
+        place = Place(row.file, row.line) if row is not None else Place()
+        reasons = "\n".join(event.reasons[:50])
+        said = "; ".join(event.user_contexts[:20])
+        self._recompiles.add(
+            cut(event.function),
+            cut(reasons, 2_000),
+            place,
+            Occurrence(at, process, number, after=cut(said)),
+        )
+        self._mark(process, event, at, "recompile", event.function)
+
+    def _take_record(self, process: int, event: RecordWritten, at: int) -> None:
+        self._processes[process].records += 1
+        self._mark(process, event, at, "record", event.exception or event.function)
+        if len(self._records) >= RECORDS:
+            self._records_left_out += 1
+            return
+        self._records.append(
+            RecordRow(
+                cut(event.path, 1_000),
+                cut(event.function),
+                cut(event.exception, 1_000),
+                at,
+                process,
+                self._known_compile(process, event),
+            )
+        )
+
+
+_TAKERS: dict[type, Callable[..., None]] = {
+    ThreadNamed: Collector._take_thread,
+    SpanDone: Collector._take_span,
+    Instant: Collector._take_instant,
+    Counts: Collector._take_counts,
+    CompileStarted: Collector._take_start,
+    CompileFinished: Collector._take_end,
+    GraphCaptured: Collector._take_graph,
+    GuardsBuilt: Collector._take_guards,
+    WiresArmed: Collector._take_wires,
+    ReadsSeen: Collector._take_reads,
+    Retired: Collector._take_retirement,
+    Refused: Collector._take_refusal,
+    Recompiled: Collector._take_recompile,
+    RecordWritten: Collector._take_record,
+}
+
+
+def _place(file: str, line: int, function: str, excerpt: str) -> Place:
+    return Place(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
+
+
+def _judge(metrics: CompilationMetrics) -> tuple[Status, str]:
+    reason = cut(metrics.fail_reason or "", 2_000)
+    if metrics.refusal is not None:
+        return "refused", reason or cut(metrics.refusal)
+    if metrics.fail_type is not None:
+        return "failed", f"{cut(metrics.fail_type, 200)}: {reason}"
+    if metrics.has_guarded_code is False:
+        return "no entry", ""
+    return "compiled", ""
