@@ -98,6 +98,7 @@ LAYERS = [
     {"report.lanes", "report.grouping", "report.details"},
     {"report.collector", "report.comparison", "report.page"},
     {"report"},
+    {"running", "doctor"},
     {"cli"},
     {"__main__"},
     {""},

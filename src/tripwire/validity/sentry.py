@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tripwire.validity import twin
 from tripwire.validity.twin import Touch
 
-__all__ = ["UNHOOKED", "Sentry", "Touch", "call", "same_items"]
+__all__ = ["IS_COMPILED", "UNHOOKED", "Sentry", "Touch", "call", "same_items"]
 
 # Whatever gives a tensor other storage, geometry or autograd standing without making a new one, as
 # an attribute of Tensor, a function of torch or an operator: each name exists in some of the three.
@@ -142,7 +142,9 @@ if TYPE_CHECKING:
     from tripwire.validity.twin import same_items as same_items
 
     UNHOOKED: tuple[str, ...] = ()
+    IS_COMPILED: bool = False  # whether the sentry is the C one
 else:
     # UNHOOKED: where it isn't empty, the sentry counts every object as touched, always.
     _chosen, UNHOOKED = _choose()
     Sentry, call, same_items = _chosen.Sentry, _chosen.call, _chosen.same_items
+    IS_COMPILED = _chosen is not twin
