@@ -14,7 +14,9 @@ from typing import Any
 @contextmanager
 def logging_into(folder: Path) -> Iterator[None]:
     """Log here, and in every process that is started from here."""
+    from tripwire.dispatch.telling import count_hits
     from tripwire.telemetry.log import start_log, stop_log
+    from tripwire.telemetry.reports import log_counters
 
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("TRIPWIRE_LOG_DIR")
@@ -23,6 +25,8 @@ def logging_into(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        count_hits()
+        log_counters()
         stop_log()
         if before is None:
             del os.environ["TRIPWIRE_LOG_DIR"]

@@ -22,7 +22,10 @@ from tripwire.backends.registry import Backend, Runtime, name_of
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.telling import (
     Callee,
+    Counted,
     compiling,
+    count_frame,
+    follow,
     tell_entry,
     tell_miss,
     tell_refusal,
@@ -98,21 +101,22 @@ class Options:
     witness: Witness | None = None
 
 
-class Dispatcher:
+class Dispatcher(Counted):
     """Everything that is compiled of one callable."""
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
+        self._entries: tuple[Entry, ...] = ()
+        self._hits = 0
         self.target = target
         self.name = name
         self.options = options
         self._failures = options.failures
-        self._entries: tuple[Entry, ...] = ()
         self._refused: Counter[object] = Counter()
         self._unsettled: Counter[object] = Counter()
         self._hits_when_unsettled = 0
         self._plain: set[object] = set()
         self._told: set[str] = set()
-        self._calls = self._traces = self._refusals = self._retired = self._hits = 0
+        self._calls = self._traces = self._refusals = self._retired = 0
         self._causes: list[Cause] = []
         self._callee: Callee | None = None
         self._told_refusals: Counter[Refusal] = Counter()
@@ -179,8 +183,10 @@ class Dispatcher:
                 return self(*args, **kwargs)
         key = self._call_key(args, kwargs)
         self._calls += 1
+        count_frame("miss")
         if self._callee is None:
             self._callee = Callee.of(self.name, self.target)
+            follow(self)
         with compiling(self._callee, self._traces, name_of(self.options.backend)):
             return self._trace(args, kwargs, probed, key)
 
@@ -236,7 +242,7 @@ class Dispatcher:
             refusal = self._note_volatile(volatile, key)
             if refusal is not None or not all(_can_return(v) for v in volatile):
                 return refusal
-        hits = self._count_hits()
+        hits = self.count_hits()
         if self._traces > TRACES_ON_TRUST and hits < self._traces:
             self._stay_plain(key)
             return Refusal(
@@ -257,7 +263,7 @@ class Dispatcher:
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
         """What settles after a few calls is compiled then, and so is what goes in circles."""
-        hits = self._count_hits()
+        hits = self.count_hits()
         if hits > self._hits_when_unsettled:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
@@ -351,12 +357,13 @@ class Dispatcher:
                 module._compiled_call_impl = inner
                 self._inner.append((weakref.ref(module), inner))
 
-    def _count_hits(self) -> int:
+    def count_hits(self) -> int:
+        """How many calls ran compiled code so far."""
         return self._hits + sum(entry.hits for entry in self._entries)
 
     def statistics(self) -> Statistics:
         """Counts so far."""
-        hits = self._count_hits()
+        hits = self.count_hits()
         alive = sum(not (entry.is_dead or entry.causes) for entry in self._entries)
         return Statistics(
             self._calls + hits,

@@ -6,11 +6,14 @@ graph, guards, wires and reads where somebody logs; nothing here is done otherwi
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import fx
@@ -142,6 +145,50 @@ def tell_refusal(callee: Callee, refusal: Refusal) -> None:
         line=line,
         excerpt=place.text if place is not None else "",
     )
+
+
+class Counted:
+    """Something whose hits telemetry counts. A hit itself tells nobody: it is asked later."""
+
+    told_hits = 0
+
+    def count_hits(self) -> int:
+        """How many there were so far."""
+        raise NotImplementedError
+
+    def tell_hits(self) -> None:
+        """Count what is new."""
+        new, self.told_hits = self.count_hits() - self.told_hits, self.count_hits()
+        if HAS_TELEMETRY and new:
+            telemetry.count("frames", "hit", new)
+
+    def __del__(self) -> None:
+        if HAS_TELEMETRY and not sys.is_finalizing():
+            self.tell_hits()
+
+
+_counted: WeakSet[Counted] = WeakSet()
+
+
+def follow(counted: Counted) -> None:
+    """Ask for its hits from now on."""
+    _counted.add(counted)
+
+
+def count_frame(what: str) -> None:
+    """A call that was no hit."""
+    if HAS_TELEMETRY:
+        telemetry.count("frames", what)
+
+
+def count_hits() -> None:
+    """Bring telemetry's count of hits up to date."""
+    for counted in list(_counted):
+        counted.tell_hits()
+
+
+if HAS_TELEMETRY:
+    atexit.register(count_hits)  # before telemetry leaves its counters in the log
 
 
 def tell_retired(cause: Cause) -> None:
