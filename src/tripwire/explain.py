@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import nn
+
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary
@@ -131,6 +133,8 @@ def _block(title: str, lines: list[str]) -> list[str]:
 
 # --- compiled callables ---
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
 
 def explain(target: Any, /, *args: Any, **kwargs: Any) -> Explanation | Preview:
     """What is known of a compiled callable; or, with a plain one, what would come of a call.
@@ -171,13 +175,17 @@ def _view(number: int, entry: Entry) -> EntryView:
         entry.hits,
         entry.summary,
         entry.source,
-        tuple(sorted(entry.list_wires(), key=_is_librarys)),
+        tuple(sorted(entry.list_wires(), key=_rank)),
     )
 
 
-def _is_librarys(wire: tuple[str, str]) -> bool:
-    """What is the user's comes first."""
-    return wire[0].startswith(("G[torch", "G[builtins"))
+def _rank(wire: tuple[str, str]) -> int:
+    """What is the user's comes first, then what every module and class has, then torch's."""
+    source = wire[0]
+    if source.startswith(("G[torch", "G[builtins")):
+        return 2
+    last = source.rpartition(".")[2]
+    return 1 if last.startswith("__") or last in _OF_EVERY_MODULE else 0
 
 
 def _describe(refusal: Refusal, count: int) -> RefusalView:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tripwire.backends.registry import Runtime
-from tripwire.phases import BACKEND, PLAN, RETIRE
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
@@ -95,6 +95,7 @@ class Entry:
             self._runtime = compile_graph(trace)
         with PLAN:
             self._prepare(trace, self._plan, on_retired)
+        self.__class__ = _FreshEntry
 
     def _prepare(
         self,
@@ -341,3 +342,18 @@ def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, obje
     spelled = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
     function: Callable[..., dict[str, object]] = eval(f"lambda args, kwargs: {{{spelled}}}")
     return function
+
+
+class _FreshEntry(Entry):
+    """An entry until it first runs: back ends put work off until then."""
+
+    def run(
+        self,
+        fetched: tuple[torch.Tensor, ...],
+        state: tuple[torch.Tensor, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        self.__class__ = Entry  # type: ignore[assignment]  # a later run costs no question
+        with FIRST_RUN:
+            return self.run(fetched, state, args, kwargs)

@@ -77,7 +77,7 @@ def compiling(callee: Callee, number: int, backend: str) -> Iterator[None]:
 
 def wants_reasons() -> bool:
     """Whether somebody wants to know why a call was traced again."""
-    return HAS_TELEMETRY and telemetry.is_logging()
+    return HAS_TELEMETRY and telemetry.is_enabled()
 
 
 def tell_miss(callee: Callee, reasons: list[str]) -> None:

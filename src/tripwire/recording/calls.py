@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.phases import RECORD
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
@@ -30,6 +31,8 @@ from tripwire.recording.format import (
 )
 from tripwire.recording.outcomes import place_of
 from tripwire.recording.policy import KEEP_ALL, Policy
+from tripwire.telemetry.log import emit
+from tripwire.telemetry.schema import RecordWritten
 from tripwire.tracing.torchstate import sample_quickly
 
 
@@ -70,11 +73,14 @@ def write_call(
     backend: object = None,
 ) -> Path:
     """Write the record of a call that is over. Raises what the file system raises."""
-    if beginning.built is None:  # else an earlier attempt to write it failed
-        beginning.built = _build(beginning, name, outcome, compiled, backend)
-    path = beginning.built.write(writing.find_path(name, outcome))
-    if writing.check:
-        check_record(path)
+    with RECORD:
+        if beginning.built is None:  # else an earlier attempt to write it failed
+            beginning.built = _build(beginning, name, outcome, compiled, backend)
+        path = beginning.built.write(writing.find_path(name, outcome))
+        if writing.check:
+            check_record(path)
+    raised = outcome.type if isinstance(outcome, Raised) else ""
+    emit(RecordWritten, path=str(path), function=name, exception=raised)
     return path
 
 
