@@ -7,6 +7,7 @@ each a JSON text that ends in a zero byte.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -77,10 +78,8 @@ class Browser:
 
     def close(self) -> None:
         self._session = None
-        try:
+        with contextlib.suppress(OSError):
             self.call("Browser.close")
-        except OSError:
-            pass
         os.close(self._out)
         os.close(self._in)
         try:
