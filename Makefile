@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
 
-.PHONY: help demo test lint bench soak clean
+.PHONY: help demo test lint bench soak screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -38,9 +38,13 @@ bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
 	$(BIN)/python benchmarks/bench_record.py --json benchmarks/results/record.json
 	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
+	$(BIN)/python benchmarks/bench_report.py --json benchmarks/results/report.json
 
 soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow
+
+screenshots: $(BUILT)  ## the report's pages as docs/report-*.png; needs chromium
+	TRIPWIRE_SCREENSHOTS=docs $(BIN)/python -m pytest tests/unit/report/test_browser.py
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -103,5 +103,12 @@ def build_rows(rows: Sequence[Row]) -> Rows:
 
 def plain_metrics(metrics: CompilationMetrics) -> dict[str, object]:
     """What is known of a compile, without what isn't."""
-    known = msgspec.to_builtins(metrics)
-    return {name: cut(v, 4_000) if isinstance(v, str) else v for name, v in known.items()}
+    return {name: _short(value) for name, value in msgspec.to_builtins(metrics).items()}
+
+
+def _short(value: object) -> object:
+    if isinstance(value, str):
+        return cut(value, 4_000)
+    if isinstance(value, list):  # a stack
+        return [_short(part) for part in value[:100]]
+    return value

@@ -70,6 +70,10 @@ def write_log(directory: Path, head: Header | None, events: list[Event], tail: b
     return path
 
 
+def span_event() -> SpanDone:
+    return SpanDone(time_ns=5_001 * MS, thread=MAIN, name="trace", duration_ns=3 * MS)
+
+
 # --- the graph of a small GPT ------------------------------------------------------------------
 
 # The lines of model.py that make nodes: number, function, source.

@@ -81,7 +81,7 @@ function tabs(number, compile, detail, wantedTab, wantedNode) {
   const none = compile.has_detail ? "The log has none for this compile." : report.skipped.details ? "Left out: the report keeps the details of the slowest compiles only." : "The log has no details of this compile.";
   const rows = (part, caption) => () => (detail[part] ? [seenTable(detail[part].rows, caption), detail[part].left_out > 0 && notice(`${formatCount(detail[part].left_out)} more were left out.`)] : empty(none));
   const draw = {
-    graph: () => (detail.graph ? graphView(detail, wantedNode) : empty(none)),
+    graph: () => (detail.graph ? graphView(number, detail, wantedNode) : empty(none)),
     nodes: () => (detail.graph ? nodeTable(number, detail) : empty(none)),
     guards: () => (detail.guards ? h("pre", { class: "source", tabindex: "0" }, detail.guards) : empty(none)),
     wires: rows("wires", "Wires"),
@@ -91,7 +91,7 @@ function tabs(number, compile, detail, wantedTab, wantedNode) {
   };
   const panel = h("div", { role: "tabpanel", id: "panel", tabindex: "-1" });
   const first = wantedTab && draw[wantedTab] ? wantedTab : detail.graph ? "graph" : "phases";
-  const buttons = TABS.map(([name, label]) => h("button", { role: "tab", type: "button", id: `tab-${name}`, "aria-controls": "panel", on: { click: () => open(name), keydown: onKey } }, label));
+  const buttons = TABS.map(([name, label]) => h("button", { role: "tab", type: "button", id: `tab-${name}`, "aria-controls": "panel", on: { click: () => { open(name); history.replaceState(null, "", `#/compile/${number}/${name}`); }, keydown: onKey } }, label));
 
   function open(name) {
     for (const button of buttons) {
@@ -102,7 +102,6 @@ function tabs(number, compile, detail, wantedTab, wantedNode) {
     panel.setAttribute("aria-labelledby", `tab-${name}`);
     panel.replaceChildren();
     append(panel, [draw[name]()]);
-    history.replaceState(null, "", `#/compile/${number}/${name}`);
   }
 
   function onKey(event) {

@@ -15,12 +15,13 @@ function changeTable(rows, caption, { format = phaseLabel } = {}) {
     { label: `${label} before`, number: true, value: (r) => r[`${field}_before`], show: (r) => show(r[`${field}_before`]) },
     { label: `${label} now`, number: true, value: (r) => r[`${field}_after`], show: (r) => show(r[`${field}_after`]) },
   ] : []);
-  const main = has("us") ? "us" : "count";
+  const main = (row) => (row.us_before === null && row.us_after === null ? "count" : "us");
+  const sides = (row) => [row[`${main(row)}_before`], row[`${main(row)}_after`]];
   return table([
     { label: "Verdict", value: (r) => WORSE_FIRST[r.verdict], show: (r) => tag(r.verdict) },
     { label: "What", value: (r) => `${r.name} ${r.place}`, show: (r) => [h("code", null, format(r.name)), r.place ? [" ", h("span", { class: "place", title: r.place }, baseName(r.place))] : null] },
     ...pair("us", "Time", formatUs), ...pair("count", "Count", formatCount), ...pair("nodes", "Nodes", formatCount),
-    { label: "Ratio", number: true, value: (r) => (r[`${main}_after`] ?? 0) / (r[`${main}_before`] || 1), show: (r) => ratio(r[`${main}_before`], r[`${main}_after`]) },
+    { label: "Ratio", number: true, value: (r) => (sides(r)[1] ?? 0) / (sides(r)[0] || 1), show: (r) => ratio(...sides(r)) },
   ], rows, { caption, none: "Neither run has any." });
 }
 

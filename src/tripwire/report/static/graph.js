@@ -2,14 +2,14 @@
 
 const EVERYTHING = 800; // nodes that "open all" still draws
 
-function graphView(detail, wanted) {
+function graphView(number, detail, wanted) {
   const { nodes, left_out } = detail.graph;
   const root = buildScopes(nodes);
   const side = h("aside", { class: "side", "aria-label": "Selected node", "aria-live": "polite" },
     h("p", { class: "muted" }, "Select a node to see its line, inputs and users. Enter or a click opens and closes a scope."));
   const drawing = s("g");
   const svg = s("svg", { role: "group", "aria-label": `Graph of ${plural(nodes.length, "node")}, drawn by scope` },
-    s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" },
       s("path", { d: "M0,0L8,4L0,8z", class: "arrow" }))),
     drawing);
   const box = h("div", { class: "graph-box" }, svg);
@@ -85,13 +85,14 @@ function graphView(detail, wanted) {
     }
     draw(node);
     describe(node);
+    history.replaceState(null, "", `#/compile/${number}/graph/${node.index}`);
     if (move) centre(node);
   }
 
   function describe(node) {
     const link = (n) => h("li", null, h("button", { class: "link", type: "button", on: { click: () => select(nodes[n], { move: true }) } }, nodes[n].name), h("span", { class: "muted small" }, ` ${clip(shortTarget(nodes[n].target), 40)}`));
     const list = (title, numbers) => numbers.length > 0 && [h("h2", null, title), h("ul", { class: "links" }, numbers.slice(0, 60).map(link)), numbers.length > 60 && h("p", { class: "muted" }, `and ${numbers.length - 60} more`)];
-    const { file, line: number, func, text, excerpt: source } = node.place;
+    const { file, line: at, func, text, excerpt: source } = node.place;
     side.replaceChildren(...[
       h("h3", null, h("code", null, node.name)),
       h("dl", null,
@@ -99,7 +100,7 @@ function graphView(detail, wanted) {
         h("dt", null, "target"), h("dd", null, h("code", null, node.target)),
         node.shape && [h("dt", null, "value"), h("dd", null, h("code", null, node.shape))],
         node.scope && [h("dt", null, "scope"), h("dd", null, h("code", null, node.scope))],
-        (file || func) && [h("dt", null, "line"), h("dd", null, placeText(file, number, func))]),
+        (file || func) && [h("dt", null, "line"), h("dd", null, placeText(file, at, func))]),
       source ? excerpt(source) : text ? h("pre", null, text) : null,
       list("Inputs", [...new Set(node.inputs)]), list("Users", [...new Set(node.users)]),
     ].flat(Infinity).filter(Boolean));

@@ -44,7 +44,8 @@ function decodeQuietly(text) {
 
 function show() {
   if (location.hash === "#main") return; // the way past the navigation
-  const { current, make } = findPage(location.hash);
+  const { hash } = location;
+  const { current, make } = findPage(hash);
   document.getElementById("nav").replaceChildren(...PAGES.map(([path, label, , count]) =>
     h("a", { href: `#/${path}`, "aria-current": path === current ? "page" : null }, label, count && h("span", { class: "count" }, formatCount(count())))));
   const main = document.getElementById("main");
@@ -55,7 +56,7 @@ function show() {
   document.title = `${title.slice(0, 80)} – tripwire`;
   scrollTo(0, 0);
   main.focus({ preventScroll: true });
-  main.dataset.page = location.hash;
+  main.dataset.page = hash;
 }
 
 document.getElementById("run-title").textContent = visible(report.title);

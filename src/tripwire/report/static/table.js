@@ -15,7 +15,7 @@ function table(columns, rows, { caption, sort = null, descending = false, filter
       ? h("button", { type: "button", on: { click: () => order(number) } }, column.label)
       : column.label));
   const status = h("span", { class: "muted small", "aria-live": "polite" });
-  const more = h("div", { class: "more" });
+  const more = h("div", { class: "more-rows" });
 
   function order(number) {
     state.descending = state.sort === number ? !state.descending : Boolean(columns[number].number);
