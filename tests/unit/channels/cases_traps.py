@@ -574,3 +574,32 @@ effect(
     state="call.draws.bit_generator.state['state']['state']",
     changes=False,
 )
+
+# --- functions of torch's that others stand in for ------------------------------------------------
+
+for _owner, _name, _new, _body in (
+    ("torch.Tensor", "relu", "lambda s: OLD(s) * 2", "x.relu()"),
+    ("torch.Tensor", "add_", "lambda s, o: OLD(s, o * 3)", "x.add_(1)"),
+    ("torch.Tensor", "norm", "lambda s: OLD(s) * 2", "x.norm()"),
+    ("torch.Tensor", "mT", "property(lambda s: OLD.__get__(s) * 2)", "x.view(2, 2).mT"),
+    ("torch", "relu", "lambda s: OLD(s) * 2", "torch.relu(x)"),
+    ("torch.nn.functional", "relu", "lambda s: OLD(s) * 2", "nn.functional.relu(x)"),
+    ("torch.nn.functional", "silu", "functools.wraps(OLD)(lambda s, **_: OLD(s) * 2)", "NET(x)"),
+):
+    effect(
+        f"{_owner}.{_name} replaced by what calls it",
+        f"""
+        import functools
+        NET = nn.SiLU()
+        OLD = {_owner}.{_name}
+        WAS = vars({_owner}).get("{_name}")
+        def put(value):
+            if value is None:
+                del {_owner}.{_name}
+            else:
+                {_owner}.{_name} = value
+        def call(x): return {_body} + 1
+        """,
+        writes=[f"put({_new}); modes.callback(put, WAS)", "modes.close()"],
+        changes=False,
+    )
