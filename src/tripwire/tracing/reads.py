@@ -35,7 +35,7 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import IS_HEAP_TYPE, Reach, is_library_class
+from tripwire.tracing.reach import IS_HEAP_TYPE, PROXIES, Reach, is_library_class
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.structure import PLAIN
@@ -81,6 +81,8 @@ def fingerprint(value: object) -> Fingerprint:
     cls = type(value)
     if value is ABSENT or cls in PLAIN:
         text = repr(value)
+    elif cls in PROXIES:  # what is asked of one that outlived its object raises
+        text = f"{cls.__name__} object"
     elif isinstance(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
     elif isinstance(value, (list, tuple, dict, set, frozenset)):

@@ -144,7 +144,7 @@ class Kept:
         if type(value) in PLAIN:
             self._value = value
             return
-        if held is not None and isinstance(value, torch.Tensor):
+        if held is not None and issubclass(type(value), torch.Tensor):  # asks no dead proxy
             self._ref = held.refer_to(value)
         if self._ref is None:
             try:
