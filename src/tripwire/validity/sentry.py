@@ -18,9 +18,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tripwire.validity import twin
-from tripwire.validity.twin import Touch
+from tripwire.validity.twin import Hidden, Touch
 
-__all__ = ["UNHOOKED", "Sentry", "Touch", "call", "same_items"]
+__all__ = ["UNHOOKED", "Hidden", "Sentry", "Touch", "call", "same_items"]
 
 # Whatever gives a tensor other storage, geometry or autograd standing without making a new one, as
 # an attribute of Tensor, a function of torch or an operator: each name exists in some of the three.
@@ -125,7 +125,7 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
     # torch.utils.swap_tensors refuses tensors that have weakrefs, a known grief of compiled models
     # (pytorch#186796). It asks this function, and finds none of ours where the hook holds.
     with contextlib.suppress(TypeError):
-        watch.hook_weakrefs(weakref.getweakrefs)
+        watch.hook_weakrefs(weakref.getweakrefs, Hidden)
     with contextlib.suppress(ImportError):
         from torch import nn
 
