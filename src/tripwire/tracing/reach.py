@@ -127,7 +127,7 @@ class Reach:
         self.spelled_names: set[str] = set()  # by attrgetter and its like
         self.hides_names = False  # an alias of getattr was bound before the run
         self.modules: list[tuple[nn.Module, Source, bool]] = []
-        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no modules
+        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []
         self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
@@ -291,6 +291,7 @@ class Reach:
             case torch.Generator():
                 self.generators.append((item, item.initial_seed()))
             case functools.partial():
+                self.objects.append((item, path, anchored))
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")

@@ -8,6 +8,7 @@ watches an object. TRIPWIRE_PURE=1 in the environment chooses the twin.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -62,6 +63,7 @@ def _find_writers() -> Iterator[tuple[str, object]]:
     yield "type.__bases__", vars(type)["__bases__"]
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         yield f"function.{name}", vars(FunctionType)[name]
+    yield "functools.partial.__setstate__", vars(functools.partial)["__setstate__"]
     try:
         import torch
     except ImportError:  # the sentry needs no tensors to be of use, or to be tested

@@ -243,7 +243,11 @@ class DictWire:
 
 
 class ObjectWire:
-    """What an object is, beside what its dict holds: its class, its dict, a tensor's form."""
+    """What an object is, beside what its dict holds: its class, its dict, a tensor's form.
+
+    A function's code and a partial's arguments are kept strongly: they die with their owner, and
+    so does the entry.
+    """
 
     __slots__ = ("_cls", "_facts", "_path", "_ref", "_space")
 
@@ -314,6 +318,8 @@ def _facts_of(value: object) -> Facts:
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
         return (value.__mro__,)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
     return ()
 
 
@@ -330,6 +336,8 @@ def _describe(facts: Facts) -> str:
             return f"{traits.cls.__name__} {meta.full}{leaf}"
         case (CodeType() as code, defaults, kwdefaults):
             return f"code of {code.co_qualname}:{code.co_firstlineno}, {defaults}, {kwdefaults}"
+        case (_, tuple() as args, dict() as keywords):
+            return f"partial with {len(args)} arguments and {len(keywords)} keywords"
         case (tuple() as mro,):
             return "bases " + ", ".join(getattr(cls, "__name__", "?") for cls in mro[1:])
     return "?"

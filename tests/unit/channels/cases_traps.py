@@ -745,3 +745,17 @@ for _name, _ratio in {
         """,
         writes=["np.seterr(all='raise')", "np.seterr(all='ignore')"],
     )
+case(
+    "partial that gets other arguments",
+    """
+    import functools
+    def scaled(scale, x, *, shift): return x * scale + shift
+    P = functools.partial(scaled, 2.0, shift=1.0)
+    def call(x): return P(x)
+    """,
+    writes=[
+        "P.keywords['shift'] = 2.0",
+        "P.__setstate__((scaled, (3.0,), {'shift': 2.0}, {}))",
+        "P.__setstate__((lambda a, x, **_: x - a, (3.0,), {}, {}))",
+    ],
+)
