@@ -366,8 +366,6 @@ class Reach:
         space, module_name = own_dict(module) or {}, _module_name(module)
         self.homes.add(module_name)
         library = is_library_module(module_name)
-        if library:
-            names &= space.keys()
         new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
         self._module_names.update((id(module), name) for name in new)
         if new:
@@ -375,7 +373,7 @@ class Reach:
             self.holders.remember(space, kind(frozenset(new)), path, True)
         for name in new:
             if library and name in self._passed:
-                self._judge(name, space[name])
+                self._judge(name, space.get(name))
             if name in space and not (library and _is_constant(space[name])):
                 yield space[name], Attr(path, name)
 

@@ -759,3 +759,12 @@ case(
         "P.__setstate__((lambda a, x, **_: x - a, (3.0,), {}, {}))",
     ],
 )
+case(
+    "name that a library's module gets later",
+    """
+    import math
+    modes.callback(vars(math).pop, "scale", None)
+    def call(x): return x * math.scale if hasattr(math, "scale") else x
+    """,
+    writes=["math.scale = 2.0", "del math.scale"],
+)
