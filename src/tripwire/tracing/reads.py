@@ -29,6 +29,7 @@ from tripwire.tracing.holders import (
     Holder,
     Items,
     LibraryClass,
+    LibraryNames,
     Members,
     Names,
     Slots,
@@ -368,7 +369,8 @@ class ReadSet:
 
     def __iter__(self) -> Iterator[Read]:
         seen: set[str] = set()
-        for holder in self.holders:
+        # What is torch's own comes last: a reader looks for his own names.
+        for holder in sorted(self.holders, key=_is_library):
             for key, value in self.relevant(holder).items():
                 source = holder.step(key)
                 if str(source) not in seen:
@@ -397,6 +399,10 @@ class ReadSet:
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
         lines = [f"{s:{widths[0]}}  {v:{widths[1]}}  {w}".rstrip() for s, v, w in rows]
         return "\n".join([f"{len(rows)} reads", *lines])
+
+
+def _is_library(holder: Holder) -> bool:
+    return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
 
 _HOOKED = frozenset({"__call__", "as_subclass", "_make_subclass", "set_"})
