@@ -49,6 +49,7 @@ LAYERS = [
         "tracing.observe",
         "tracing.binding",
         "tracing.memory",
+        "tracing.originals",
         "tracing.scripts",
         "tracing.forwards",
     },

@@ -7,6 +7,7 @@ graph, guards, wires and reads where somebody logs; nothing here is done otherwi
 from __future__ import annotations
 
 import atexit
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,9 +55,9 @@ class Callee:
 def find_code(target: Any) -> CodeType | None:
     """The code that runs when something is called, as far as that is Python."""
     if isinstance(target, torch.nn.Module):
-        target = type(target).forward
+        target = inspect.getattr_static(type(target), "forward", None)
     for step in ("func", "__func__"):
-        target = getattr(target, step, target)
+        target = inspect.getattr_static(target, step, target)
     found = target if hasattr(target, "__code__") else vars(type(target)).get("__call__")
     code = getattr(found, "__code__", None)
     return code if isinstance(code, CodeType) else None

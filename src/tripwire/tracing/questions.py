@@ -1,8 +1,9 @@
 """Questions: state of Python's and torch's that no dict holds, asked again before each call.
 
 Nobody can watch such state, and to ask for all of it would cost more than a hit. So each
-question has words: names that code must contain to come to the answer. An entry asks only
-the questions whose words are in the code that ran.
+question has words: names that code must contain to come to the answer, or modules whose
+classes and functions ask for it themselves. An entry asks only the questions whose words are in
+the code that ran, or whose modules that code can reach.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Question:
     about: str
     words: frozenset[str]
     ask: Callable[[], object]
-    slug: str = "process-state"  # of the refusal, where a run leaves it changed
+    slug: str  # of the refusal, where a run leaves it changed
+    home: str  # all that this module computes may hang on it, under whatever name
 
     def answer(self) -> Answer:
         """Ask now."""
@@ -43,8 +45,14 @@ def ask_all() -> tuple[Answer, ...]:
     return tuple(question.answer() for question in QUESTIONS)
 
 
-def _question(about: str, words: str, ask: Callable[[], object], *slug: str) -> Question:
-    return Question(about, frozenset(words.split()), ask, *slug)
+def _question(
+    about: str,
+    words: str,
+    ask: Callable[[], object],
+    slug: str = "process-state",
+    home: str = "",
+) -> Question:
+    return Question(about, frozenset(words.split()), ask, slug, home)
 
 
 def _backends() -> object:
@@ -109,8 +117,13 @@ QUESTIONS = (
     ),
     _question("autocast's cache", "is_autocast_cache_enabled", torch.is_autocast_cache_enabled),
     _question("whether torch always warns", "is_warn_always_enabled", torch.is_warn_always_enabled),
-    _question("the decimal context", "decimal Decimal getcontext localcontext", _decimal_context),
-    _question("NumPy's error state", "geterr geterrcall", _numpy_errors),
+    _question(
+        "the decimal context",
+        "decimal Decimal getcontext localcontext",
+        _decimal_context,
+        home="decimal",
+    ),
+    _question("NumPy's error state", "numpy geterr geterrcall", _numpy_errors, home="numpy"),
     _question("the thread", "current_thread", _thread),
     _question("the recursion limit", "getrecursionlimit", sys.getrecursionlimit),
 )

@@ -100,7 +100,7 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostl
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
-_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _BYTES = (bytearray, array.array)
 _NUMPY = ("numpy", "numpy.dtypes")
 _MEMO_TYPE = type(functools.lru_cache(len))
@@ -127,7 +127,7 @@ class Reach:
         self.spelled_names: set[str] = set()  # by attrgetter and its like
         self.hides_names = False  # an alias of getattr was bound before the run
         self.modules: list[tuple[nn.Module, Source, bool]] = []
-        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no modules
+        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []
         self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
@@ -137,6 +137,7 @@ class Reach:
         self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
         self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
         self._passed: dict[str, str] = {}  # names that are handed to calls, and where
+        self.homes: set[str] = set()  # modules of what was reached: of modules, classes, arrays
         self.known_code: set[int] = set()  # of reached functions, and of functions made inside
         self._remember_library_class(torch.Tensor, Global("torch", "Tensor"))
 
@@ -163,7 +164,7 @@ class Reach:
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
                 self.hides_names = True
-            if type(item) in _PROXIES:
+            if type(item) in PROXIES:
                 item = _behind_proxy(item)
                 if item is None:
                     continue
@@ -172,7 +173,7 @@ class Reach:
                 self._on_tensor(item, path, anchored)
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
-                self._python_modules.setdefault(id(item), (item, path))
+                queue.extend((v, p, True) for v, p in self._module_class(item, path))
                 found = self._names_of(item, path, names | self._names)
                 queue.extend((v, p, True) for v, p in found)
                 continue
@@ -260,6 +261,8 @@ class Reach:
 
     def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
         match item:
+            case torch.jit.ScriptModule():  # its tables are C objects that look like dicts
+                self.opaque.append((item, path))
             case nn.Module():
                 self.modules.append((item, path, anchored))
                 yield from self._module_children(item, path, anchored)
@@ -288,6 +291,7 @@ class Reach:
             case torch.Generator():
                 self.generators.append((item, item.initial_seed()))
             case functools.partial():
+                self.objects.append((item, path, anchored))
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
@@ -319,10 +323,11 @@ class Reach:
             case types.MappingProxyType():
                 yield dict_behind(item), path
             case _ if type(item).__module__ in _NUMPY and not is_array(item):
-                pass  # a scalar, a dtype, a function: nothing there changes
+                self.homes.add("numpy")  # a scalar, a dtype, a function: nothing there changes
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
             case _ if is_array(item) or isinstance(item, _BYTES):
+                self.homes.add(_module_of(type(item)))
                 self.holders.remember(item, ARRAY, path, anchored)
             case _ if type(item).__module__ == _COMPILED:  # a compiled function's own attributes
                 yield from self._attributes(item, path, anchored)
@@ -332,8 +337,7 @@ class Reach:
                 yield from self._attributes(item, path, anchored)
                 yield from self._class_of(item, path)
             case logging.Logger():
-                self.holders.remember(item, ATTRIBUTES, path, anchored)
-                self.holders.remember(item.manager, ATTRIBUTES, Attr(path, "manager"), anchored)
+                self._remember_logger(item, path, anchored)
             case _ if _module_of(type(item)).partition(".")[0] in _MACHINERY:
                 if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
                     self.opaque.append((item, path))  # an event, a future, a thread, ...
@@ -345,11 +349,23 @@ class Reach:
                 yield from self._attributes(item, path, anchored)
                 yield from self._class_of(item, path)
 
+    def _module_class(self, module: types.ModuleType, path: Source) -> Reached:
+        """What the class of a user's Python module holds: it may be the user's own."""
+        known = self._python_modules.get(id(module))
+        if known is not None and known[1] is path:
+            return
+        self._python_modules.setdefault(id(module), (module, path))
+        if is_library_module(_module_name(module)):
+            return
+        self.edges.append((id(module), path))
+        if known is None:
+            self.objects.append((module, path, True))
+            yield from self._class_of(module, path)
+
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
-        space = vars(module)
-        library = is_library_module(module.__name__)
-        if library:
-            names &= space.keys()
+        space, module_name = own_dict(module) or {}, _module_name(module)
+        self.homes.add(module_name)
+        library = is_library_module(module_name)
         new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
         self._module_names.update((id(module), name) for name in new)
         if new:
@@ -357,9 +373,20 @@ class Reach:
             self.holders.remember(space, kind(frozenset(new)), path, True)
         for name in new:
             if library and name in self._passed:
-                self._judge(name, space[name])
+                self._judge(name, space.get(name))
             if name in space and not (library and _is_constant(space[name])):
                 yield space[name], Attr(path, name)
+
+    def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
+        """What decides whether a logger is on: its level, or the nearest above it that has one."""
+        self.holders.remember(logger, ATTRIBUTES, path, anchored)
+        manager = Attr(path, "manager")
+        self.holders.remember(logger.manager, ATTRIBUTES, manager, anchored)
+        self.holders.remember(vars(logger.manager), LibraryNames(_OF_MANAGER), manager, True)
+        above: logging.Logger | None = logger
+        while above is not None:
+            self.holders.remember(vars(above), LibraryNames(_OF_LOGGER), path, True)
+            above, path = above.parent, Attr(path, "parent")
 
     def _class_of(self, item: object, path: Source) -> Reached:
         """What an object's class holds, once per class."""
@@ -369,6 +396,7 @@ class Reach:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._alive.append(path)
         for base in cls.__mro__:
+            self.homes.add(_module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
                 continue
@@ -623,6 +651,8 @@ def _is_shadowed(item: object, name: str, value: object) -> bool:
 
 
 _COMPILED = "tripwire.dispatch.compiled"
+_OF_LOGGER = frozenset({"level", "disabled", "parent"})
+_OF_MANAGER = frozenset({"_disable"})
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue")
 
@@ -634,6 +664,11 @@ def _is_looked_into(cls: type) -> bool:
     if is_stdlib_module(module):
         return top != "logging"
     return not module.startswith("torch._") and top != "tripwire"
+
+
+def _module_name(module: types.ModuleType) -> str:
+    name = (own_dict(module) or {}).get("__name__")
+    return name if isinstance(name, str) else ""
 
 
 def _module_of(cls: type) -> str:

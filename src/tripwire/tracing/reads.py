@@ -36,7 +36,7 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import IS_HEAP_TYPE, Reach, is_library_class
+from tripwire.tracing.reach import IS_HEAP_TYPE, PROXIES, Reach, is_library_class
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.structure import PLAIN
@@ -82,6 +82,8 @@ def fingerprint(value: object) -> Fingerprint:
     cls = type(value)
     if value is ABSENT or cls in PLAIN:
         text = repr(value)
+    elif cls in PROXIES:  # what is asked of one that outlived its object raises
+        text = f"{cls.__name__} object"
     elif isinstance(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
     elif isinstance(value, (list, tuple, dict, set, frozenset)):
@@ -368,8 +370,8 @@ class ReadSet:
 
     def __iter__(self) -> Iterator[Read]:
         seen: set[str] = set()
-        # What is the user's comes first.
-        for holder in sorted(self.holders, key=_is_librarys):
+        # What is torch's own comes last: a reader looks for his own names.
+        for holder in sorted(self.holders, key=_is_library):
             for key, value in self.relevant(holder).items():
                 source = holder.step(key)
                 if str(source) not in seen:
@@ -400,6 +402,10 @@ class ReadSet:
         return "\n".join([f"{len(rows)} reads", *lines])
 
 
+def _is_library(holder: Holder) -> bool:
+    return isinstance(holder.kind, (LibraryClass, LibraryNames))
+
+
 _HOOKED = frozenset({"__call__", "as_subclass", "_make_subclass", "set_"})
 # Functions through which attributes are looked up: names in them are names at their callers.
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
@@ -412,10 +418,6 @@ _TABLE_WALKERS = words(
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-
-
-def _is_librarys(holder: Holder) -> bool:
-    return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
 
 def _is_container(module: nn.Module) -> bool:

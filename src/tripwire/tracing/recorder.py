@@ -23,6 +23,7 @@ from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
+from tripwire.tracing.originals import find_original, spell_original
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import (
@@ -92,6 +93,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         state = self.state
+        if func not in RULES:
+            func = find_original(func)
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
@@ -130,6 +133,7 @@ class Recorder(TorchFunctionMode):
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
             return func(*args, **kwargs)
         assert type(rule) is Call
+        rule = spell_original(rule, func)
         try:
             nodes = build_arguments(state, rule, args, kwargs, self._range)
         except Refused as refused:

@@ -466,7 +466,12 @@ class _Session:
     def _find_answers(self, reads: ReadSet) -> tuple[Answer, ...]:
         """What the executed code may have asked for, by its names."""
         named = reads.names | reads.uses.globals.keys()
-        asked = (a for a in self.answers if not a.question.words.isdisjoint(named))
+        homes = self.state.reach.homes
+        asked = (
+            answer
+            for answer in self.answers
+            if answer.question.home in homes or not answer.question.words.isdisjoint(named)
+        )
         # None: the module in question was first imported by the run.
         return tuple(a if a.seen is not None else a.question.answer() for a in asked)
 

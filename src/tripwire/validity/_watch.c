@@ -347,6 +347,16 @@ static void touch_arguments(PyObject *args, PyObject *kwargs) {
 
 static void spend_sentries_of(void *address);
 
+static PyTypeObject *hidden_class; /* see hook_weakrefs() */
+
+static void hide_weakrefs(PyObject *references) {
+    for (Py_ssize_t i = PyList_GET_SIZE(references) - 1; i >= 0; i--) {
+        if (Py_IS_TYPE(PyList_GET_ITEM(references, i), hidden_class)) {
+            PyList_SetSlice(references, i, i + 1, NULL); /* frees: fails only on bad arguments */
+        }
+    }
+}
+
 static PyObject *run_function(int number, PyObject *self, PyObject *args) {
     const Hook *hook = &hooks[number];
     if (hook->lists_weakrefs) {
@@ -360,6 +370,9 @@ static PyObject *run_function(int number, PyObject *self, PyObject *args) {
     touch_after(self, before);
     if (!hook->is_method) {
         touch_arguments(args, NULL);
+    }
+    if (hook->lists_weakrefs && result != NULL && PyList_CheckExact(result)) {
+        hide_weakrefs(result);
     }
     return result;
 }
@@ -441,8 +454,9 @@ static void install(Hook *hook) {
 }
 
 static void uninstall(Hook *hook) {
-    /* If somebody hooked on top of ours, theirs stays, and ours passes everything on. */
-    if (*hook->place == hook->trampoline) {
+    /* If somebody hooked on top of ours, theirs stays, and ours passes everything on. Hidden
+       weakrefs may outlive the last watch. */
+    if (*hook->place == hook->trampoline && !hook->lists_weakrefs) {
         *hook->place = hook->original;
     }
 }
@@ -962,7 +976,7 @@ static PyObject *same_items(PyObject *Py_UNUSED(module), PyObject *const *args, 
     int is_same = PyList_GET_SIZE(args[0]) == size;
     for (Py_ssize_t i = 0; is_same && i < size; i++) {
         PyObject *item = PyList_GET_ITEM(args[0], i), *kept = PyTuple_GET_ITEM(args[1], i);
-        if (Py_IS_TYPE(kept, &_PyWeakref_RefType)) { /* a dead one refers to None */
+        if (PyWeakref_CheckRef(kept)) { /* a dead one refers to None */
             kept = Py_IsNone(item) ? NULL : ((PyWeakReference *)kept)->wr_object;
         }
         is_same = item == kept;
@@ -1000,10 +1014,13 @@ static PyObject *hook(PyObject *Py_UNUSED(module), PyObject *descriptor) {
     Py_RETURN_NONE;
 }
 
-static PyObject *hook_weakrefs(PyObject *Py_UNUSED(module), PyObject *function) {
-    if (add_hook(function, 1) < 0) {
+static PyObject *hook_weakrefs(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *function, *cls;
+    if (!PyArg_ParseTuple(args, "OO!", &function, &PyType_Type, &cls) || add_hook(function, 1) < 0) {
         return NULL;
     }
+    Py_INCREF(cls);
+    Py_XSETREF(hidden_class, (PyTypeObject *)cls);
     Py_RETURN_NONE;
 }
 
@@ -1031,8 +1048,9 @@ static PyMethodDef module_methods[] = {
     {"hook", hook, METH_O,
      "Take part in the writes of a getset descriptor, method descriptor or builtin function.\n\n"
      "Where that fails, every object counts as touched from now on."},
-    {"hook_weakrefs", hook_weakrefs, METH_O,
-     "Drop the sentries' weakrefs to an object before this function lists the object's weakrefs."},
+    {"hook_weakrefs", hook_weakrefs, METH_VARARGS,
+     "Drop the sentries' weakrefs to an object before this function lists the object's weakrefs,\n"
+     "and leave out those of a class."},
     {"note_writers_of", note_writers_of, METH_O,
      "Touch the first argument of this Python function after each call that came out of C.\n\n"
      "Only on 3.11, where dicts don't tell who wrote."},

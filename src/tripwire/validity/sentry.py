@@ -8,6 +8,7 @@ watches an object. TRIPWIRE_PURE=1 in the environment chooses the twin.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -18,9 +19,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tripwire.validity import twin
-from tripwire.validity.twin import Touch
+from tripwire.validity.twin import Hidden, Touch
 
-__all__ = ["IS_COMPILED", "UNHOOKED", "Sentry", "Touch", "call", "same_items"]
+__all__ = ["IS_COMPILED", "UNHOOKED", "Hidden", "Sentry", "Touch", "call", "same_items"]
 
 # Whatever gives a tensor other storage, geometry or autograd standing without making a new one, as
 # an attribute of Tensor, a function of torch or an operator: each name exists in some of the three.
@@ -62,6 +63,7 @@ def _find_writers() -> Iterator[tuple[str, object]]:
     yield "type.__bases__", vars(type)["__bases__"]
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         yield f"function.{name}", vars(FunctionType)[name]
+    yield "functools.partial.__setstate__", vars(functools.partial)["__setstate__"]
     try:
         import torch
     except ImportError:  # the sentry needs no tensors to be of use, or to be tested
@@ -125,7 +127,7 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
     # torch.utils.swap_tensors refuses tensors that have weakrefs, a known grief of compiled models
     # (pytorch#186796). It asks this function, and finds none of ours where the hook holds.
     with contextlib.suppress(TypeError):
-        watch.hook_weakrefs(weakref.getweakrefs)
+        watch.hook_weakrefs(weakref.getweakrefs, Hidden)
     with contextlib.suppress(ImportError):
         from torch import nn
 

@@ -23,6 +23,16 @@ class Touch(NamedTuple):
     writers: Sequence[tuple[str, CodeType, int]] = ()  # of single keys, those that are known
 
 
+class Hidden(weakref.ref[Any]):
+    """A weak reference that `weakref.getweakrefs` doesn't list, where the C module is built.
+
+    torch.utils.swap_tensors takes no tensor with a weak reference. One of ours is no hindrance: it
+    leads to the same object before and after, and what that holds is compared.
+    """
+
+    __slots__ = ()
+
+
 @final
 class Sentry:
     """Watches a fixed set of dicts and objects for one compiled entry.
@@ -79,7 +89,7 @@ def same_items(items: list[object], kept: tuple[object, ...]) -> bool:
 
 
 def _is_kept(item: object, kept: object) -> bool:
-    if type(kept) is weakref.ref:
+    if isinstance(kept, weakref.ref):
         return item is not None and item is kept()  # a dead one gives None
     return item is kept
 

@@ -21,7 +21,7 @@ from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Source, cells_of
 from tripwire.tracing.structure import PLAIN, own_dict, same_plain
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
-from tripwire.validity.sentry import Touch, same_items
+from tripwire.validity.sentry import Hidden, Touch, same_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,7 @@ NOBODY = Writers()
 
 
 class Held:
-    """The tensors of one entry: held strongly while it is in use, weakly while it is retired.
-
-    In use there is no weak reference to them: torch.utils.swap_tensors takes no tensor with one.
-    """
+    """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
 
     __slots__ = ("_indices", "_weak", "tensors")
 
@@ -113,7 +110,7 @@ class Held:
     def release(self) -> None:
         """Let them die."""
         if self.tensors:
-            self._weak = tuple(map(weakref.ref, self.tensors))
+            self._weak = tuple(map(Hidden, self.tensors))
             self.tensors = ()
 
     def restore(self) -> bool:
@@ -144,11 +141,11 @@ class Kept:
         if type(value) in PLAIN:
             self._value = value
             return
-        if held is not None and isinstance(value, torch.Tensor):
+        if held is not None and issubclass(type(value), torch.Tensor):  # asks no dead proxy
             self._ref = held.refer_to(value)
         if self._ref is None:
             try:
-                self._ref = weakref.ref(value)
+                self._ref = _referring(value)(value)
             except TypeError:
                 self._value = value
 
@@ -175,7 +172,7 @@ class Kept:
         """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
         if self._ref is None:
             return self._value if self._cls in PLAIN else ABSENT
-        return self._ref if type(self._ref) is weakref.ref else ABSENT
+        return self._ref if isinstance(self._ref, weakref.ref) else ABSENT
 
     def __str__(self) -> str:
         gone = self._ref is not None and self.value is None
@@ -250,7 +247,11 @@ class DictWire:
 
 
 class ObjectWire:
-    """What an object is, beside what its dict holds: its class, its dict, a tensor's form."""
+    """What an object is, beside what its dict holds: its class, its dict, a tensor's form.
+
+    A function's code and a partial's arguments are kept strongly: they die with their owner, and
+    so does the entry.
+    """
 
     __slots__ = ("_cls", "_facts", "_path", "_ref", "_space")
 
@@ -302,9 +303,13 @@ class ObjectWire:
 
 def _refer(value: object, on_death: Callable[[object], None]) -> Callable[[], object]:
     try:
-        return weakref.ref(value, on_death)
+        return _referring(value)(value, on_death)
     except TypeError:  # an object with slots alone, kept for as long as the entry
         return lambda: value
+
+
+def _referring(value: object) -> type[weakref.ref[Any]]:
+    return Hidden if issubclass(type(value), torch.Tensor) else weakref.ref
 
 
 def _class(cls: type) -> str:
@@ -321,6 +326,8 @@ def _facts_of(value: object) -> Facts:
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
         return (value.__mro__,)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
     return ()
 
 
@@ -337,6 +344,8 @@ def _describe(facts: Facts) -> str:
             return f"{traits.cls.__name__} {meta.full}{leaf}"
         case (CodeType() as code, defaults, kwdefaults):
             return f"code of {code.co_qualname}:{code.co_firstlineno}, {defaults}, {kwdefaults}"
+        case (_, tuple() as args, dict() as keywords):
+            return f"partial with {len(args)} arguments and {len(keywords)} keywords"
         case (tuple() as mro,):
             return "bases " + ", ".join(getattr(cls, "__name__", "?") for cls in mro[1:])
     return "?"

@@ -574,3 +574,197 @@ effect(
     state="call.draws.bit_generator.state['state']['state']",
     changes=False,
 )
+
+# --- functions of torch's that others stand in for ------------------------------------------------
+
+for _owner, _name, _new, _body in (
+    ("torch.Tensor", "relu", "lambda s: OLD(s) * 2", "x.relu()"),
+    ("torch.Tensor", "add_", "lambda s, o: OLD(s, o * 3)", "x.add_(1)"),
+    ("torch.Tensor", "norm", "lambda s: OLD(s) * 2", "x.norm()"),
+    ("torch.Tensor", "mT", "property(lambda s: OLD.__get__(s) * 2)", "x.view(2, 2).mT"),
+    ("torch", "relu", "lambda s: OLD(s) * 2", "torch.relu(x)"),
+    ("torch.nn.functional", "relu", "lambda s: OLD(s) * 2", "nn.functional.relu(x)"),
+    ("torch.nn.functional", "silu", "functools.wraps(OLD)(lambda s, **_: OLD(s) * 2)", "NET(x)"),
+):
+    effect(
+        f"{_owner}.{_name} replaced by what calls it",
+        f"""
+        import functools
+        NET = nn.SiLU()
+        OLD = {_owner}.{_name}
+        WAS = vars({_owner}).get("{_name}")
+        def put(value):
+            if value is None:
+                del {_owner}.{_name}
+            else:
+                {_owner}.{_name} = value
+        def call(x): return {_body} + 1
+        """,
+        writes=[f"put({_new}); modes.callback(put, WAS)", "modes.close()"],
+        changes=False,
+    )
+
+# --- what is no plain object ----------------------------------------------------------------------
+
+case(
+    "proxy of an object that dies",
+    """
+    import weakref
+    class Config: scale = 2.0
+    C = Config()
+    P = weakref.proxy(C)
+    def call(x):
+        try:
+            return x * P.scale
+        except ReferenceError:
+            return x
+    """,
+    writes=["C.scale = 3.0", "del C", "C = Config(); P = weakref.proxy(C)"],
+)
+case(
+    "scripted module that nothing uses",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.old = torch.jit.script(nn.Linear(4, 4))
+            self.scale = 2.0
+        def forward(self, x): return x * self.scale
+    call = Net()
+    """,
+    writes=["call.scale = 3.0"],
+)
+effect(
+    "scripted module inside",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.jit.script(nn.Linear(4, 4))
+        def forward(self, x): return self.inner(x) * 2
+    call = Net()
+    """,
+    writes=["call.inner.weight.data.fill_(1.0)", "call.inner = nn.Linear(4, 4)"],
+)
+effect(
+    "scripted module as a whole",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 2
+        def forward(self, x): return x * self.scale
+    call = torch.jit.script(Net())
+    """,
+    writes=["call.scale = 3"],
+)
+_MODULE = """
+    import types
+    class Lazy(types.ModuleType):
+        base = 2.0
+        {}
+    cfg = Lazy("cfg")
+    def call(x): return x * cfg.scale
+    """
+case(
+    "property of a Python module's class",
+    _MODULE.format("scale = property(lambda self: self.base)"),
+    writes=["Lazy.base = 3.0", "Lazy.scale = property(lambda self: 5.0)"],
+)
+case(
+    "__getattr__ of a Python module's class",
+    _MODULE.format("def __getattr__(self, name): return self.base"),
+    writes=["Lazy.base = 3.0", "Lazy.__getattr__ = lambda self, name: 5.0", "cfg.scale = 7.0"],
+)
+case(
+    "class of a Python module replaced",
+    """
+    import types
+    cfg = types.ModuleType("cfg")
+    cfg.scale = 2.0
+    class Fixed(types.ModuleType):
+        scale = property(lambda self: 5.0)
+    def call(x): return x * cfg.scale
+    """,
+    writes=["cfg.__class__ = Fixed", "Fixed.scale = property(lambda self: 7.0)"],
+)
+
+# --- state behind a function or a class -----------------------------------------------------------
+
+for _name, _write in {
+    "a logger": "logging.getLogger('above.below').setLevel(logging.INFO)",
+    "the logger above": "logging.getLogger('above').setLevel(logging.INFO)",
+    "all loggers": "logging.disable(logging.CRITICAL)",
+}.items():
+    case(
+        f"level of {_name}",
+        """
+        import logging
+        def reset():
+            for name, level in ("above", logging.WARNING), ("above.below", logging.NOTSET):
+                logging.getLogger(name).setLevel(level)
+            logging.disable(logging.NOTSET)
+        reset()
+        modes.callback(reset)
+        LOG = logging.getLogger("above.below")
+        def call(x):
+            on = LOG.isEnabledFor(logging.INFO) * 2 + LOG.isEnabledFor(logging.ERROR)
+            return x * (on + 1)
+        """,
+        writes=[_write, "reset()"],
+    )
+for _name, _before, _three in (
+    ("another name", "from decimal import Decimal as D", "D"),
+    ("a class", "class Config: D = decimal.Decimal", "Config.D"),
+):
+    case(
+        f"decimal context, through {_name}",
+        f"""
+        import decimal
+        {_before}
+        def call(x): return x * float({_three}(1) / {_three}(3))
+        """,
+        writes=["decimal.getcontext().prec = 3", "decimal.getcontext().prec = 28"],
+    )
+for _name, _ratio in {
+    "a scalar": "np.float64(1) / np.float64(0)",
+    "a class": "D(1) / D(0)",
+    "an array": "(A / A[1])[0]",
+}.items():
+    case(
+        f"NumPy's error state, through {_name}",
+        f"""
+        import numpy as np
+        D, A = np.float64, np.array([1.0, 0.0])
+        modes.enter_context(np.errstate(all="ignore"))
+        def call(x):
+            try:
+                return x * min(float({_ratio}), 5.0)
+            except FloatingPointError:
+                return x
+        """,
+        writes=["np.seterr(all='raise')", "np.seterr(all='ignore')"],
+    )
+case(
+    "partial that gets other arguments",
+    """
+    import functools
+    def scaled(scale, x, *, shift): return x * scale + shift
+    P = functools.partial(scaled, 2.0, shift=1.0)
+    def call(x): return P(x)
+    """,
+    writes=[
+        "P.keywords['shift'] = 2.0",
+        "P.__setstate__((scaled, (3.0,), {'shift': 2.0}, {}))",
+        "P.__setstate__((lambda a, x, **_: x - a, (3.0,), {}, {}))",
+    ],
+)
+case(
+    "name that a library's module gets later",
+    """
+    import math
+    modes.callback(vars(math).pop, "scale", None)
+    def call(x): return x * math.scale if hasattr(math, "scale") else x
+    """,
+    writes=["math.scale = 2.0", "del math.scale"],
+)

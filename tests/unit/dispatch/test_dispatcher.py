@@ -541,6 +541,24 @@ def test_parameters_of_a_compiled_module_can_be_swapped():
     assert compiled(x).tolist() == compiled(x).tolist() == [3.0, 3.0]
 
 
+@pytest.mark.skipif(plan.Sentry is twin.Sentry, reason="only C hides weak references")
+def test_tensors_that_a_retired_entry_knows_can_be_swapped():
+    tensors = [torch.ones(2), torch.full((2,), 2.0)]
+    unused = [torch.zeros(2), torch.zeros(2)]
+
+    def call(x):
+        return x * tensors[0] + tensors[1] * 10 + len(unused[0])
+
+    compiled = tripwire.compile(call, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for _ in range(4):
+        assert compiled(x).tolist() == compiled(x).tolist() == call(x).tolist()
+        torch.utils.swap_tensors(*tensors)
+        torch.utils.swap_tensors(*unused)
+    theirs = weakref.ref(tensors[0])
+    assert weakref.getweakrefs(tensors[0]) == [theirs]
+
+
 def test_a_sentry_that_is_spent_is_replaced_at_the_next_call():
     module = Scales()
     compiled = tripwire.compile(module, backend="eager", fullgraph=True)

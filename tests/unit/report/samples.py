@@ -74,7 +74,7 @@ def span_event() -> SpanDone:
     return SpanDone(time_ns=5_001 * MS, thread=MAIN, name="trace", duration_ns=3 * MS)
 
 
-# --- the graph of a small GPT ------------------------------------------------------------------
+# --- the graph of a small GPT ---
 
 # The lines of model.py that make nodes: number, function, source.
 LINES = {
@@ -175,7 +175,7 @@ def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
     return tuple(nodes)
 
 
-# --- a run -------------------------------------------------------------------------------------
+# --- a run ---
 
 GUARDS = """def admits(self, tokens):
     if type(tokens) is not Tensor or tokens.dtype is not int64:

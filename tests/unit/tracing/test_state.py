@@ -234,3 +234,14 @@ def test_check_finds_another_result() -> None:
     with pytest.raises(tripwire.TraceDiffers) as caught:
         quiet_trace(lambda x: Hidden.apply(x), X, tracer=tripwire.Tracer(check=True))
     assert caught.value.slug == "result-differs"
+
+
+def test_reads_show_the_users_names_before_torchs() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.gain = 2.0
+    trace = tripwire.trace(lambda x: module(x) * module.gain, torch.ones(2))
+    sources = [str(read.source) for read in trace.reads]
+    torchs = [source.startswith(("G[torch]", "T[")) for source in sources]
+    assert "C['module'].gain" in sources
+    assert torchs == sorted(torchs)
+    assert any(torchs)
