@@ -543,12 +543,17 @@ class Holders:
 
     def find_writes(self) -> Iterator[Write]:
         """What the run changed."""
-        told: set[tuple[int, Any]] = set()  # functions of one module share its globals
+        # Functions of one module share its globals; the first of them saw those before the run,
+        # a later one perhaps what the run had put there.
+        met: set[tuple[int, Any]] = set()
         for holder in self.all:
             if isinstance(
                 holder.kind, (LibraryClass, LibraryNames)
             ):  # hooks of other threads come and go there
                 continue
+            names = holder.kind.names if isinstance(holder.kind, Names) else frozenset()
+            first = {(id(holder.owner), name) for name in names} - met
+            met |= first
             keys, values = holder.kind.read(holder.owner)
             kept = self._keep(values)
             if keys == holder.keys and tuple(map(id, kept)) == tuple(map(id, holder.kept)):
@@ -556,10 +561,8 @@ class Holders:
             before = dict(zip(holder.keys, holder.kept, strict=True))
             after = dict(zip(keys, kept, strict=True))
             for key in dict.fromkeys((*before, *after)):
+                if names and (id(holder.owner), key) not in first:
+                    continue
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
                 if old is not new and not same_plain(old, new):
-                    if isinstance(holder.kind, Names):
-                        if (id(holder.owner), key) in told:
-                            continue
-                        told.add((id(holder.owner), key))
                     yield Write(holder, key, _strong(old), _strong(new))

@@ -768,3 +768,20 @@ case(
     """,
     writes=["math.scale = 2.0", "del math.scale"],
 )
+effect(
+    "global that another value takes for a while",
+    """
+    SCALE = 2.0
+    def scaled(x): return x * SCALE
+    def call(x):
+        global SCALE
+        before = SCALE
+        SCALE = 5.0
+        try:
+            return scaled(x)
+        finally:
+            SCALE = before
+    """,
+    writes=["SCALE = 3.0"],
+    state="SCALE",
+)
