@@ -221,7 +221,7 @@ def test_groups_stay_few_and_what_is_left_out_is_counted() -> None:
     assert [group.occurrences[0].time_ns, group.occurrences[-1].time_ns] == [0, 999]
 
 
-# --- damaged and odd logs ---------------------------------------------------------------------------
+# --- damaged and odd logs ----------------------------------------------------------------------
 
 
 def test_truncated_and_damaged_lines_are_counted_and_skipped(tmp_path) -> None:

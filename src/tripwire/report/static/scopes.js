@@ -8,13 +8,27 @@ const CHARACTER = 7.25;
 
 class ScopeBox {
   constructor(name, path, parent) {
-    Object.assign(this, { name, path, parent, items: [], inner: new Map(), edges: new Map(), open: false, size: 0, layout: null });
+    Object.assign(this, {
+      name,
+      path,
+      parent,
+      items: [],
+      inner: new Map(),
+      edges: new Map(),
+      open: false,
+      size: 0,
+      layout: null,
+    });
   }
 
-  get label() { return this.path === "" ? "graph" : this.name; }
+  get label() {
+    return this.path === "" ? "graph" : this.name;
+  }
 
   /** Forget the layouts that depend on this one. */
-  touch() { for (let scope = this; scope; scope = scope.parent) scope.layout = null; }
+  touch() {
+    for (let scope = this; scope; scope = scope.parent) scope.layout = null;
+  }
 }
 
 /** The tree of scopes of a graph; each node knows its `box`. */
@@ -45,12 +59,22 @@ function buildScopes(nodes) {
   return root;
 }
 
-/** A scope that holds nothing but one other scope becomes one with it: `blocks.0`. */
+/**
+ * A scope that holds nothing but one other scope becomes one with it: `blocks.0`. One that holds a
+ * single node is that node, which says so: a module that is one call needs no box around it.
+ */
 function shorten(scope) {
   for (const [n, item] of scope.items.entries()) {
     if (!(item instanceof ScopeBox)) continue;
     let last = item;
     while (last.items.length === 1 && last.items[0] instanceof ScopeBox) last = last.items[0];
+    const [only] = last.items;
+    if (last.items.length === 1) {
+      only.alone = scope.path ? last.path.slice(scope.path.length + 1) : last.path;
+      only.parent = scope;
+      scope.items[n] = only;
+      continue;
+    }
     if (last !== item) {
       last.name = scope.path ? last.path.slice(scope.path.length + 1) : last.path;
       last.parent = scope;
@@ -66,7 +90,11 @@ function split(scope) {
     const parts = [];
     for (let n = 0; n < scope.items.length; n += size) {
       const items = scope.items.slice(n, n + size);
-      const part = new ScopeBox(`${n + 1}–${n + items.length}`, `${scope.path}#${n}+${size}`, scope);
+      const part = new ScopeBox(
+        `${n + 1}–${n + items.length}`,
+        `${scope.path}#${n}+${size}`,
+        scope,
+      );
       part.items = items;
       for (const item of items) item.parent = part;
       parts.push(part);
@@ -107,7 +135,7 @@ function openFirst(root) {
   let shown = root.items.length;
   let level = root.items;
   while (level.length) {
-    const scopes = level.filter((item) => item instanceof ScopeBox && item.size > 1);
+    const scopes = level.filter((item) => item instanceof ScopeBox);
     const more = scopes.reduce((sum, scope) => sum + scope.items.length, 0);
     if (!scopes.length || shown + more > 30) return;
     for (const scope of scopes) scope.open = true;
@@ -125,8 +153,10 @@ const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}�
 
 /** What a box says: two lines. */
 function boxTexts(item) {
-  if (item instanceof ScopeBox) return [`${item.open ? "▾" : "▸"} ${clip(item.label, 40)}`, plural(item.size, "node")];
-  return [clip(visible(item.name), 28), clip(visible(shortTarget(item.target)), 30)];
+  if (item instanceof ScopeBox)
+    return [`${item.open ? "▾" : "▸"} ${clip(item.label, 40)}`, plural(item.size, "node")];
+  const module = item.alone ? `${item.alone}: ` : "";
+  return [clip(visible(item.name), 28), clip(visible(module + shortTarget(item.target)), 30)];
 }
 
 function boxSize(item) {
@@ -156,7 +186,9 @@ function layoutScope(scope) {
     return { item, x: x - width / 2, y: y - height / 2, width, height };
   });
   const edges = graph.edges().map((edge) => ({
-    from: scope.items[Number(edge.v)], to: scope.items[Number(edge.w)], points: graph.edge(edge).points,
+    from: scope.items[Number(edge.v)],
+    to: scope.items[Number(edge.w)],
+    points: graph.edge(edge).points,
   }));
   const { width, height } = graph.graph();
   scope.layout = { width, height, boxes, edges };
