@@ -137,7 +137,7 @@ function openFirst(root) {
   while (level.length) {
     const scopes = level.filter((item) => item instanceof ScopeBox);
     const more = scopes.reduce((sum, scope) => sum + scope.items.length, 0);
-    if (!scopes.length || shown + more > 30) return;
+    if (!scopes.length || (shown + more > 30 && shown > 3)) return;
     for (const scope of scopes) scope.open = true;
     shown += more;
     level = scopes.flatMap((scope) => scope.items);
