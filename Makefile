@@ -36,6 +36,8 @@ bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
 	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
+	$(BIN)/python benchmarks/bench_record.py --json benchmarks/results/record.json
+	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
 	$(BIN)/python benchmarks/bench_report.py --json benchmarks/results/report.json
 
 soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database

@@ -1,65 +1,117 @@
-"""The main job, start to end: trace a small transformer and look at what came out."""
+"""The story of tripwire in under two minutes.
+
+A small GPT is compiled and runs. A value is changed from another file; the code retires and
+names the line. Another model fails and leaves a record, which is replayed in another process. A
+report of all that is written.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
+import settings
 import torch
+from torch import nn
 from transformer import Transformer
 
 import tripwire
+from tripwire import telemetry
+
+
+class Scaled(nn.Module):
+    """A small GPT, and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = Transformer()
+        self.scale = 1.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        return self.gpt(tokens) * self.scale
+
+
+class Fragile(nn.Module):
+    """A model with a bug: it changes its input, and then chokes on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the tokens after the given ones."""
+        tokens.add_(1)
+        if int(tokens.max()) >= self.embedding.num_embeddings:
+            raise ValueError(f"no embedding for token {int(tokens.max())}")
+        return self.embedding(tokens)
+
+
+def say(title: str) -> None:
+    """A heading."""
+    print(f"\n--- {title}")
+
+
+def trace(model: nn.Module, tokens: torch.Tensor) -> None:
+    """One run becomes a graph."""
+    start = time.perf_counter()
+    found = tripwire.trace(model, tokens)
+    print(found.format(source=True))
+    print(f"traced in {(time.perf_counter() - start) * 1e3:.1f} ms")
+
+
+def compile_and_change(model: nn.Module, tokens: torch.Tensor) -> None:
+    """Compiled code is never stale."""
+    compiled = tripwire.compile(model, backend="eager")
+    for step in range(6):
+        if step == 3:
+            settings.change(model)
+        same = torch.equal(compiled(tokens), model(tokens))
+        done = compiled.statistics()
+        print(f"call {step}: {done.traces} traced, {done.hits} hits, equal to the model: {same}")
+        if not same:
+            raise SystemExit("compiled code returned something else")
+    print()
+    print(tripwire.explain(compiled))
+
+
+def fail_and_replay(folder: Path) -> None:
+    """A failing call becomes a file; another process runs it again."""
+    compiled = tripwire.compile(Fragile(), record_on_error=folder)
+    try:
+        compiled(torch.tensor([3, 99]))
+    except ValueError as error:
+        print(f"{error!r}")
+        print(*error.__notes__)
+    (path,) = folder.glob("*.rec")
+    command = [sys.executable, "-m", "tripwire", "replay", str(path), "--trust"]
+    replayed = subprocess.run(command, capture_output=True, text=True)
+    print(replayed.stdout.strip())
+    if "It reproduces." not in replayed.stdout:
+        raise SystemExit(replayed.stderr)
 
 
 def main() -> None:
-    """Trace, print, run on other inputs, compare with the model."""
+    """Tell it."""
     torch.manual_seed(0)
-    model = Transformer()
+    folder = Path(tempfile.mkdtemp(prefix="tripwire-demo-"))
+    telemetry.start_log(str(folder))
+    model = Scaled()
     tokens = torch.randint(0, 100, (1, 8))
-    model(tokens)
 
-    start = time.perf_counter()
-    trace = tripwire.trace(model, tokens)
-    seconds = time.perf_counter() - start
-    print(trace.format(source=True))
-
-    other = torch.randint(0, 100, (1, 8))
-    same = torch.equal(trace(other), model(other))
-    tied = [wanted for wanted in trace.inputs if wanted.aliases]
-    node = trace.find("mixed")
-    print()
-    print(f"traced in        {seconds * 1e3:.1f} ms")
-    print(f"on other tokens  {'equal to the model' if same else 'DIFFERENT from the model'}")
-    print(f"tied weights     {', '.join(map(str, tied))}")
-    print(f"the node {node.name!r} in scope {node.scope!r} comes from")
-    for frame in node.where.frames:
-        print(f"    {frame}{'  (library)' if frame.library else ''}")
-    if not same or not compile_and_write(model, tokens):
-        raise SystemExit(1)
-
-
-def compile_and_write(model: Transformer, tokens: torch.Tensor) -> bool:
-    """Compile, call, write to the model, call again. Whether all results are the model's."""
-    compiled = tripwire.compile(model, backend="eager")
-    same = []
-    print()
-    for name, write in (
-        ("nothing", lambda: None),
-        ("nothing", lambda: None),
-        ("a parameter, in place", lambda: model.head.weight.data.mul_(2)),
-        ("a submodule", lambda: setattr(model, "norm", torch.nn.Identity())),
-        ("nothing", lambda: None),
-        ("the mode", model.eval),
-    ):
-        write()
-        same.append(torch.equal(compiled(tokens), model(tokens)))
-        done = compiled.statistics()
-        print(
-            f"{name} changed: {'equal' if same[-1] else 'DIFFERENT'}, "
-            f"{done.traces} traces, {done.hits} hits"
-        )
-    for cause in compiled.statistics().causes:
-        print(f"retired by {cause}")
-    return all(same)
+    say("one run of a small GPT is observed")
+    trace(model, tokens)
+    say("it is compiled; settings.py changes a value before call 3")
+    compile_and_change(model, tokens)
+    say("another model fails, and leaves a record")
+    fail_and_replay(folder)
+    say("the report")
+    telemetry.stop_log()
+    command = [sys.executable, "-m", "tripwire", "report", str(folder)]
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

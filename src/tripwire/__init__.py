@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TracerWarning,
         TripwireError,
     )
+    from tripwire.explain import explain
     from tripwire.recording.failures import record, record_last, record_on_error, save_record
     from tripwire.recording.record import (
         DummyModule,
@@ -54,6 +55,7 @@ __all__ = [
     "TripwireError",
     "Watch",
     "compile",
+    "explain",
     "load",
     "record",
     "record_last",
@@ -68,6 +70,7 @@ __all__ = [
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
 _HOME = {
     "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.explain": ("explain",),
     "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),
     "tripwire.recording.record": (
         "DummyModule",

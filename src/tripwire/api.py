@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
-from tripwire.dispatch.dispatcher import Failures, Options
+from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
 from tripwire.errors import BadOption
 from tripwire.tracing import Trace, Tracer
+
+if TYPE_CHECKING:
+    from tripwire.recording.failures import OnError
 
 __all__ = ["compile", "statistics", "trace"]
 
@@ -36,7 +39,7 @@ def compile(
     disable: bool = False,
     name: str | None = None,
     cache_size: int = 8,
-    record_on_error: str | os.PathLike[str] | None = None,
+    record_on_error: str | os.PathLike[str] | OnError | None = None,
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
 
@@ -52,7 +55,10 @@ def compile(
     cache_size: entries kept per callable.
     record_on_error: a folder; a call that raises leaves a record there, which
         `tripwire replay` runs again. The environment variable TRIPWIRE_RECORD_DIR does the same
-        for everything that is compiled.
+        for everything that is compiled; "" means no folder, whatever it says. A record is
+        replayed in a process of its own to see whether it shows the same, which takes seconds;
+        TRIPWIRE_RECORD_CHECK=0 turns that off. `tripwire.record_on_error(folder, ...)` in place
+        of a folder says how much of each tensor is kept.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -89,7 +95,10 @@ def compile(
         fullgraph,
         cache_size,
         tuple((key, value) for key, value in handed.items() if value is not None),
-        _find_failures(record_on_error or os.environ.get("TRIPWIRE_RECORD_DIR")),
+        _find_failures(
+            os.environ.get("TRIPWIRE_RECORD_DIR") if record_on_error is None else record_on_error
+        ),
+        _note_failed,
     )
     called = name or _name_of(fn_or_module)
     if isinstance(fn_or_module, nn.Module):
@@ -97,12 +106,21 @@ def compile(
     return CompiledFunction(fn_or_module, called, chosen)
 
 
-def _find_failures(folder: str | os.PathLike[str] | None) -> Failures | None:
+def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:
     if not folder:
         return None
     from tripwire.recording.failures import Failures  # only where it is asked for
 
     return Failures.into(folder)
+
+
+def _note_failed(
+    dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """Keep a failed call for `record_last`."""
+    from tripwire.recording.failures import note_failed  # no program that runs well needs it
+
+    note_failed(dispatcher, args, kwargs, error)
 
 
 def _name_of(target: Any) -> str:

@@ -1,11 +1,17 @@
-"""The command line. Exit codes: 0 done, 1 the replayed call raised, 2 bad input or bad usage."""
+"""The command line.
+
+Exit codes: 0 done; 1 the replayed call raised, or something is wrong (doctor); 2 bad input or bad
+usage. `tripwire run` exits as the script does.
+"""
 
 from __future__ import annotations
 
+import os
 import pdb
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +29,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (TripwireError, OSError) as error:
-            raise _Trouble(str(error)) from None
+            raise _Trouble(" ".join(str(error).split())) from None
 
 
 class _Trouble(click.ClickException):
@@ -68,7 +74,7 @@ def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bo
 
     check_trust(trust)
     with rebuilding(file) as call:
-        sys.exit(_run(lambda: call.run(backend), call, debug, as_json))
+        sys.exit(_run(call.prepare(backend), call, debug, as_json))
 
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
@@ -84,7 +90,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))
     elif raised is not None:
-        traceback.print_exception(raised)
+        click.echo("".join(traceback.format_exception(raised)), nl=False)
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")
@@ -193,3 +199,67 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=size)
         return build(log, lambda done: bar.update(task, completed=done))
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--compile", "replaces", is_flag=True, help="torch.compile is tripwire's inside.")
+@click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
+@click.option("--dir", "folder", type=click.Path(file_okay=False), help="Where the log goes.")
+@click.option("--no-report", is_flag=True, help="Leave the log, and make no page of it.")
+@_json
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    replaces: bool,
+    as_module: bool,
+    folder: str | None,
+    no_report: bool,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a script with telemetry on, and leave a report."""
+    from tripwire.running import compiling_with_tripwire, logging_into, run_script
+
+    if not as_module and not Path(script).is_file():
+        raise _Trouble(f"{script}: there is no such file.")
+    target = Path(folder or f"tripwire-run-{os.getpid()}")
+    code, raised = 0, None
+    with logging_into(target), compiling_with_tripwire() if replaces else nullcontext():
+        try:
+            code = run_script(script, arguments, as_module)
+        except Exception as error:
+            raised, code = error, 1
+    if raised is not None:
+        traceback.print_exception(raised)
+    page = None if no_report else _report_of(target)
+    if as_json:
+        click.echo(msgspec.json.encode({"exit": code, "log": str(target), "report": page}))
+    else:
+        click.echo(f"tripwire: {page or target}", err=True)
+    sys.exit(code)
+
+
+def _report_of(folder: Path) -> str:
+    from tripwire.report import build_report, write_report
+
+    built, details = build_report(folder)
+    return str(write_report(built, details, folder / "report.html"))
+
+
+@main.command()
+@_json
+def doctor(as_json: bool) -> None:
+    """Say what tripwire finds on this machine, and how it will watch."""
+    from tripwire.doctor import as_data, examine
+
+    findings = examine()
+    if as_json:
+        click.echo(msgspec.json.encode(as_data(findings)))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            mark = {True: "+", False: "!", None: " "}[finding.good]
+            advice = f"  ({finding.advice})" if finding.advice else ""
+            click.echo(f"{mark} {finding.name:{width}}  {finding.found}{advice}")
+    sys.exit(1 if any(finding.good is False for finding in findings) else 0)

@@ -17,6 +17,8 @@ class TripwireError(Exception):
 class CannotTrace(TripwireError):
     """The callable can't become a graph that means the same as the run did."""
 
+    place: tuple[str, int] | None = None  # the user's file and line, where one is to blame
+
 
 class InputMismatch(TripwireError):
     """A trace was called with inputs that it doesn't hold for."""

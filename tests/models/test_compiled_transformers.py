@@ -33,13 +33,8 @@ BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 Inputs = dict[str, Any]
 
 # Not compiled whole, and why. Their results are compared all the same.
-_WRITES_BEFORE = "tensor-branch: an in-place write elsewhere in memory forbids the probe"
 REFUSED: dict[str, str] = {
-    "bloom": "tensor-branch: sizes that a custom autograd function returns count as values",
-    "deberta-v2": "tensor-branch: sizes that a scripted function returns count as values",
-    "t5": _WRITES_BEFORE,
-    "switch-transformers": _WRITES_BEFORE,
-    "blip": _WRITES_BEFORE,
+    "switch-transformers": "tensor-branch: which experts are hit comes from deep inside",
 }
 # Every layer draws a number and compares it in Python, while training.
 DROPS_LAYERS = frozenset(

@@ -45,6 +45,11 @@ def find_backend(backend: str | Backend) -> Backend:
     return backend
 
 
+def find_known(name: str) -> Backend | None:
+    """The back end of a name; None if there is none."""
+    return _BY_NAME.get(name)
+
+
 def name_of(backend: Backend) -> str:
     """What to call a back end in messages."""
     return getattr(backend, "__name__", type(backend).__name__)

@@ -20,7 +20,20 @@ from torch import nn
 
 from tripwire.backends.registry import Backend, Runtime, name_of
 from tripwire.dispatch.entry import Entry, RunAgain
+from tripwire.dispatch.telling import (
+    Callee,
+    Counted,
+    compiling,
+    count_frame,
+    follow,
+    tell_entry,
+    tell_miss,
+    tell_refusal,
+    tell_retired,
+    wants_reasons,
+)
 from tripwire.errors import BackendFailed, CannotTrace
+from tripwire.phases import PLAN, RETIRE
 from tripwire.tracing import Refusal, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
@@ -63,6 +76,19 @@ class Failures(Protocol):
         """Run a call through the dispatcher with `CURRENT.kept` set; record it if it raises."""
 
 
+class Witness(Protocol):
+    """Who is told of calls that failed, and weren't recorded."""
+
+    def __call__(
+        self,
+        dispatcher: Dispatcher,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: Exception,
+    ) -> None:
+        """A call raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to compile."""
@@ -72,24 +98,28 @@ class Options:
     cache_size: int = 8
     backend_options: tuple[tuple[str, Any], ...] = ()
     failures: Failures | None = None
+    witness: Witness | None = None
 
 
-class Dispatcher:
+class Dispatcher(Counted):
     """Everything that is compiled of one callable."""
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
+        self._entries: tuple[Entry, ...] = ()
+        self._hits = 0
         self.target = target
         self.name = name
         self.options = options
         self._failures = options.failures
-        self._entries: tuple[Entry, ...] = ()
         self._refused: Counter[object] = Counter()
         self._unsettled: Counter[object] = Counter()
         self._hits_when_unsettled = 0
         self._plain: set[object] = set()
         self._told: set[str] = set()
-        self._calls = self._traces = self._refusals = self._retired = self._hits = 0
+        self._calls = self._traces = self._refusals = self._retired = 0
         self._causes: list[Cause] = []
+        self._callee: Callee | None = None
+        self._told_refusals: Counter[Refusal] = Counter()
         self._clock = itertools.count(1)
         self._lock = threading.Lock()
         # Submodules that are compiled on their own, until this goes.
@@ -102,33 +132,38 @@ class Dispatcher:
             return self.target(*args, **kwargs)
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
-        if self._plain and self._call_key(args, kwargs) in self._plain:
-            self._calls += 1
-            return self._run_plainly(args, kwargs)
-        probed: dict[object, Any] | None = None
-        for entry in self._entries:
-            fetched = entry.admits(args, kwargs)
-            if fetched is not None:
-                inputs = entry.inputs(fetched)
-                if inputs is None:
-                    continue
-                probe = entry.probe
-                if probe is not None:
-                    if probed is None:
-                        probed = {}
-                    if probe.key not in probed:
-                        probed[probe.key] = probe.values(inputs)
-                    if not probe.agrees(probed[probe.key]):
+        try:
+            if self._plain and self._call_key(args, kwargs) in self._plain:
+                self._calls += 1
+                return self._run_plainly(args, kwargs)
+            probed: dict[object, Any] | None = None
+            for entry in self._entries:
+                fetched = entry.admits(args, kwargs)
+                if fetched is not None:
+                    state = entry.find_state()
+                    if state is None:
                         continue
-                entry.hits += 1
-                entry.last_used = next(self._clock)
-                try:
-                    return entry.run(inputs, args, kwargs)
-                except RunAgain:
-                    break  # the plain call raises at its own line, after its own effects
-        else:
-            return self._miss(args, kwargs, probed or {})
-        return self._run_plainly(args, kwargs)
+                    probe = entry.probe
+                    if probe is not None:
+                        if probed is None:
+                            probed = {}
+                        if probe.key not in probed:
+                            probed[probe.key] = probe.values(entry.join(fetched, state))
+                        if not probe.agrees(probed[probe.key]):
+                            continue
+                    entry.hits += 1
+                    entry.last_used = next(self._clock)
+                    try:
+                        return entry.run(fetched, state, args, kwargs)
+                    except RunAgain:
+                        break  # the plain call raises at its own line, after its own effects
+            else:
+                return self._miss(args, kwargs, probed or {})
+            return self._run_plainly(args, kwargs)
+        except Exception as error:
+            if self.options.witness is not None and CURRENT.kept is None:
+                self.options.witness(self, args, kwargs, error)
+            raise
 
     def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if CURRENT.kept is not None:
@@ -141,13 +176,33 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> Any:
         if has_foreign_modes():
-            return self._run_plainly(args, kwargs)
+            own = None if CURRENT.kept is None else CURRENT.kept.find_own_mode()
+            if own is None:
+                return self._run_plainly(args, kwargs)
+            with own:
+                return self(*args, **kwargs)
         key = self._call_key(args, kwargs)
         self._calls += 1
+        count_frame("miss")
+        if self._callee is None:
+            self._callee = Callee.of(self.name, self.target)
+            follow(self)
+        with compiling(self._callee, self._traces, name_of(self.options.backend)):
+            return self._trace(args, kwargs, probed, key)
+
+    def _trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probed: dict[object, Any],
+        key: object,
+    ) -> Any:
+        """Run a call that no entry admits, observed; it becomes an entry or is refused."""
         if self._entries:
-            for entry in self._entries:
-                entry.look_at_pulled()
-            self._tell_miss(args, kwargs, probed)
+            with RETIRE:
+                for entry in self._entries:
+                    entry.look_at_pulled()
+                self._tell_miss(args, kwargs, probed)
         torch_state = sample_quickly()
         if CURRENT.kept is not None:
             CURRENT.kept.before_run()
@@ -187,7 +242,7 @@ class Dispatcher:
             refusal = self._note_volatile(volatile, key)
             if refusal is not None or not all(_can_return(v) for v in volatile):
                 return refusal
-        hits = self._count_hits()
+        hits = self.count_hits()
         if self._traces > TRACES_ON_TRUST and hits < self._traces:
             self._stay_plain(key)
             return Refusal(
@@ -202,11 +257,13 @@ class Dispatcher:
             self._entries = (entry, *self._drop_entries())
         if not volatile:
             self._unsettled[key] = self._refused[key] = 0
+        with PLAN:
+            tell_entry(entry, trace, len(self._entries))
         return None
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
         """What settles after a few calls is compiled then, and so is what goes in circles."""
-        hits = self._count_hits()
+        hits = self.count_hits()
         if hits > self._hits_when_unsettled:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
@@ -252,11 +309,12 @@ class Dispatcher:
     def _note_retired(self, cause: Cause) -> None:
         self._retired += 1
         self._causes = [*self._causes[-15:], cause]
+        tell_retired(cause)
 
     def _tell_miss(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> None:
-        if not recompiles.isEnabledFor(logging.INFO):
+        if not recompiles.isEnabledFor(logging.INFO) and not wants_reasons():
             return
         reasons = []
         for entry in self._entries:
@@ -266,11 +324,16 @@ class Dispatcher:
                 failures = [failure] if failure else []
             reasons.append("; ".join(failures) or "no reason found")
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
+        assert self._callee is not None
+        tell_miss(self._callee, reasons)
 
     # --- refusals ---
 
     def _refuse(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         self._refusals += 1
+        self._told_refusals[refusal] += 1
+        assert self._callee is not None
+        tell_refusal(self._callee, refusal)
         if self.options.fullgraph:
             raise refusal.error()
         self._refused[key] += 1
@@ -294,12 +357,13 @@ class Dispatcher:
                 module._compiled_call_impl = inner
                 self._inner.append((weakref.ref(module), inner))
 
-    def _count_hits(self) -> int:
+    def count_hits(self) -> int:
+        """How many calls ran compiled code so far."""
         return self._hits + sum(entry.hits for entry in self._entries)
 
     def statistics(self) -> Statistics:
         """Counts so far."""
-        hits = self._count_hits()
+        hits = self.count_hits()
         alive = sum(not (entry.is_dead or entry.causes) for entry in self._entries)
         return Statistics(
             self._calls + hits,
@@ -310,6 +374,16 @@ class Dispatcher:
             alive,
             tuple(self._causes),
         )
+
+    @property
+    def callee(self) -> Callee | None:
+        """What is known of the callable, once it was traced."""
+        return self._callee
+
+    @property
+    def refusals(self) -> dict[Refusal, int]:
+        """Why calls were refused, and how often."""
+        return dict(self._told_refusals)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -9,22 +9,53 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tripwire.backends.registry import Runtime
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
-from tripwire.tracing.torchstate import restoring_contexts
+from tripwire.tracing.torchstate import sample_contexts, sample_depth
 from tripwire.validity.plan import Plan, build_plan
-from tripwire.validity.probes import can_repeat
+from tripwire.validity.probes import can_repeat, is_opaque
+from tripwire.validity.sentry import call
 from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
 
 _NO_ROOTS = Roots({}, None, {})
+_NO_DEPTH = (False, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an entry is made of."""
+
+    ops: int
+    nodes: int
+    inputs: int
+    guards: int
+    wires: int
+    branches: tuple[str, ...]
+    effects: tuple[str, ...]
+
+    @staticmethod
+    def of(trace: Trace, plan: Plan) -> Summary:
+        """Of a trace and its plan."""
+        return Summary(
+            trace.statistics().ops,
+            len(trace.graph.nodes),
+            len(trace.inputs),
+            len(plan.guards.checks),
+            len(plan.dicts) + len(plan.objects) + len(plan.pulled),
+            tuple(map(str, trace.branches)),
+            tuple(map(str, trace.effects)),
+        )
 
 
 class RunAgain(Exception):
@@ -58,7 +89,22 @@ class Entry:
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
         trouble = _Trouble(self._causes, self._pending)
         self._plan: Plan | None = build_plan(trace, torch_state, settle, trouble, on_death)
-        self._runtime = compile_graph(trace)
+        # As they are for every call that is admitted.
+        self._contexts = sample_contexts() if trace.has_contexts else None
+        with BACKEND:
+            self._runtime = compile_graph(trace)
+        with PLAN:
+            self._prepare(trace, self._plan, on_retired)
+        self.__class__ = _FreshEntry
+
+    def _prepare(
+        self,
+        trace: Trace,
+        plan: Plan,
+        on_retired: Callable[[], Callable[[Cause], None] | None],
+    ) -> None:
+        """Lay out what a hit needs."""
+        self.summary = Summary.of(trace, plan)
         self._on_retired = on_retired
         self._told = ""
         self.hits = 0
@@ -80,20 +126,25 @@ class Entry:
             if completion.fetched
             else {}
         )
-        self._has_contexts = trace.has_contexts
         self._can_repeat = can_repeat(trace)
+        self._leaves_traces = not self._can_repeat or is_opaque(trace)
+        self._generators = tuple(
+            constant.value
+            for constant in trace.constants
+            if isinstance(constant.value, torch.Generator)
+        )
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
-        self._held = self._plan.held
+        self._held = plan.held
         self._n_held = len(self._held.tensors)
-        self._positions = self._plan.fetched
+        self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
         self._direct = (
             self._outputs.index if type(self._outputs) is TensorPlan and not self._effects else None
         )
-        self.admits = self._plan.guards.admits
-        self.probe = self._plan.probe
-        for index in self._plan.suspects:
-            cause = self._plan.dicts[index].find_cause(NOBODY)
+        self.admits = plan.guards.admits
+        self.probe = plan.probe
+        for index in plan.suspects:
+            cause = plan.dicts[index].find_cause(NOBODY)
             if cause is not None:
                 self._causes[True, index] = cause
         if self._causes:  # until the value comes back that the run found
@@ -110,6 +161,15 @@ class Entry:
     def source(self) -> str:
         """The guard function's text."""
         return "" if self._plan is None else self._plan.guards.source
+
+    def list_wires(self) -> list[tuple[str, str]]:
+        """What of the world it depends on: sources, and what was seen."""
+        return [] if self._plan is None else self._plan.wires()
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """The graph's inputs that are state, while it is in use."""
+        return self._held.tensors
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Why this entry isn't for a call."""
@@ -148,20 +208,13 @@ class Entry:
         retired = bool(self._causes)
         self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
         self._pending.extend(plan.sentry.take())
+        if plan.sentry.is_spent:  # it names everything each time: for the last time now
+            plan = self._plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
-        for touch in touches:
-            if touch.is_dict:
-                wire = plan.dicts[touch.index]
-                owner = None if wire.owner is None else owners.get(wire.owner)
-                cause = wire.find_cause(Writers(touch, owner))
-            else:
-                cause = plan.objects[touch.index].find_cause(Writers(touch))
-            key = (touch.is_dict, touch.index)
-            if cause is None:
-                self._causes.pop(key, None)
-            elif key not in self._causes:
-                self._causes[key] = cause
+        with RETIRE if touches else nullcontext():
+            for touch in touches:
+                self._compare(plan, touch, owners)
         self._pending.clear()
         if self._causes and not retired:
             self._held.release()
@@ -170,6 +223,20 @@ class Entry:
             if not self._held.restore():
                 self.close()
         return not self._causes and not self.is_dead
+
+    def _compare(self, plan: Plan, touch: Touch, owners: dict[int, Touch]) -> None:
+        """Whether what was touched is as it was."""
+        if touch.is_dict:
+            wire = plan.dicts[touch.index]
+            owner = None if wire.owner is None else owners.get(wire.owner)
+            cause = wire.find_cause(Writers(touch, owner))
+        else:
+            cause = plan.objects[touch.index].find_cause(Writers(touch))
+        key = (touch.is_dict, touch.index)
+        if cause is None:
+            self._causes.pop(key, None)
+        elif key not in self._causes:
+            self._causes[key] = cause
 
     def _note_death(self, ref: object) -> None:
         """Something that was read is gone, and so is this entry.
@@ -196,37 +263,45 @@ class Entry:
 
     # --- running ---
 
-    def inputs(self, fetched: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        """The graph's inputs: those that came with the call, and state.
+    def find_state(self) -> tuple[torch.Tensor, ...] | None:
+        """The graph's inputs that are state.
 
         None where the entry was retired by another thread since it admitted the call.
         """
-        held = self._held.tensors
-        if len(held) != self._n_held:
-            return None
-        if self._leading:
-            return fetched + held
-        inputs = list(held)
+        state = self._held.tensors
+        return state if len(state) == self._n_held else None
+
+    def join(
+        self, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """All of the graph's inputs: those that came with the call, and state."""
+        inputs = list(state)
         for position, tensor in zip(self._positions, fetched, strict=True):
             inputs.insert(position, tensor)
         return tuple(inputs)
 
     def run(
-        self, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        fetched: tuple[torch.Tensor, ...],
+        state: tuple[torch.Tensor, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
-        if self._written and CURRENT.kept is not None:
+        if not self._leading:
+            fetched, state = self.join(fetched, state), ()
+        if self._leaves_traces and CURRENT.kept is not None:
+            CURRENT.kept.before_draw(self._generators)
+            inputs = fetched + state
             for index in self._written:
                 CURRENT.kept.before_write(inputs[index])
-        runtime = self._runtime
+        depth = _NO_DEPTH if self._contexts is None else sample_depth()
         try:
-            if self._has_contexts:
-                with restoring_contexts():
-                    tensors = runtime(*inputs)
-            else:
-                tensors = runtime(*inputs)
-        except Exception as error:
-            if self._can_repeat:
+            tensors = call(self._runtime, fetched, state)
+        except BaseException as error:
+            if self._contexts is not None:
+                self._contexts.restore(error, depth)
+            if self._can_repeat and isinstance(error, Exception):
                 raise RunAgain from error
             raise
         if self._direct is not None:
@@ -236,8 +311,8 @@ class Entry:
             bound = self._fixed | self._expressions(args, kwargs)
             roots = self._binding.roots(bound, self._namespaces)
         # All before the first effect, which may move what a path leads to.
-        fetched = {source: source.fetch(roots) for source in self._fetched}
-        building = Building(tensors, roots, {}, fetched)
+        reached = {source: source.fetch(roots) for source in self._fetched}
+        building = Building(tensors, roots, {}, reached)
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)
@@ -267,3 +342,18 @@ def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, obje
     spelled = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
     function: Callable[..., dict[str, object]] = eval(f"lambda args, kwargs: {{{spelled}}}")
     return function
+
+
+class _FreshEntry(Entry):
+    """An entry until it first runs: back ends put work off until then."""
+
+    def run(
+        self,
+        fetched: tuple[torch.Tensor, ...],
+        state: tuple[torch.Tensor, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        self.__class__ = Entry  # type: ignore[assignment]  # a later run costs no question
+        with FIRST_RUN:
+            return self.run(fetched, state, args, kwargs)

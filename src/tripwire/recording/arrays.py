@@ -30,7 +30,7 @@ def encode_array(encoder: Encoder, value: Any, cls: type) -> AnyNode | ArrayUse:
     path = encoder.path()
     treatment = encoder.policy.treat(path, value)
     use = ArrayUse(array, cls is not np.ndarray, path, treatment)
-    encoder.blobs.add_array(use)
+    encoder.blobs.add(use)
     return use
 
 
@@ -42,6 +42,7 @@ class ArrayUse:
     scalar: bool
     path: str
     treatment: Treatment
+    why: str = "policy"
     blob: int = -1
 
     @property
@@ -64,6 +65,15 @@ class ArrayUse:
     def fortran(self) -> bool:
         return bool(self.array.flags.f_contiguous and not self.array.flags.c_contiguous)
 
+    def settle(self) -> None:
+        """An array has one user: itself."""
+
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        return "U8", (self.size,)
+
+    def paths(self) -> list[str]:
+        return [self.path]
+
     def chunks(self) -> Iterator[memoryview | bytes]:
         yield self.array.tobytes("F" if self.fortran else "C")
 
@@ -78,8 +88,7 @@ class ArrayUse:
         shape, dtype = tuple(self.array.shape), self.array.dtype.str
         if self.treatment is Treatment.FULL:
             return nodes.Array(self.blob, dtype, shape, self.fortran, self.scalar)
-        kept = max(self.treatment, Treatment.SHAPE)
-        return nodes.Withheld(kept.label, dtype, shape, (), "cpu", "array", None)
+        return nodes.Withheld(self.treatment.label, dtype, shape, (), "cpu", "array", None)
 
 
 def build_array(node: nodes.Array, blobs: StoredBlobs) -> Any:

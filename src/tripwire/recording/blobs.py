@@ -16,7 +16,6 @@ from typing import Protocol
 import msgspec
 
 from tripwire.recording.container import Content, Member, Source, damaged
-from tripwire.recording.policy import Omission
 
 OWN_ENTRIES = 64
 REST = "rest"
@@ -203,14 +202,3 @@ def _place(dtype: str, shape: tuple[int, ...], start: int) -> Blob:
     if len(shape) > 64 or any(not 0 <= size < 1 << 63 for size in shape):
         raise damaged("a blob has a shape that no tensor has")
     return Blob(dtype, shape, start, math.prod(shape) * ITEM_SIZES[name])
-
-
-class NoTensors:
-    """The blobs of a record where torch isn't there, and so no tensor: none."""
-
-    def __init__(self) -> None:
-        self.settled: list[NewBlob] = []
-        self.left_out: list[Omission] = []
-
-    def settle(self) -> None:
-        """Everything is settled."""

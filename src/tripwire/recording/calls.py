@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import logging
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from tripwire.recording.beginning import Beginning, Draws
+from tripwire.phases import RECORD
+from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
+from tripwire.recording.flags import read_flags
 from tripwire.recording.format import (
     Autocast,
     Compiled,
     Environment,
     Manifest,
+    NewRecord,
     Outcome,
     Raised,
     Where,
 )
 from tripwire.recording.outcomes import place_of
 from tripwire.recording.policy import KEEP_ALL, Policy
-
-log = logging.getLogger("tripwire.records")
+from tripwire.telemetry.log import emit
+from tripwire.telemetry.schema import RecordWritten
+from tripwire.tracing.torchstate import sample_quickly
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,9 @@ class Writing:
 
     @staticmethod
     def to(path: str | os.PathLike[str], policy: Policy = KEEP_ALL, check: bool = True) -> Writing:
-        """Records at `path`."""
-        return Writing(Path(path), policy, check)
+        """Records at `path`; checked, unless the environment says TRIPWIRE_RECORD_CHECK=0."""
+        wanted = os.environ.get("TRIPWIRE_RECORD_CHECK") != "0"
+        return Writing(Path(path).absolute(), policy, check and wanted)
 
     def find_path(self, name: str, outcome: Outcome) -> Path:
         """Where a record goes, if nothing is there yet."""
@@ -67,48 +73,51 @@ def write_call(
     backend: object = None,
 ) -> Path:
     """Write the record of a call that is over. Raises what the file system raises."""
+    with RECORD:
+        if beginning.built is None:  # else an earlier attempt to write it failed
+            beginning.built = _build(beginning, name, outcome, compiled, backend)
+        path = beginning.built.write(writing.find_path(name, outcome))
+        if writing.check:
+            check_record(path)
+    raised = outcome.type if isinstance(outcome, Raised) else ""
+    emit(RecordWritten, path=str(path), function=name, exception=raised)
+    return path
+
+
+def _build(
+    beginning: Beginning,
+    name: str,
+    outcome: Outcome,
+    compiled: Compiled | None,
+    backend: object,
+) -> NewRecord:
     draft = beginning.finish()
     draft.add("locals", _bind(beginning))
-    draft.add("generators", _find_generators(beginning))
+    draft.add("generators", beginning.find_drawn())
     if backend is not None:
         draft.add("backend", backend)
-    file, line = place_of(beginning.call.target)
+    file, line = place_of(beginning.target)
     manifest = Manifest(
         packages=fresh_packages(),
         function=Where(name, file, line),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         compiled=compiled,
         outcome=outcome,
-        environment=_describe(beginning.torch_state),
+        environment=_describe(beginning.torch_state or sample_quickly()),
         omissions=tuple(beginning.omissions()),
     )
-    path = draft.write(writing.find_path(name, outcome), manifest)
-    if writing.check:
-        check_record(path)
-    return path
+    return draft.build(manifest)
 
 
 def _bind(beginning: Beginning) -> dict[str, object]:
     """Arguments by the names that the function has for them."""
-    call = beginning.call
+    target = beginning.target
     try:
-        bound = inspect.signature(call.target).bind(*call.args, **call.kwargs)
+        signature = inspect.signature(target.forward if isinstance(target, nn.Module) else target)
+        bound = signature.bind(*beginning.args, **beginning.kwargs)
     except (TypeError, ValueError):
         return {}
     return dict(bound.arguments)
-
-
-def _find_generators(beginning: Beginning) -> dict[str, object]:
-    """States, at the beginning, of the generators that the call drew from."""
-    found: dict[str, object] = {}
-    if not torch.equal(torch.default_generator.get_state(), beginning.generator):
-        found["torch"] = beginning.generator
-    before, now = beginning.draws, Draws()
-    if before is not None and before.python != now.python:
-        found["python"] = before.python
-    if before is not None and before.numpy and repr(before.numpy) != repr(now.numpy):
-        found["numpy"] = before.numpy
-    return found
 
 
 def _describe(state: tuple[Any, ...]) -> Environment:
@@ -126,6 +135,7 @@ def _describe(state: tuple[Any, ...]) -> Environment:
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         matmul_precision=str(precision),
         num_threads=int(threads),
+        flags=read_flags(),
     )
 
 
@@ -135,4 +145,4 @@ def _short(dtype: torch.dtype) -> str:
 
 def replay_command(path: Path) -> str:
     """What to type to see it again."""
-    return f"tripwire replay {path} --trust"
+    return f"tripwire replay {shlex.quote(str(path))} --trust"

@@ -200,7 +200,8 @@ def _dataclass_made(cls: type) -> frozenset[str]:
     fields = own["__dataclass_fields__"]
     for name, value in own.items():
         if _is_special(name) and type(value) is types.FunctionType and _is_generated(value):
-            made.add(name)
+            if name not in ("__getstate__", "__setstate__"):  # plain functions of the library
+                made.add(name)
         field = fields.get(name)
         if field is not None and value is field.default:
             made.add(name)
@@ -221,6 +222,7 @@ def _is_generated(function: types.FunctionType) -> bool:
 _ENUM_OWN = frozenset(
     {"_missing_", "_generate_next_value_", "_ignore_", "_order_", "_numeric_repr_"}
 )
+_ENUM_PRINTING = ("__repr__", "__str__", "__format__")
 _ENUM_SPECIAL = frozenset({"__new__", "__members__", "__new_member__", "__reduce_ex__"})
 
 
@@ -271,6 +273,8 @@ def _enum_made(cls: type) -> frozenset[str]:
         if name.startswith("_") and name.endswith("_") and not _is_special(name):
             if name not in _ENUM_OWN:
                 made.add(name)
+        if name in _ENUM_PRINTING:
+            continue  # those of the enum or of its data type, whichever EnumType chose
         if _is_special(name) or name in _ENUM_OWN:
             function = value.__func__ if type(value) in (staticmethod, classmethod) else value
             if type(function) is types.FunctionType:

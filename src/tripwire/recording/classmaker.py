@@ -152,6 +152,10 @@ class ClassMaker:
             vars(member).update(state)
         if changed:
             _index_members(cls)
+        # A data type's own repr is there only now.
+        find_repr = getattr(enum.EnumMeta, "_find_data_repr_", None)
+        if find_repr is not None:
+            _set(cls, "_value_repr_", find_repr(cls.__name__, cls.__bases__))
 
     # --- namedtuples ---
 

@@ -10,10 +10,11 @@ into the record like the user's, on top of the library's own namespace.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import sys
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -25,6 +26,7 @@ from tripwire.recording.names import (
     all_codes,
     deleted_globals,
     find_imports,
+    free_use,
     global_use,
     opens_namespace,
 )
@@ -36,6 +38,7 @@ from tripwire.recording.origin import (
     module_dict,
     module_name,
 )
+from tripwire.recording.recompiled import encode_recompiled
 from tripwire.recording.shelf import Codes, Space
 from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
 from tripwire.tracing.uses import Use, Uses, merge
@@ -61,8 +64,12 @@ class Programs:
         kind = type(value)
         if kind is types.CellType:
             return _encode_cell(encoder, value)
+        compiled = encode_recompiled(encoder, value)
+        if compiled is not None:
+            return compiled
         library = find_library(value)
         if library is not None:
+            self.names.add_library(value)
             return library
         if kind is types.FunctionType:
             assert isinstance(value, types.FunctionType)
@@ -83,6 +90,9 @@ class Programs:
         number = self.codes.add(code, space)
         library = find_library_namespace(space)
         uses = self.names.add(code, is_library_file(code.co_filename))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                self._reach_library(cell.cell_contents, free_use(uses, name))
         if library is not None:
             known = self._library_spaces.get(library.module)
             if known is None:
@@ -125,7 +135,15 @@ class Programs:
         if is_users_module(value):
             assert isinstance(value, types.ModuleType)
             return self.reach_module(encoder, value, use)
+        self._reach_library(value, use)
         return encoder.slot(value, step)
+
+    def _reach_library(self, value: object, use: Use) -> None:
+        """What code takes from a library's module may be handed the user's objects."""
+        if issubclass(type(value), types.ModuleType):
+            held = module_dict(cast("types.ModuleType", value))
+            for name in use.attributes & held.keys():
+                self.names.add_library(held[name])
 
     def _reach_imports(
         self, encoder: Encoder, code: types.CodeType, space: Space, uses: Uses
@@ -149,6 +167,8 @@ class Programs:
                     here = use if end == len(parts) else Use(whole=use.whole)
                     asked = frozenset({"__file__", *parts[end : end + 1]})
                     yield self.reach_module(encoder, module, merge(here, Use(attributes=asked)))
+                elif end == len(parts):
+                    self._reach_library(module, use)
 
 
 def is_users_module(value: object) -> bool:

@@ -205,9 +205,11 @@ class Source:
         """Exactly `size` bytes; the caller knows that the file is that long."""
         self._file.seek(start)
         data = self._file.read(size)
-        if data is None or len(data) != size:
-            raise damaged("it ends early")
-        return data
+        if len(data) == size:
+            return data
+        whole = bytearray(size)  # one read gives at most 2 GiB
+        self.read_into(start, memoryview(whole))
+        return bytes(whole)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill a buffer."""

@@ -21,7 +21,7 @@ from tripwire.recording.checks import slots_of
 from tripwire.recording.container import damaged
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.objects import ObjectMaker, Rebuilder
-from tripwire.recording.views import Viewer
+from tripwire.recording.views import AbsentView, Viewer
 
 if TYPE_CHECKING:
     import torch
@@ -203,18 +203,10 @@ class Decoder:
             case nodes.NamedTuple(items=items):
                 self._weigh(number, items)
                 return self._maker.make(node, self.value)
-            case nodes.Tensor() | nodes.TensorView():
-                return self._tensor_builder().build(node)
-            case nodes.TensorExtras():
-                return self._dress(node)
-            case nodes.Array():
-                from tripwire.recording.arrays import build_array
-
-                return build_array(node, self._blobs)
-            case nodes.TorchValue():
-                return _build_torch_value(node)
-            case nodes.Generator():
-                return _build_generator(node, self.value(node.state))
+            case nodes.TensorExtras() if isinstance(self.value(node.tensor), AbsentView):
+                return self.value(node.tensor)
+            case _ if type(node) in _FOREIGN:
+                return self._build_foreign(node)
         return self._maker.make(node, self.value)
 
     # --- keys ---
@@ -236,6 +228,30 @@ class Decoder:
                 raise ValueError("keys that collide")
 
     # --- tensors ---
+
+    def _build_foreign(self, node: AnyNode) -> object:
+        try:
+            return self._build_torch(node)
+        except ImportError:
+            if self._maker.live:
+                raise
+            return AbsentView(node)
+
+    def _build_torch(self, node: AnyNode) -> object:
+        match node:
+            case nodes.Tensor() | nodes.TensorView():
+                return self._tensor_builder().build(node)
+            case nodes.TensorExtras():
+                return self._dress(node)
+            case nodes.Array():
+                from tripwire.recording.arrays import build_array
+
+                return build_array(node, self._blobs)
+            case nodes.TorchValue():
+                return _build_torch_value(node)
+            case nodes.Generator():
+                return _build_generator(node, self.value(node.state))
+        raise ValueError(type(node).__name__)
 
     def _tensor_builder(self) -> TensorBuilder:
         if self._tensors is None:
@@ -281,7 +297,7 @@ class Decoder:
         match node:
             case nodes.List(items=items) | nodes.Deque(items=items):
                 made.extend(map(self.value, items))
-            case nodes.TensorExtras():
+            case nodes.TensorExtras() if not isinstance(made, AbsentView):
                 self._fill_extras(node, made)
             case _:
                 self._maker.fill(node, made, self.value)
@@ -346,6 +362,10 @@ _BUILDERS: dict[type, Callable[[Any, Value], object]] = {
 }
 # Those of them that need nothing before, and are complete at once.
 _ALONE = frozenset(_BUILDERS) - {nodes.Range, nodes.Slice}
+_FOREIGN = frozenset(
+    {nodes.Tensor, nodes.TensorView, nodes.TensorExtras}
+    | {nodes.Array, nodes.TorchValue, nodes.Generator}
+)
 _COMPLETE = frozenset(_BUILDERS) - {nodes.List, nodes.Deque, nodes.Dict}
 
 

@@ -7,21 +7,23 @@ written, so that a call can run in between and only what it changes need be copi
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from tripwire.recording import nodes
-from tripwire.recording.blobs import NoTensors
 from tripwire.recording.code import Programs
 from tripwire.recording.encode import Encoder
 from tripwire.recording.format import Manifest, NewRecord
+from tripwire.recording.kept import Blobs
 from tripwire.recording.policy import KEEP_ALL, Policy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tripwire.recording.habits import Habits
-    from tripwire.recording.tensors import Blobs
 
 
 class RecordDraft:
@@ -29,7 +31,7 @@ class RecordDraft:
 
     def __init__(self, policy: Policy = KEEP_ALL) -> None:
         self.policy = policy
-        self.blobs = _new_blobs(policy)
+        self.blobs = Blobs(policy)
         self._programs = Programs()
         self._roots: dict[str, nodes.Slot] = {}
         self._encoder = Encoder(
@@ -44,6 +46,13 @@ class RecordDraft:
         """Take a value down, as it is now."""
         self._roots[name] = self._encoder.slot(value, name)
         self._encoder.advance()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that was met."""
+        import torch
+
+        met = self._encoder.values
+        return (cast("Tensor", v) for v in met if issubclass(type(v), torch.Tensor))
 
     def habits(self) -> Habits:
         """What the code that was taken down may do."""
@@ -70,14 +79,6 @@ class RecordDraft:
         )
         files = self._programs.codes.members()
         return NewRecord(manifest, table, self.blobs.settled, files)
-
-
-def _new_blobs(policy: Policy) -> Blobs:
-    if "torch" not in sys.modules:  # no tensor can be met
-        return cast("Blobs", NoTensors())
-    from tripwire.recording.tensors import Blobs
-
-    return Blobs(policy)
 
 
 def fresh_packages() -> dict[str, str]:

@@ -23,10 +23,13 @@ from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
 
 if TYPE_CHECKING:
-    from tripwire.recording.tensors import Blobs
+    from tripwire.recording.kept import Blobs
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
+# What a reader counts for parts of a table (see checks.py): a list, an item of one, and a
+# reference with a node of some fields.
+_LIST, _ITEM, _NODE = 64, 32, 256
 
 
 class Draft(Protocol):
@@ -108,7 +111,7 @@ class Encoder:
         self._strictness: dict[int, Treatment] = {}
         self._kept: list[object] = []
         self._at = -1
-        self._budget = MEMORY_FLOOR * 3 // 4  # what a reader may take for the table
+        self._budget = MEMORY_FLOOR * 3 // 4
 
     # --- slots ---
 
@@ -171,15 +174,16 @@ class Encoder:
         if number is None:
             number = self._reserve(step)
             marks = sum(map(text.count, "[{,"))  # a reader takes them for parts of the table
-            if self._spend(64 * marks):
+            if self._spend(_LIST * marks + 6 * len(text)):
                 self._put(number, encode_text(text))
             else:
-                reason = f"it has {len(text)} characters: more than a record holds"
-                self._put(number, self.leave_out(str, reason))
+                reason = f"it has {len(text)} characters: more than the record has room for"
+                self._put(number, self.leave_out(str, reason, number))
             self._texts[text] = number
         return (number,)
 
     def _reserve(self, step: str | int) -> int:
+        self._budget -= _NODE
         self._nodes.append(None)
         self._values.append(None)
         self._came_from.append((self._at, step))
@@ -201,9 +205,9 @@ class Encoder:
             steps.append(f"[{step}]" if isinstance(step, int) else step)
         return "".join(reversed(steps))
 
-    def leave_out(self, cls: type, reason: str) -> nodes.Opaque:
+    def leave_out(self, cls: type, reason: str, number: int | None = None) -> nodes.Opaque:
         """A placeholder for the value being encoded, and a line in the report."""
-        self.left_out.append(Omission(self.path() or class_name(cls), reason))
+        self.left_out.append(Omission(self.path(number) or class_name(cls), reason))
         return nodes.Opaque(class_name(cls), "", reason)
 
     def strictness(self, value: object) -> Treatment:
@@ -252,6 +256,8 @@ class Encoder:
 
     def _encode(self, value: object) -> AnyNode | Draft:
         cls = type(value)
+        if self._budget < 0:
+            return self.leave_out(cls, "the record has no room left")
         try:
             plain = PLAIN.get(id(cls))
             if plain is not None:
@@ -279,9 +285,13 @@ class Encoder:
         code = self._encode_code(self, value)
         return code if code is not None else encode_instance(self, value, cls)
 
-    def can_hold(self, count: int) -> bool:
-        """Whether a container with so many items still fits; if so, its room is taken."""
-        return self._spend(64 * (count + 1))
+    def can_hold(self, items: list[object]) -> bool:
+        """Whether a container with these items still fits; if so, its room is taken."""
+        return self._spend(_LIST + sum(_ITEM if _is_small(item) else _NODE for item in items))
+
+    def can_hold_bytes(self, count: int) -> bool:
+        """The same for so many bytes."""
+        return self._spend(2 * count)
 
     def _spend(self, amount: int) -> bool:
         """Take so many bytes of a reader's memory, if there are as many left."""
@@ -289,3 +299,7 @@ class Encoder:
             return False
         self._budget -= amount
         return True
+
+
+def _is_small(value: object) -> bool:
+    return value is None or any(type(value) is kind for kind in (str, int, float, bool))

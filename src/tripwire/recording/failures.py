@@ -5,11 +5,13 @@ Whatever goes wrong with the record is logged; the call's own exception is what 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +20,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from tripwire.backends.registry import name_of
+from tripwire.backends.registry import find_known, name_of
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.recording.beginning import Beginning, Call
+from tripwire.recording.beginning import Beginning, log
 from tripwire.recording.block import build_block
-from tripwire.recording.calls import Writing, log, replay_command, write_call
-from tripwire.recording.format import Compiled, Outcome
+from tripwire.recording.calls import Writing, replay_command, write_call
+from tripwire.recording.format import Compiled, Outcome, Returned, copy_record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.policy import Chooser, Policy
+from tripwire.recording.recompiled import RECORDED
 from tripwire.tracing.state import CURRENT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -40,20 +44,17 @@ class Failures:
     writing: Writing
 
     @staticmethod
-    def into(folder: str | os.PathLike[str]) -> Failures:
+    def into(place: str | os.PathLike[str] | OnError) -> Failures:
         """Records go into a folder, each under a name of its own."""
-        return Failures(Writing.to(folder))
+        return Failures(place.writing if isinstance(place, OnError) else Writing.to(place))
 
     def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        beginning = Beginning(Call(dispatcher.target, args, kwargs), self.writing.policy)
-        CURRENT.kept = beginning
+        CURRENT.kept = beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
         try:
             return dispatcher(*args, **kwargs)
         except Exception as error:
             CURRENT.kept = None
-            ended = Ended(beginning, dispatcher.name, error, dispatcher)
-            note_last(ended)
-            record_failure(self.writing, ended)
+            record_failure(self.writing, beginning, dispatcher.name, error, dispatcher)
             raise
         finally:
             CURRENT.kept = None
@@ -61,32 +62,72 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A call that raised."""
+    """A call that is over, and all that a record of it needs."""
 
     beginning: Beginning
     name: str
-    error: BaseException
-    dispatcher: Dispatcher | None = None
+    outcome: Outcome
+    compiled: Compiled | None = None
+    backend: object = None
+
+    @staticmethod
+    def by(
+        error: Exception, beginning: Beginning, name: str, dispatcher: Dispatcher | None
+    ) -> Ended:
+        """A call that raised."""
+        run = Entry.run.__code__
+        hit = any(frame.f_code is run for frame, _ in traceback.walk_tb(error.__traceback__))
+        outcome = describe_error(error, None if hit else beginning.target)
+        return Ended(beginning, name, outcome, *_describe_compiled(dispatcher, hit))
 
     def write(self, writing: Writing) -> Path:
         """Write its record."""
-        outcome = describe_error(self.error, self.beginning.call.target)
-        if self.dispatcher is None:
-            return write_call(writing, self.beginning, self.name, outcome)
-        options = self.dispatcher.options
-        name = name_of(options.backend)
-        compiled = Compiled(name, options.fullgraph)
-        backend = None if name == "eager" else options.backend
-        return write_call(writing, self.beginning, self.name, outcome, compiled, backend)
+        return write_call(
+            writing, self.beginning, self.name, self.outcome, self.compiled, self.backend
+        )
 
 
-def record_failure(writing: Writing, ended: Ended) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call whose record is in a file: what it was given may be another by now."""
+
+    path: Path
+    name: str
+    outcome: Outcome
+
+    def write(self, writing: Writing) -> Path:
+        """Write its record again."""
+        return copy_record(self.path, writing.find_path(self.name, self.outcome))
+
+
+def _describe_compiled(
+    dispatcher: Dispatcher | None, hit: bool = False
+) -> tuple[Compiled | None, object]:
+    if dispatcher is None:
+        return None, None
+    options = dispatcher.options
+    name = name_of(options.backend)
+    own = None if find_known(name) is options.backend else options.backend
+    return Compiled(name, options.fullgraph, hit), own
+
+
+def record_failure(
+    writing: Writing,
+    beginning: Beginning,
+    name: str,
+    error: Exception,
+    dispatcher: Dispatcher | None = None,
+) -> Path | None:
     """Write the record of a call that raised, and say so in a note on the exception."""
     try:
+        ended = Ended.by(error, beginning, name, dispatcher)
+        note_last(ended, error)
         path = ended.write(writing)
-        ended.error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
+        note_last(Written(path, name, ended.outcome), error)
+        with contextlib.suppress(Exception):  # an exception of the user's may take no notes
+            error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
     except Exception:
-        log.exception("The failing call of %s could not be recorded.", ended.name)
+        log.exception("The failing call of %s could not be recorded.", name)
         return None
     return path
 
@@ -100,14 +141,12 @@ def run_recorded(
     """Run a plain callable; record the call if it raises."""
     if CURRENT.kept is not None or CURRENT.tracing:  # whoever is outside records
         return target(*args, **kwargs)
-    beginning = CURRENT.kept = Beginning(Call(target, args, kwargs), writing.policy)
+    beginning = CURRENT.kept = Beginning(target, args, kwargs, writing.policy)
     try:
         return beginning.run_plainly(target, args, kwargs)
     except Exception as error:
         CURRENT.kept = None
-        ended = Ended(beginning, name_of_callable(target), error)
-        note_last(ended)
-        record_failure(writing, ended)
+        record_failure(writing, beginning, name_of_callable(target), error)
         raise
     finally:
         CURRENT.kept = None
@@ -124,8 +163,10 @@ def record_on_error(
     tensors: str | Mapping[str, str] | Chooser = "full",
     max_bytes: int | None = None,
     check: bool = True,
-) -> Callable[[_F], _F]:
+) -> OnError:
     """A decorator: a call of the function that raises leaves a record at `path`.
+
+    `tripwire.compile(..., record_on_error=)` takes one as well as a folder.
 
     path: a file that ends in .rec, or a folder in which each record gets a name of its own.
     tensors: "full", "statistics", "shape" or "redacted", for all tensors, by patterns of their
@@ -133,23 +174,30 @@ def record_on_error(
     max_bytes: above this, the largest tensors are kept as statistics.
     check: replay the record in a process of its own, and stamp the verdict into it.
     """
-    writing = Writing.to(path, Policy(tensors, max_bytes), check)
+    return OnError(Writing.to(path, Policy(tensors, max_bytes), check))
 
-    def decorate(function: _F) -> _F:
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """What `record_on_error` gives: a decorator, and what `compile` takes for its option."""
+
+    writing: Writing
+
+    def __call__(self, function: _F) -> _F:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise BadOption(
                 f"{name_of_callable(function)} is a generator or a coroutine function: its code "
                 "runs after the call. Record the function that does the work.",
                 slug="not-recordable",
             )
+        writing = self.writing
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             return run_recorded(writing, function, args, kwargs)
 
+        setattr(recorded, RECORDED, function)
         return recorded  # type: ignore[return-value]
-
-    return decorate
 
 
 def save_record(
@@ -159,40 +207,66 @@ def save_record(
 
     What the call raises is in the record, and isn't raised here.
     """
-    writing = Writing.to(path)
     dispatcher = find_dispatcher(fn)
     target = fn if dispatcher is None else dispatcher.target
-    beginning = CURRENT.kept = Beginning(Call(target, args, kwargs), writing.policy)
-    outcome: Outcome
+    name = name_of_callable(target) if dispatcher is None else dispatcher.name
+    beginning = Beginning(target, args, kwargs)
+    outer, CURRENT.kept = CURRENT.kept, beginning
     try:
         beginning.before_run()
-        outcome = describe_result(beginning.run_plainly(fn, args, kwargs))
+        if dispatcher is None:
+            result = beginning.run_plainly(fn, args, kwargs)
+        else:
+            result = dispatcher(*args, **kwargs)
+        ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
     except Exception as error:
-        CURRENT.kept = None
-        return Ended(beginning, name_of_callable(target), error, dispatcher).write(writing)
+        ended = Ended.by(error, beginning, name, dispatcher)
     finally:
-        CURRENT.kept = None
-    return write_call(writing, beginning, name_of_callable(target), outcome)
+        CURRENT.kept = outer
+    return ended.write(Writing.to(path))
 
 
 # --- the latest failure ---
 
-_last: Ended | None = None
+_last: Ended | Written | None = None
 _lock = threading.Lock()
 
 
-def note_last(ended: Ended) -> None:
+def note_last(ended: Ended | Written, error: Exception) -> None:
     """Keep a failed call, in place of the one before, so that it can be recorded later."""
     global _last
     with _lock:
-        # Who ran out of memory needs it back.
-        _last = None if isinstance(ended.error, MemoryError | torch.OutOfMemoryError) else ended
+        _last = None if _ran_out_of_memory(error) else ended
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Who ran out of memory needs it back."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # on the CPU
+            return True
+        error = error.__cause__
+    return False
+
+
+def note_failed(
+    dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """A compiled call that nobody armed raised (dispatch.dispatcher.Witness)."""
+    try:
+        beginning = Beginning(dispatcher.target, args, kwargs)
+        beginning.late = True
+        note_last(Ended.by(error, beginning, dispatcher.name, dispatcher), error)
+    except Exception:
+        log.exception("The failing call of %s could not be kept.", dispatcher.name)
 
 
 def record_last(path: str | os.PathLike[str]) -> Path:
     """Write the record of the latest call that raised, compiled or decorated; returns where.
 
-    The call is kept until then, or until another one fails.
+    The call is kept until then, or until another one fails. Of a call that wasn't armed the
+    values are those that it left behind, and the record says so.
     """
     global _last
     with _lock:
@@ -227,7 +301,7 @@ class record:  # noqa: N801  # used as a function: `with tripwire.record(path):`
 
     def __enter__(self) -> record:
         function, variables = build_block(sys._getframe(1))
-        self._beginning = Beginning(Call(function, (), variables), self._writing.policy)
+        self._beginning = Beginning(function, (), variables, self._writing.policy)
         self._beginning.before_run()
         self._outer, CURRENT.kept = CURRENT.kept, self._beginning
         self._mode = self._beginning.keeping()
@@ -243,12 +317,10 @@ class record:  # noqa: N801  # used as a function: `with tripwire.record(path):`
         self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         CURRENT.kept = self._outer
         if isinstance(error, Exception):
-            ended = Ended(self._beginning, "block", error)
-            note_last(ended)
-            self.path = record_failure(self._writing, ended)
+            self.path = record_failure(self._writing, self._beginning, "block", error)
         elif error is None:
             try:
-                outcome = describe_result(None)
-                self.path = write_call(self._writing, self._beginning, "block", outcome)
+                ended = Ended(self._beginning, "block", Returned(""))
+                self.path = ended.write(self._writing)
             except Exception:
                 log.exception("The block could not be recorded.")

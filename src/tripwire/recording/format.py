@@ -132,6 +132,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
     backend: str = ""
     fullgraph: bool = False
+    hit: bool = False  # it was compiled code that raised
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -202,6 +203,16 @@ def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
                 pieces = _Pieces(record.source, member)
                 members[name] = (Content(member.size, pieces), member.crc)
         replace(Path(path), members)
+
+
+def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
+    """The same record in another file, never over one that is there; returns where."""
+    with Record.open(path) as record:
+        members = {
+            name: (Content(member.size, _Pieces(record.source, member)), member.crc)
+            for name, member in record.members.items()
+        }
+        return write_new(Path(to), members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ import re
 import sys
 import threading
 import types
-import typing
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
@@ -36,7 +35,7 @@ from tripwire.recording.looks import (
     slot_count,
 )
 from tripwire.recording.nodes import AnyNode, Reference, Slot
-from tripwire.recording.plain import HOLDERS, dict_encoder
+from tripwire.recording.plain import HOLDERS, dict_encoder, is_utf8
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder
@@ -61,18 +60,6 @@ def encode_member(encoder: Encoder, value: object, cls: type) -> AnyNode:
 
 
 # --- values that a library's function makes again ---
-
-
-def _union(value: Any) -> tuple[str, str, tuple[object, ...]]:
-    return "tripwire.recording.instances", "join_types", value.__args__
-
-
-def join_types(*kinds: Any) -> Any:
-    """`a | b | ...`, for a union of types that is built again."""
-    joined = kinds[0]
-    for kind in kinds[1:]:
-        joined = joined | kind
-    return joined
 
 
 def _timezone(value: datetime.timezone) -> tuple[str, str, tuple[object, ...]]:
@@ -110,10 +97,6 @@ _CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
     uuid.UUID: lambda v: ("uuid", "UUID", (str(v),)),
     re.Pattern: lambda v: ("re", "compile", (v.pattern, v.flags)),
     logging.Logger: lambda v: ("logging", "getLogger", (v.name,)),
-    types.GenericAlias: lambda v: ("types", "GenericAlias", (v.__origin__, v.__args__)),
-    types.UnionType: _union,
-    types.MappingProxyType: lambda v: ("types", "MappingProxyType", (_proxied(v),)),
-    typing.TypeVar: lambda v: ("typing", "TypeVar", (v.__name__,)),
     pathlib.PosixPath: _path,
     pathlib.WindowsPath: _path,
     pathlib.PurePosixPath: _path,
@@ -121,10 +104,6 @@ _CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
 }
 
 _CALLS_BY_ID = {id(cls): make for cls, make in _CALLS.items()}
-
-
-def _proxied(value: types.MappingProxyType[object, object]) -> dict[object, object]:
-    return value | {}
 
 
 # --- instances ---
@@ -178,14 +157,16 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     base = next((k for k in mro(cls) if id(k) in _BASES), object)
     if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
         return encoder.leave_out(cls, "it keeps state that Python doesn't show")
-    state = own_dict(value)
-    if base is object and state is None and cls is not object and not _is_open(cls):
+    state = named(own_dict(value) or {})
+    if base is object and own_dict(value) is None and cls is not object and not _is_open(cls):
         return encoder.leave_out(cls, "it keeps state that Python doesn't show")
     put = _CONTENT.get(base)
     if is_plain_module(cls):
-        return ModuleDraft(encoder, cls, dict(state or {}))
+        return ModuleDraft(encoder, cls, state)
+    if not encoder.can_hold([None] * (12 + 2 * len(state))):
+        return encoder.leave_out(cls, "the record has no room left")
     content = put(encoder, value) if put is not None else None
-    return ObjectDraft(encoder, value, cls, dict(state or {}), content)
+    return ObjectDraft(encoder, value, cls, state, content)
 
 
 def _has_fields(cls: type) -> bool:
@@ -198,6 +179,11 @@ def _is_open(cls: type) -> bool:
     return all(k is object or (is_heap_type(k) and "__slots__" in class_dict(k)) for k in mro(cls))
 
 
+def named(state: dict[Any, object]) -> dict[str, object]:
+    """Attributes whose names JSON can hold: a dict may have any key."""
+    return {name: value for name, value in state.items() if type(name) is str and is_utf8(name)}
+
+
 class ObjectDraft:
     """An instance; its attributes are those that recorded code may take."""
 
@@ -208,7 +194,7 @@ class ObjectDraft:
         self._kind = cls
         self._cls: Reference = encoder.reference(cls, ".__class__")
         self._content = content
-        self._state = {name: value for name, value in state.items() if type(name) is str}
+        self._state = state
         self._slots = dict(own_slots(value))
         self._taken: dict[str, Slot] = {}
         self._taken_slots: dict[str, Slot] = {}
@@ -238,6 +224,7 @@ class ObjectDraft:
 # --- nn.Modules ---
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_SMALL = 1 << 31
 
 
 def is_plain_module(cls: type) -> bool:
@@ -269,7 +256,14 @@ class ModuleDraft:
             return
         for name, value in self._state.items():
             if name not in self._taken and self._encoder.names.wants(self._kind, name):
-                self._taken[name] = self._encoder.slot(value, f".{name}")
+                self._taken[name] = self._slot(value, name)
+
+    def _slot(self, value: object, name: str) -> Slot:
+        """A slot; `(3, 3)` is one node for a whole model of convolutions."""
+        if type(value) is tuple and all(type(item) is int for item in value):
+            if all(-_SMALL < item < _SMALL for item in value):
+                return self._encoder.share(nodes.Tuple(value))
+        return self._encoder.slot(value, f".{name}")
 
     def node(self) -> AnyNode:
         shared = [name for name, table in self._tables.items() if self._encoder.knows(table)]
@@ -288,14 +282,12 @@ class ModuleDraft:
 
 
 def _is_table(value: object) -> bool:
-    return type(value) is dict and bool(value) and all(type(key) is str for key in value)
+    return type(value) is dict and bool(value) and len(named(value)) == len(value)
 
 
 def _without_defaults(state: dict[str, object], tables: dict[str, object]) -> dict[str, object]:
     torch = sys.modules["torch"]
-    kept = {
-        name: value for name, value in state.items() if type(name) is str and name not in tables
-    }
+    kept = {name: value for name, value in state.items() if name not in tables}
     for name, fresh in vars(torch.nn.Module()).items():
         if name in kept and _is_same(kept[name], fresh):
             del kept[name]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dis
 import io
+import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType, GeneratorType
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tripwire.recording.looks import class_dict, mro
-from tripwire.recording.origin import find_library
+from tripwire.recording.origin import find_library, is_installed_module, module_dict
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 
 # Each of these hands out all that an object has, under names that no code spells.
@@ -57,6 +58,7 @@ class Names:
         self.annotations = False  # recorded code reads annotations
         self._after: dict[str, Use] = {}
         self._seen: dict[int, tuple[CodeType, Uses]] = {}
+        self._installed: set[str] = set()
         self._of_libraries: dict[int, tuple[type, frozenset[str]]] = {}
 
     def add(self, code: CodeType, is_library: bool = False) -> Uses:
@@ -88,6 +90,16 @@ class Names:
                 self._after[str(step.name)] = use if before is None else merge(before, use)
         return uses
 
+    def add_library(self, value: object) -> None:
+        """Recorded code hands objects to this function or class of an installed package."""
+        name = module_of(value)
+        if name is None or name in self._installed or not is_installed_module(name):
+            return
+        self._installed.add(name)
+        for held in list(module_dict(sys.modules[name]).values()):
+            if module_of(held) == name:
+                self.attributes.update(_names_of_code(held))
+
     def spells(self, name: str) -> bool:
         """Whether recorded code may ask something for this attribute."""
         return self.everything or name in self.attributes
@@ -112,7 +124,7 @@ class Names:
             for base in mro(cls):
                 if base is not object and find_library(base) is not None:
                     names.update(class_dict(base))
-                    names.update(_names_in_methods(base))
+                    names.update(_names_of_code(base))
                 fields = class_dict(base).get("__dataclass_fields__")
                 if type(fields) is dict:  # generated methods read every field
                     names.update(fields)
@@ -120,21 +132,38 @@ class Names:
         return known[1]
 
 
-def _names_in_methods(cls: type) -> Iterator[str]:
-    """Attributes that a library class's methods may ask its instances for."""
-    for value in class_dict(cls).values():
-        if type(value) in (staticmethod, classmethod):
-            value = value.__func__
-        elif type(value) is property:
-            value = value.fget
-        if type(value) is FunctionType:
-            for code in all_codes(value.__code__):
+def module_of(value: object) -> str | None:
+    """The name of the module that defines a function or class."""
+    if issubclass(type(value), type):
+        found = class_dict(cast("type", value)).get("__module__")
+    else:
+        found = value.__module__ if type(value) is FunctionType else None
+    return found if isinstance(found, str) else None
+
+
+def _names_of_code(value: object) -> Iterator[str]:
+    """Names in a function's code, or in that of a class's methods."""
+    members = [value]
+    if issubclass(type(value), type):
+        members = list(class_dict(cast("type", value)).values())
+    for member in members:
+        if type(member) in (staticmethod, classmethod):
+            member = cast("staticmethod[Any, Any]", member).__func__
+        elif type(member) is property:
+            member = member.fget
+        if type(member) is FunctionType:
+            for code in all_codes(member.__code__):
                 yield from code.co_names
 
 
 def global_use(uses: Uses, name: str) -> Use:
     """How code uses what it finds behind a global name."""
     return uses.steps.get(Step(StepKind.GLOBAL, name), Use(whole=True))
+
+
+def free_use(uses: Uses, name: str) -> Use:
+    """How code uses what it finds in a closure's cell."""
+    return uses.steps.get(Step(StepKind.FREE, name), Use())
 
 
 def opens_namespace(uses: Uses) -> bool:

@@ -301,9 +301,11 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     args, names, values, attributes), "staticmethod", "classmethod", "property" (get, set,
     delete, doc), "cached_property" (function, name), "lru_cache" (function, maxsize, typed,
     attributes), "singledispatch" (function, types, functions, attributes), "weakref" (target),
-    "proxy" (mapping) a read-only view; and of typing: "alias" (origin, args), "generic"
-    (origin, args), "union" (args), "typevar" (name, bound, constraints, covariant,
-    contravariant), "forward" (text).
+    "proxy" (mapping) a read-only view, "derived" (class, form, parts, attributes) an instance
+    of a class that is built on one of these; of tripwire: "compiled" and "dispatcher" (target,
+    name, back end, fullgraph, cache size, options), "recorded" (function). Of typing: "alias"
+    (origin, args), "generic" (origin, args), "union" (args), "typevar" (name, bound,
+    constraints, covariant, contravariant, inferred), "forward" (text).
     """
 
     form: str

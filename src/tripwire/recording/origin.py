@@ -37,6 +37,17 @@ def is_library_file(filename: str) -> bool:
     )
 
 
+_TORCH_FOLDERS = tuple(f"{folder}torch{os.sep}" for folder in _PACKAGE_FOLDERS)
+
+
+@functools.cache
+def is_base_file(filename: str) -> bool:
+    """Whether a file belongs to torch, the standard library or tripwire."""
+    if any(folder in filename for folder in _PACKAGE_FOLDERS):
+        return any(folder in filename for folder in _TORCH_FOLDERS)
+    return is_library_file(filename)
+
+
 # --- modules -------------------------------------------------------------------------------------
 
 _dict_of_module = vars(types.ModuleType)["__dict__"].__get__
@@ -67,6 +78,20 @@ def is_library_module(name: str) -> bool:
     if dot:  # made by its package: torch.ops, say
         return is_library_module(top)
     return name in sys.stdlib_module_names or file is not None
+
+
+def is_installed_module(name: str) -> bool:
+    """Whether a module is of a package that knows nothing of torch's or Python's conventions.
+
+    Those of torch, NumPy and the standard library ask objects for what their own classes have;
+    other packages may ask any object for anything.
+    """
+    if name.partition(".")[0] in (*_CONVENTIONAL, *sys.stdlib_module_names):
+        return False
+    return is_library_module(name)
+
+
+_CONVENTIONAL = ("torch", "numpy", "tripwire", "functorch")
 
 
 def module_name(module: types.ModuleType) -> str:
@@ -164,7 +189,8 @@ def _find_function(function: object) -> Library | None:
     space = function.__globals__.get("__name__")
     if isinstance(space, str) and _is_at(space, qualname, function):
         return Library(space, qualname)
-    return None
+    # One that a library wrapped and put elsewhere: torch.manual_seed, once dynamo is imported.
+    return _search(function.__name__, function)
 
 
 def _find_builtin(function: object) -> Library | None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import msgspec
 
+from tripwire.errors import CannotTrace
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
-from tripwire.recording.origin import is_library_file
+from tripwire.recording.origin import is_base_file
 
 
-def describe_error(error: BaseException, target: Callable[..., Any]) -> Raised:
-    """An exception by what a replay must show again: type, message and the user's line."""
+def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:
+    """An exception by what a replay must show again: type, message and the user's line.
+
+    Where no line of the user's is known: the one where the target begins.
+    """
     kind = type(error)
-    file, line = _find_place(error.__traceback__) or place_of(target)
+    refused = error.place if isinstance(error, CannotTrace) else None
+    file, line = refused or _find_place(error.__traceback__) or place_of(target)
     return Raised(kind.__qualname__, str(kind.__module__), _message_of(error), file, line)
 
 
@@ -30,13 +35,32 @@ def _message_of(error: BaseException) -> str:
 
 
 def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
-    """The innermost line that isn't a library's or tripwire's."""
+    """The innermost line that isn't torch's, the standard library's or tripwire's."""
     found = None
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
-        if not is_library_file(file):
+        if file.startswith("<eval_with_key>"):  # the code of a graph
+            found = _find_place_in_graph(frame, line) or found
+        elif not is_base_file(file):
             found = file, line
     return found
+
+
+def _find_place_in_graph(frame: FrameType, line: int) -> tuple[str, int] | None:
+    """The user's line from which a line of a graph's code was recorded."""
+    from torch import fx  # there is one, or there would be no such frame
+
+    from tripwire.tracing.state import FACTS, NodeFacts
+
+    module = frame.f_locals.get("self")
+    if not isinstance(module, fx.GraphModule):
+        return None
+    numbers = getattr(module, "_lineno_map", None) or {}
+    number = numbers.get(line - getattr(module, "_prologue_start", 0))
+    node = None if number is None else list(module.graph.nodes)[number]
+    facts = None if node is None else node.meta.get(FACTS)
+    place = facts.where.place if isinstance(facts, NodeFacts) else None
+    return None if place is None else (place.file, place.line)
 
 
 def place_of(target: Any) -> tuple[str, int]:
@@ -70,13 +94,10 @@ def is_same(recorded: Outcome, found: Outcome) -> bool:
     """Whether a replay shows what the record says."""
     match recorded, found:
         case Raised(), Raised():
-            return (recorded.type, recorded.message, recorded.line) == (
-                found.type,
-                found.message,
-                found.line,
-            )
+            same = (recorded.type, recorded.message) == (found.type, found.message)
+            return same and recorded.line in (0, found.line)  # 0: no line was known
         case Returned(), Returned():
-            return recorded.digest == found.digest
+            return recorded.digest in ("", found.digest)  # "": nobody could see the result
     return False
 
 
@@ -85,7 +106,19 @@ def explain(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             message = outcome.message.partition("\n")[0]
-            return f"{outcome.type}: {message} ({outcome.file}:{outcome.line})"
+            return printable(f"{outcome.type}: {message} ({outcome.file}:{outcome.line})")
         case Returned():
-            return f"returned (digest {outcome.digest[:12]})"
+            return f"returned (digest {outcome.digest[:12]})" if outcome.digest else "returned"
     return "not known"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text that can do nothing to a terminal or a script: one line, without control characters.
+
+    `keep`: control characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )

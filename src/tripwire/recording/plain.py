@@ -49,8 +49,10 @@ def _encode_complex(encoder: Encoder, value: complex) -> AnyNode:
     return nodes.Complex(_bits(value.real), _bits(value.imag))
 
 
-def encode_bytes(encoder: Encoder, value: bytes | bytearray) -> AnyNode:
-    """Bytes and bytearrays."""
+def _encode_bytes(encoder: Encoder, value: bytes | bytearray) -> AnyNode:
+    if not encoder.can_hold_bytes(len(value)):
+        reason = f"it has {len(value)} bytes: more than the record has room for"
+        return encoder.leave_out(type(value), reason)
     return nodes.Bytes(bytes(value), type(value) is bytearray)
 
 
@@ -65,42 +67,39 @@ def _encode_slice(encoder: Encoder, value: slice) -> AnyNode:
 # --- containers; each is given a subclass's instance too, as what it holds ---
 
 
-def _too_large(encoder: Encoder, value: Any, count: int) -> nodes.Opaque | None:
-    if encoder.can_hold(count):
-        return None
-    return encoder.leave_out(type(value), f"it has {count} elements: more than a record holds")
+Build = Callable[[tuple[Slot, ...]], AnyNode]
 
 
-def encode_tuple(encoder: Encoder, value: tuple[object, ...]) -> AnyNode:
-    """A tuple."""
-    items = tuple.__iter__(value)
-    return _too_large(encoder, value, tuple.__len__(value)) or nodes.Tuple(encoder.slots(items))
+def _hold(encoder: Encoder, value: Any, items: list[Any], build: Build) -> AnyNode:
+    """A container with its items, unless they are too many."""
+    if encoder.can_hold(items):
+        return build(encoder.slots(items))
+    reason = f"it has {len(items)} elements: more than the record has room for"
+    return encoder.leave_out(type(value), reason)
 
 
-def encode_list(encoder: Encoder, value: list[object]) -> AnyNode:
-    """A list."""
-    items = list.__iter__(value)
-    return _too_large(encoder, value, list.__len__(value)) or nodes.List(encoder.slots(items))
+def _encode_tuple(encoder: Encoder, value: tuple[object, ...]) -> AnyNode:
+    return _hold(encoder, value, list(tuple.__iter__(value)), nodes.Tuple)
 
 
-def encode_set(encoder: Encoder, value: set[object]) -> AnyNode:
-    """A set."""
-    items = set.__iter__(value)
-    return _too_large(encoder, value, set.__len__(value)) or nodes.Set(encoder.slots(items), False)
+def _encode_list(encoder: Encoder, value: list[object]) -> AnyNode:
+    return _hold(encoder, value, list(list.__iter__(value)), nodes.List)
 
 
-def encode_frozenset(encoder: Encoder, value: frozenset[object]) -> AnyNode:
-    """A frozenset."""
-    large = _too_large(encoder, value, frozenset.__len__(value))
-    return large or nodes.Set(encoder.slots(frozenset.__iter__(value)), True)
+def _encode_set(encoder: Encoder, value: set[object]) -> AnyNode:
+    items = list(set.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, False))
 
 
-def encode_deque(encoder: Encoder, value: collections.deque[object]) -> AnyNode:
-    """A deque."""
-    large = _too_large(encoder, value, collections.deque.__len__(value))
-    items = collections.deque.__iter__(value)
+def _encode_frozenset(encoder: Encoder, value: frozenset[object]) -> AnyNode:
+    items = list(frozenset.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, True))
+
+
+def _encode_deque(encoder: Encoder, value: collections.deque[object]) -> AnyNode:
     limit = collections.deque.__dict__["maxlen"].__get__(value)
-    return large or nodes.Deque(encoder.slots(items), limit)
+    items = list(collections.deque.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Deque(slots, limit))
 
 
 def _ordered_items(value: dict[object, object]) -> list[tuple[object, object]]:
@@ -121,10 +120,10 @@ def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
     """For one form of dict."""
 
     def encode(encoder: Encoder, value: dict[object, object]) -> AnyNode:
-        large = _too_large(encoder, value, 2 * dict.__len__(value))
-        if large is not None:
-            return large
         items = _ordered_items(value)
+        if not encoder.can_hold([part for item in items for part in item]):
+            reason = f"it has {len(items)} items: more than the record has room for"
+            return encoder.leave_out(type(value), reason)
         keys = tuple(encoder.slot(key, "[key]") for key, _ in items)
         values = tuple(encoder.slot(item, _key_step(key)) for key, item in items)
         factory: Slot = None
@@ -138,11 +137,11 @@ def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
 
 # Types whose instances can be subclassed and then hold something besides attributes.
 HOLDERS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
-    tuple: encode_tuple,
-    list: encode_list,
-    set: encode_set,
-    frozenset: encode_frozenset,
-    collections.deque: encode_deque,
+    tuple: _encode_tuple,
+    list: _encode_list,
+    set: _encode_set,
+    frozenset: _encode_frozenset,
+    collections.deque: _encode_deque,
     collections.OrderedDict: dict_encoder("ordered"),
     collections.defaultdict: dict_encoder("default"),
     dict: dict_encoder("dict"),
@@ -151,8 +150,8 @@ SCALARS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
     int: _encode_int,
     float: _encode_float,
     complex: _encode_complex,
-    bytes: encode_bytes,
-    bytearray: encode_bytes,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytes,
     type(...): lambda _, __: nodes.Constant("Ellipsis"),
     type(NotImplemented): lambda _, __: nodes.Constant("NotImplemented"),
     range: _encode_range,

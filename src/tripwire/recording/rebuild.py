@@ -24,6 +24,7 @@ from tripwire.recording.classmaker import ClassMaker
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.origin import is_library_module, resolve
 from tripwire.recording.reading import read_dict
+from tripwire.recording.recompiled import make_compiled, make_dispatcher
 from tripwire.recording.shelf import Shelf
 
 Value = Callable[[Slot], Any]
@@ -83,7 +84,7 @@ class Rebuilder:
                 self._fill_function(node, made, value)
             case nodes.Class():
                 self._classes.fill(made, value)
-            case nodes.Wrapped(form="lru_cache" | "singledispatch"):
+            case nodes.Wrapped(form="lru_cache" | "singledispatch" | "derived"):
                 entries = read_dict(self._table, node.parts[-1])
                 made.__dict__.update((name, value(slot)) for name, slot in entries)
             case nodes.Namespace():
@@ -220,6 +221,30 @@ def _make_singledispatch(function: Any, kinds: Any, functions: Any, _: object) -
     return made
 
 
+def _make_derived(cls: Any, form: Any, parts: Any, _: object) -> object:
+    """An instance of a class that is built on one of the others."""
+    if form == "partial":
+        function, args, names, values, _ = parts
+        given = dict(zip(names, values, strict=True))
+        return functools.partial.__new__(cls, function, *args, **given)
+    base = _BASES[form]
+    made = base.__new__(cls)
+    if form == "cached_property":
+        base.__init__(made, parts[0])
+        made.attrname = parts[1]
+    else:
+        base.__init__(made, *parts)
+    return made
+
+
+_BASES: dict[str, Any] = {
+    "property": property,
+    "cached_property": functools.cached_property,
+    "staticmethod": staticmethod,
+    "classmethod": classmethod,
+}
+
+
 class _Gone:
     """Something that has died."""
 
@@ -241,14 +266,20 @@ def _make_union(args: Any) -> object:
     return functools.reduce(lambda a, b: a | b, args)
 
 
-def _make_typevar(name: Any, bound: Any, constraints: Any, co: Any, contra: Any) -> object:
-    return typing.TypeVar(name, *constraints, bound=bound, covariant=co, contravariant=contra)
+def _make_typevar(
+    name: Any, bound: Any, constraints: Any, co: Any, contra: Any, infer: Any
+) -> object:
+    given = {"bound": bound, "covariant": co, "contravariant": contra}
+    if infer and sys.version_info >= (3, 12):
+        given["infer_variance"] = True
+    return cast("Any", typing.TypeVar)(name, *constraints, **given)
 
 
 _MAKERS: dict[str, Callable[..., object]] = {
     "method": types.MethodType,
     "builtin": getattr,
     "member": lambda cls, name: vars(cls)[name],
+    "derived": _make_derived,
     "called": lambda function, *args: function(*args),
     "partial": _make_partial,
     "staticmethod": staticmethod,
@@ -256,6 +287,9 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "property": property,
     "cached_property": _make_cached_property,
     "lru_cache": _make_lru_cache,
+    "compiled": make_compiled,
+    "dispatcher": make_dispatcher,
+    "recorded": lambda function: function,
     "singledispatch": _make_singledispatch,
     "weakref": _make_weakref,
     "proxy": types.MappingProxyType,

@@ -36,9 +36,18 @@ class DummyModule:
     is_torch: bool = False
     value: object = None
 
+    def __post_init__(self) -> None:
+        self._own_name = self.name  # the module may have an attribute called so
+        self._accessed: dict[str, Any] = {}
+
     @property
     def __name__(self) -> str:
-        return self.name
+        return self._own_name
+
+    def take(self, name: str, value: Any) -> None:
+        """An attribute of the module was accessed, and gave this."""
+        self._accessed[name] = value
+        setattr(self, name, value)
 
 
 Variables = dict[str, Any]
@@ -116,12 +125,13 @@ def _as_module(value: object) -> object:
     """A dummy as a module that records can hold; torch's own is itself."""
     if not isinstance(value, DummyModule):
         return value
-    if value.is_torch and value.name in sys.modules:
-        return sys.modules[value.name]
-    module = ModuleType(value.name)
-    for name, attribute in vars(value).items():
-        if name not in ("name", "is_torch", "value"):
-            setattr(module, name, _as_module(attribute))
+    known = {"name", "is_torch", "value", "_own_name", "_accessed"}
+    given = {name: held for name, held in vars(value).items() if name not in known}
+    if value.is_torch is True and value.__name__ in sys.modules:
+        return sys.modules[value.__name__]
+    module = ModuleType(value.__name__)
+    for name, attribute in (given | value._accessed).items():
+        setattr(module, name, _as_module(attribute))
     return module
 
 
@@ -189,7 +199,7 @@ def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:
         if is_torch:
             found.value = value.module
         for attribute, held in value.accessed_attrs.items():
-            setattr(found, attribute, _resolve(held, dummies))
+            found.take(attribute, _resolve(held, dummies))
     return found
 
 

@@ -12,7 +12,7 @@ import textwrap
 import zlib
 from pathlib import Path
 
-from tripwire.recording.outcomes import explain
+from tripwire.recording.outcomes import explain, printable
 from tripwire.recording.record import ExecutionRecord, load
 
 
@@ -35,14 +35,16 @@ def _head(record: ExecutionRecord) -> str:
         *textwrap.wrap(f"with {packages}", 90),
         "Needs tripwire: pip install tripwire",
     ]
-    return "".join(f"# {line}\n" for line in lines)
+    # The first line settles how the script is read, whatever the others say.
+    return "# coding: utf-8\n" + "".join(f"# {printable(line)}\n" for line in lines)
 
 
 def _sources(record: ExecutionRecord) -> str:
     text = ""
     for file, source in record.sources.items():
-        text += f"# --- {file}\n"
-        text += "".join(f"# {line}".rstrip() + "\n" for line in source.splitlines())
+        text += f"# --- {printable(file)}\n"
+        lines = (printable(line, keep="\t") for line in source.splitlines())
+        text += "".join(f"# {line}".rstrip() + "\n" for line in lines)
     return text
 
 

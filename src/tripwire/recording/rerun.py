@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import os
 import random
@@ -12,6 +13,7 @@ from typing import Any
 
 from tripwire.errors import CannotReplay
 from tripwire.recording.decode import rebuild
+from tripwire.recording.flags import flags_set
 from tripwire.recording.format import Environment, Manifest, Outcome, Record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.rebuild import Rebuilder
@@ -30,12 +32,31 @@ class Rebuilt:
     generators: dict[str, Any]
     rebuilder: Rebuilder
 
-    def run(self, backend: str | None = None) -> Any:
-        """Run it in its environment. `backend`: another one, or "none" to run it plainly."""
+    def prepare(self, backend: str | None = None) -> Callable[[], Any]:
+        """What runs it in its environment. `backend`: another one, or "none" to run plainly."""
         call = self._compile(backend)
+        return lambda: self._run(call, backend)
+
+    def _run(self, call: Callable[..., Any], backend: str | None) -> Any:
+        compiled = self.manifest.compiled
         with self.rebuilder.importable(), _in_environment(self.manifest.environment):
+            if compiled is not None and compiled.hit and backend != "none":
+                # Compiled code raised: an earlier call made it, from values like these.
+                self._set_generators()
+                args, kwargs = self._copy_arguments()
+                call(*args, **kwargs)
             self._set_generators()
             return call(*self.args, **self.kwargs)
+
+    def _copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Others like them. Tensors that autograd made don't let themselves be copied deeply."""
+        import torch
+
+        memo: dict[int, Any] = {}
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone().requires_grad_() * 1
+        return copy.deepcopy((self.args, self.kwargs), memo)
 
     def _compile(self, backend: str | None) -> Callable[..., Any]:
         compiled = self.manifest.compiled
@@ -46,7 +67,11 @@ class Rebuilt:
         chosen = backend or self.backend or (compiled.backend if compiled else "eager")
         fullgraph = compiled is not None and compiled.fullgraph
         made: Callable[..., Any] = compile(
-            self.target, backend=chosen, fullgraph=fullgraph, name=self.manifest.function.name
+            self.target,
+            backend=chosen,
+            fullgraph=fullgraph,
+            name=self.manifest.function.name,
+            record_on_error="",  # the record is there already
         )
         return made
 
@@ -61,6 +86,17 @@ class Rebuilt:
             import torch
 
             torch.default_generator.set_state(self.generators["torch"])
+        for name, state in self.generators.items():
+            if name.startswith("cuda:"):
+                self._set_cuda_generator(name, state)
+
+    @staticmethod
+    def _set_cuda_generator(name: str, state: Any) -> None:
+        import torch
+
+        number = int(name.partition(":")[2])
+        if torch.cuda.is_available() and number < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, number)
 
 
 def check_trust(trust: bool) -> None:
@@ -102,14 +138,14 @@ def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | 
     """
     check_trust(trust)
     with rebuilding(path) as call:
-        return call.run(backend)
+        return call.prepare(backend)()
 
 
 def find_outcome(path: str | os.PathLike[str]) -> Outcome:
     """Run a trusted record's call, and say how it ended."""
     with rebuilding(path) as call:
         try:
-            result = call.run()
+            result = call.prepare()()
         except Exception as error:
             return describe_error(error, call.target)
         return describe_result(result)
@@ -142,8 +178,10 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             wanted.num_threads or before[4],
             wanted.autocast_cache,
         )
-        if wanted.default_device != "cpu" and torch.accelerator.is_available():
-            stack.enter_context(torch.device(wanted.default_device))
+        stack.enter_context(flags_set(wanted.flags))
+        device = torch.device(wanted.default_device)
+        if device.type != "cpu" and (device.type == "meta" or torch.accelerator.is_available()):
+            stack.enter_context(device)
         for kind, autocast in wanted.autocast.items():
             dtype = getattr(torch, autocast.dtype)
             stack.enter_context(torch.autocast(kind, dtype, autocast.enabled))

@@ -159,17 +159,19 @@ def compile_definition(
     parameters are its free variables. Names that the file imports get other instructions,
     which do the same; they matter where code is compared.
     """
+    if not all(map(str.isidentifier, free)):
+        return None
     inner = _bare(node)
     owner = _class_around(qualname)
     cells = [name for name in free if owner is None or name != "__class__"]
-    if owner is not None:
-        inner = _around(f"class {owner}: pass", inner)
-    if cells:
-        bound = owner or _name_of(node)
-        # What the file's own scope binds under this name, the function finds as a global.
-        note = f"global {bound}" if bound.isidentifier() and bound not in free else "pass"
-        inner = _around(f"def outer({', '.join(cells)}):\n {note}", inner)
     try:
+        if owner is not None:
+            inner = _around(f"class {owner}: pass", inner)
+        if cells:
+            bound = owner or _name_of(node)
+            # What the file's own scope binds under this name, the function finds as a global.
+            note = f"global {bound}" if bound.isidentifier() and bound not in free else "pass"
+            inner = _around(f"def outer({', '.join(cells)}):\n {note}", inner)
         module = ast.parse("".join(f"import {name}\n" for name in imports))
         module.body.append(inner)
         made = compile(module, file, "exec", flags=flags, dont_inherit=True)

@@ -43,9 +43,10 @@ class Codes:
         """The number of a code object in the table; `space` is the namespace that it runs in."""
         number = self._numbers.get(id(code))
         if number is None:
+            segment = self._file(code.co_filename, space).find(code)
             number = self._numbers[id(code)] = len(self._codes)
             self._codes.append(code)
-            self._segments.append(self._file(code.co_filename, space).find(code))
+            self._segments.append(segment)
         return number
 
     @property

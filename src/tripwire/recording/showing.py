@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from tripwire.recording.outcomes import explain
+from tripwire.recording.outcomes import explain, printable
 from tripwire.recording.record import ExecutionRecord
 
 
@@ -14,17 +15,18 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
     console = Console(soft_wrap=True, highlight=False)
     manifest = record.manifest
     where = manifest.function
-    console.print(f"[bold]{where.name}[/] at {where.file}:{where.line}", markup=True)
+    console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
     console.print(_facts(record))
     for title, names in (("arguments", record.locals), ("globals", record.globals)):
         if names:
             console.print(_variables(title, names))
     for omission in manifest.omissions:
-        console.print(f"left out: {omission.what}: {omission.why}", markup=False)
+        console.print(_text(f"left out: {omission.what}: {omission.why}"))
     if source:
         for file, text in record.sources.items():
-            console.print(f"\n--- {file}", markup=False)
-            console.print(text, markup=False, end="")
+            console.print()
+            console.print(_text(f"--- {file}"))
+            console.print(Text(printable(text, keep="\n\t")), end="")
 
 
 def _facts(record: ExecutionRecord) -> Table:
@@ -41,8 +43,13 @@ def _facts(record: ExecutionRecord) -> Table:
     }
     for name, value in rows.items():
         if value:
-            table.add_row(name, value)
+            table.add_row(name, _text(value))
     return table
+
+
+def _text(text: str) -> Text:
+    """A record's own text, which is no markup."""
+    return Text(printable(text))
 
 
 _NOTABLE = ("torch", "numpy", "transformers", "tripwire")
@@ -58,7 +65,7 @@ def _compiled(record: ExecutionRecord) -> str:
 def _variables(title: str, names: dict[str, object]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None)
     for name, value in names.items():
-        table.add_row(name, in_short(value))
+        table.add_row(_text(name), _text(in_short(value)))
     return table
 
 

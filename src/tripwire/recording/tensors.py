@@ -13,21 +13,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tripwire.recording import nodes
-from tripwire.recording.blobs import (
-    ITEM_SIZES,
-    STORED_NAMES,
-    TORCH_NAMES,
-    NewBlob,
-    StoredBlobs,
-)
+from tripwire.recording.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, StoredBlobs
 from tripwire.recording.container import CHUNK
+from tripwire.recording.kept import Blobs, Key
 from tripwire.recording.looks import own_dict
-from tripwire.recording.policy import Omission, Policy, Treatment, redacted
+from tripwire.recording.policy import Treatment, redacted
 
 _ALIGNMENT = 16  # of trimmed starts: the largest element
 
@@ -85,6 +80,16 @@ def find_refusal(tensor: torch.Tensor) -> str | None:
         return f"a tensor with the layout {tensor.layout}"
     if dtype_name(tensor.dtype) not in ITEM_SIZES:
         return f"a tensor of {tensor.dtype}"
+    return None if tensor.device.type == "meta" else _find_missing_bytes(tensor)
+
+
+def _find_missing_bytes(tensor: torch.Tensor) -> str | None:
+    """Storages can be freed under their tensors; reading there would end the process."""
+    storage = tensor.untyped_storage()
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    end = extent(shape, stride, int(tensor.storage_offset()))[1] * tensor.dtype.itemsize
+    if end > storage.nbytes() or (end and not storage.data_ptr()):
+        return "a tensor whose memory isn't there"
     return None
 
 
@@ -120,8 +125,9 @@ class Held:
         start = self.storage.data_ptr()
         return start, start + self.storage.nbytes()
 
-    def settle_extent(self) -> None:
+    def settle(self) -> None:
         """Trim to the bytes in use; see whether one tensor is all of them."""
+        self.treatment = max(use.treatment for use in self.uses)
         spans = [use.byte_extent() for use in self.uses]
         spans = [span for span in spans if span[1] > span[0]]
         if spans:
@@ -131,6 +137,14 @@ class Held:
             if self.first == 0 and use.is_plain() and use.bytes() == self.size:
                 self.whole = use
                 break
+
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        if self.whole is None:
+            return "U8", (self.size,)
+        return STORED_NAMES[self.whole.dtype], self.whole.shape
+
+    def paths(self) -> list[str]:
+        return [use.path for use in self.uses]
 
     def chunks(self) -> Iterator[memoryview | bytes]:
         if not self.size:
@@ -142,6 +156,9 @@ class Held:
         memory = memory_of(storage, self.first, self.size)
         for start in range(0, self.size, CHUNK):
             yield memory[start : start + CHUNK]
+
+    def keep(self) -> None:
+        """Whoever writes to a tensor is seen: see `put_back`."""
 
 
 def memory_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryview:
@@ -217,139 +234,44 @@ class Use:
         )
 
 
-class Kept(Protocol):
-    """Anything whose bytes may become a blob."""
-
-    treatment: Treatment
-    blob: int
-
-    @property
-    def memory(self) -> tuple[int, int]:
-        """Where the bytes lie in this process: from, to."""
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-
-
-class Array(Kept, Protocol):
-    """A NumPy array to keep."""
-
-    path: str
-
-    def chunks(self) -> Iterator[memoryview | bytes]:
-        """Its bytes."""
-
-    def keep(self) -> None:
-        """Have the bytes of now, whatever happens to the array."""
+def use_tensor(
+    blobs: Blobs, tensor: torch.Tensor, path: str, at_least: Treatment
+) -> Use | nodes.Withheld:
+    """Keep a tensor: its node follows when all are known. Call it `undisturbed`."""
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
+    if device == "meta":  # no values to keep: its shape is all of it
+        return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
+    treatment = max(at_least, blobs.policy.treat(path, tensor))  # the user's, and may raise
+    held = _find_held(blobs, tensor.untyped_storage())
+    offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+    use = Use(held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg)
+    held.uses.append(use)
+    return use
 
 
-def key_of(storage: torch.UntypedStorage) -> int:
+def key_of(storage: torch.UntypedStorage) -> Key:
     """What memory a storage uses: two may use the same, those of torch.frombuffer or of DLPack."""
-    return int(storage.data_ptr() or -storage._cdata)
+    return str(storage.device), int(storage.data_ptr() or -storage._cdata)
 
 
-class Blobs:
-    """The storages and arrays that a record keeps."""
+def put_back(blobs: Blobs, copies: Mapping[Key, torch.UntypedStorage]) -> None:
+    """Use bytes from before a call for the storages that it changed."""
+    for key, copied in copies.items():
+        held = blobs.find(key)
+        if isinstance(held, Held):
+            held.storage = copied
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._held: dict[int, Held] = {}
-        self._arrays: list[Array] = []
-        self.settled: list[NewBlob] = []
-        self.left_out: list[Omission] = []
 
-    def use(self, tensor: torch.Tensor, path: str, at_least: Treatment) -> Use | nodes.Withheld:
-        """A tensor to keep: its node follows when all are known. Call it `undisturbed`."""
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
-        if device == "meta":  # no values to keep: its shape is all of it
-            return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
-        storage = tensor.untyped_storage()
-        held = self._held.setdefault(key_of(storage), Held(storage))
-        if storage.nbytes() > held.storage.nbytes():
-            held.storage = storage
-        treatment = max(at_least, self._policy.treat(path, tensor))
-        offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
-        use = Use(
-            held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg
-        )
-        held.uses.append(use)
-        return use
-
-    def add_array(self, array: Array) -> None:
-        """An array to keep."""
-        self._arrays.append(array)
-
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a recorded tensor uses a storage."""
-        return key_of(storage) in self._held
-
-    def put_back(self, copies: Mapping[int, torch.UntypedStorage]) -> None:
-        """Bytes from before a call, for storages that it changed, by their keys."""
-        for key, copied in copies.items():
-            held = self._held.get(key)
-            if held is not None:
-                held.storage = copied
-
-    def keep_arrays(self) -> None:
-        """Copy the arrays: nothing tells of writes to them."""
-        for array in self._arrays:
-            array.keep()
-
-    def settle(self) -> None:
-        """Decide what is kept of each storage, number the blobs, say what is left out."""
-        for held in self._held.values():
-            held.treatment = max(use.treatment for use in held.uses)
-            held.settle_extent()
-        self._guard_shared_memory()
-        self._apply_cap()
-        for array in self._arrays:
-            if array.treatment is Treatment.FULL:
-                array.blob = len(self.settled)
-                self.settled.append(NewBlob("U8", (array.size,), array.size, array))
-            else:
-                self._report(array.path, "policy", max(array.treatment, Treatment.SHAPE))
-        for held in self._held.values():
-            if held.treatment is Treatment.FULL:
-                held.blob = len(self.settled)
-                self.settled.append(self._new_blob(held))
-            else:
-                for use in held.uses:
-                    self._report(use.path, held.why, held.treatment)
-
-    def _report(self, path: str, why: str, kept: Treatment) -> None:
-        self.left_out.append(Omission(path, f"values left out by {why}: {kept.label} only"))
-
-    def _guard_shared_memory(self) -> None:
-        """Arrays can share memory with tensors: what one may not show, the other doesn't."""
-        every: list[Kept] = [*self._held.values(), *self._arrays]
-        strict = [(kept.memory, kept.treatment) for kept in every if kept.treatment]
-        for kept in every if strict else ():
-            low, high = kept.memory
-            for (first, last), treatment in strict:
-                if first < high and low < last:
-                    kept.treatment = max(kept.treatment, treatment)
-
-    def _apply_cap(self) -> None:
-        cap = self._policy.cap
-        if cap is None:
-            return
-        kept = [held for held in self._held.values() if held.treatment is Treatment.FULL]
-        arrays = sum(array.size for array in self._arrays if array.treatment is Treatment.FULL)
-        total = sum(held.size for held in kept) + arrays
-        for held in sorted(kept, key=lambda held: -held.size):
-            if total <= cap:
-                break
-            held.treatment = Treatment.STATISTICS
-            held.why = f"the cap of {cap} bytes"
-            total -= held.size
-
-    def _new_blob(self, held: Held) -> NewBlob:
-        whole = held.whole
-        if whole is None:
-            return NewBlob("U8", (held.size,), held.size, held)
-        return NewBlob(STORED_NAMES[whole.dtype], whole.shape, held.size, held)
+def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> Held:
+    key = key_of(storage)
+    held = blobs.find(key)
+    if not isinstance(held, Held):
+        held = Held(storage)
+        blobs.add_once(key, held)
+    if storage.nbytes() > held.storage.nbytes():
+        held.storage = storage
+    return held
 
 
 # --- statistics ---

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.recording import nodes
+from tripwire.recording.instances import named
 from tripwire.recording.looks import is_kind, own_dict
 from tripwire.recording.nodes import AnyNode
 from tripwire.recording.policy import Omission
-from tripwire.recording.tensors import Use, find_refusal, undisturbed
+from tripwire.recording.tensors import Use, find_refusal, undisturbed, use_tensor
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder
@@ -46,23 +47,22 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
     if reason is not None:
         return encoder.leave_out(cls, reason)
     path = encoder.path()
-    use = encoder.blobs.use(tensor, path, encoder.strictness(tensor))
+    use = use_tensor(encoder.blobs, tensor, path, encoder.strictness(tensor))
     if isinstance(use, Use) and use.kind == "graph":
         encoder.left_out.append(Omission(path, "its autograd history: it comes back as a result"))
     grad = tensor.grad if tensor.is_leaf else None
-    state = own_dict(tensor)
+    state = named(own_dict(tensor) or {})
     subclass = cls is not torch.Tensor and cls is not torch.nn.Parameter
     if grad is None and not state and not subclass:
         return use
     if grad is not None and isinstance(use, Use):
         encoder.treat_alike(grad, use.treatment)
-    names = tuple(state or ())
     return nodes.TensorExtras(
         encoder.place(use),
         encoder.slot(grad, ".grad"),
         encoder.slot(cls, ".__class__") if subclass else None,
-        names,
-        tuple(encoder.slot((state or {})[name], f".{name}") for name in names),
+        tuple(state),
+        tuple(encoder.slot(value, f".{name}") for name, value in state.items()),
     )
 
 

@@ -6,6 +6,7 @@ be looked through without trust.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -137,6 +138,13 @@ class WithheldView(View):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AbsentView(View):
+    """A tensor, an array or another value of a library that isn't installed here."""
+
+    node: nodes.AnyNode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OpaqueView(View):
     """Something that the record doesn't hold."""
 
@@ -163,6 +171,7 @@ class Viewer:
     ) -> None:
         self._codes = codes
         self._read = read
+        self._lines: dict[str, list[str]] = {}
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
@@ -214,10 +223,17 @@ class Viewer:
         if node.code >= len(self._codes):
             raise ValueError("a function without code")
         code = self._codes[node.code]
-        source = None
-        if code.source is not None and self._read is not None:
-            source = self._read(code.source).decode("utf-8", "replace")
-        return FunctionView(node.qualname, code.file, code.line, source)
+        return FunctionView(node.qualname, code.file, code.line, self._source(code))
+
+    def _source(self, code: nodes.Code) -> str | None:
+        if code.source is None or self._read is None:
+            return None
+        lines = self._lines.get(code.source)
+        if lines is None:
+            text = self._read(code.source).decode("utf-8", "replace")
+            lines = self._lines[code.source] = io.StringIO(text).readlines()
+        before, count = code.lines
+        return "".join(lines[before : before + count] if count else lines)
 
     def fill(self, node: nodes.AnyNode, made: object, value: Value) -> None:
         match node, made:

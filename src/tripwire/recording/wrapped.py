@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.recording.looks import own_dict
+from tripwire.recording.looks import is_kind, own_dict
 from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
 
 if TYPE_CHECKING:
@@ -27,9 +27,32 @@ def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
         return _encode_getter(encoder, value)
     parts = _PARTS.get(type(value))
     if parts is None:
-        return None
+        return _encode_derived(encoder, value)
     form, found = parts(value)
     return Wrapped(form, tuple(encoder.slot(part, f".{form}") for part in found)) if form else None
+
+
+_DERIVED: tuple[type, ...] = (
+    property,
+    functools.cached_property,
+    staticmethod,
+    classmethod,
+    functools.partial,
+)
+_OF_CACHED_PROPERTY = ("func", "attrname", "lock", "__doc__")
+
+
+def _encode_derived(encoder: Encoder, value: object) -> AnyNode | None:
+    """The node of an instance of a class that the user built on one of these."""
+    base = next((kind for kind in _DERIVED if is_kind(type(value), kind)), None)
+    if base is None:
+        return None
+    form, parts = _PARTS[base](value)
+    more = dict(own_dict(value) or {})
+    if base is functools.cached_property:
+        more = {name: held for name, held in more.items() if name not in _OF_CACHED_PROPERTY}
+    told = type(value), form, parts, more or None
+    return Wrapped("derived", tuple(encoder.slot(part, f".{form}") for part in told))
 
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
@@ -86,9 +109,12 @@ def _partial(value: Any) -> _Parts:
 
 
 def _property(value: Any) -> _Parts:
-    doc = value.__doc__
-    own = getattr(value.fget, "__doc__", None) if type(value.fget) is types.FunctionType else None
-    return "property", (value.fget, value.fset, value.fdel, None if doc == own else doc)
+    # A subclass may have a `__getattribute__` of its own.
+    look = property.__getattribute__
+    get, put, delete = look(value, "fget"), look(value, "fset"), look(value, "fdel")
+    doc = look(value, "__doc__") if type(value) is property else None
+    own = get.__doc__ if type(get) is types.FunctionType else None
+    return "property", (get, put, delete, None if doc == own else doc)
 
 
 def _cached_property(value: Any) -> _Parts:
@@ -134,6 +160,7 @@ def _typevar(value: Any) -> _Parts:
         value.__constraints__,
         value.__covariant__,
         value.__contravariant__,
+        getattr(value, "__infer_variance__", False),  # Python 3.12 and later
     )
 
 

@@ -8,7 +8,6 @@ logger is active every span is in its timeline.
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 
 import msgspec
@@ -17,6 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
+from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.schema import Instant
 from tripwire.telemetry.serial import make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, local
@@ -166,6 +166,11 @@ class ChromiumEventLogger:
         """What is kept, in the order in which it was told."""
         return list(self._events)
 
+    def clear(self) -> None:
+        """Forget what happened."""
+        self._events.clear()
+        self._added = 0
+
     def as_json(self) -> bytes:
         """The object form of a trace. Ends whose beginnings were dropped are left out."""
         depths: dict[int, int] = {}
@@ -179,7 +184,7 @@ class ChromiumEventLogger:
         return msgspec.json.encode({"traceEvents": kept, "displayTimeUnit": "ms"})
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _logger: ChromiumEventLogger | None = None
 
 
@@ -205,6 +210,14 @@ def stop_chromium_event_logger() -> None:
         if spans.timeline is _logger:
             spans.timeline = None
         _logger = None
+
+
+def _after_fork_in_child() -> None:
+    if _logger is not None:
+        _logger.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def write_instant(

@@ -13,28 +13,25 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock
 
 log = logging.getLogger("tripwire.telemetry")
 
+_OWN = __file__.removesuffix("contexts.py")
+
 Metrics = dict[str, object]
 
 
-class HandOver:
+class HandOver(NamedTuple):
     """What a context gives away at its end."""
 
-    __slots__ = ("end_ns", "error", "metrics", "start_ns")
-
-    def __init__(
-        self, start_ns: int, end_ns: int, metrics: Metrics, error: BaseException | None
-    ) -> None:
-        self.start_ns = start_ns  # by the wall clock, as the end
-        self.end_ns = end_ns
-        self.metrics = metrics
-        self.error = error
+    start_ns: int  # by the wall clock, as the end
+    end_ns: int
+    metrics: Metrics
+    error: BaseException | None
 
 
 OnExit = Callable[[HandOver], object]
@@ -258,8 +255,8 @@ def _hand_over(on_exit: OnExit, given: HandOver) -> None:
 
 
 def _caller() -> str:
-    """The file and line that called into this module."""
+    """The file and line that called into telemetry."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

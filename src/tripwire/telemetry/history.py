@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext
+from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.metrics import FIELDS, CompilationMetrics, build_metrics
 from tripwire.telemetry.schema import CompileFinished, RuntimeMetrics
 
@@ -23,7 +24,7 @@ DEFAULT_LIMIT = 64
 
 Listener = Callable[[CompilationMetrics], object]
 
-_lock = threading.RLock()
+_lock = make_lock()
 _ring: deque[CompilationMetrics] = deque(maxlen=DEFAULT_LIMIT)
 _listeners: tuple[Listener, ...] = ()
 
@@ -98,8 +99,6 @@ def get_runtime_metrics_context() -> RuntimeMetricsContext:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
     _ring.clear()
 
 

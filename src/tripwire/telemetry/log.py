@@ -15,13 +15,14 @@ import re
 import secrets
 import socket
 import sys
-import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tripwire.telemetry import clock
+from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.metrics import find_version
 from tripwire.telemetry.schema import MAJOR, MINOR, Event, Header, ThreadNamed, encode
 from tripwire.telemetry.threads import local
@@ -34,6 +35,9 @@ _RANK_VARIABLES = re.compile(
 )
 
 
+_logs: weakref.WeakSet[EventLog] = weakref.WeakSet()
+
+
 class EventLog:
     """The file of one process. `write` is all that its users need."""
 
@@ -44,8 +48,9 @@ class EventLog:
         self.lines = 0
         self.spent_ns = 0  # writing
         self._descriptor = -1
-        self._opening = threading.RLock()
+        self._opening = make_lock()
         self._named: set[int] = set()  # threads that have said their names
+        _logs.add(self)
 
     def write(self, event: Event) -> None:
         """Append one event."""
@@ -97,6 +102,7 @@ class EventLog:
     def _drop(self, error: OSError) -> None:
         if not self.dropped:
             self.dropped = True
+            self.close()
             logger.warning("the log in %s is dropped: %s", self.directory, error)
 
     def _name_thread(self, event: Event) -> None:
@@ -115,7 +121,6 @@ class EventLog:
         """In a forked child: the file is the parent's."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._opening = threading.RLock()
         self._forget()
 
 
@@ -195,8 +200,8 @@ def is_logging() -> bool:
 
 
 def _after_fork_in_child() -> None:
-    if current is not None:
-        current.forget_parent()
+    for log in list(_logs):
+        log.forget_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

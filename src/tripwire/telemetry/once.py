@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable
+
+from tripwire.telemetry.locks import make_lock
 
 
 class DuplicateWarningChecker:
@@ -17,7 +18,7 @@ class DuplicateWarningChecker:
     def __init__(self, maxsize: int = 4096, *, verbose: bool = False) -> None:
         self.maxsize = maxsize
         self.verbose = verbose
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._keys: OrderedDict[Hashable, None] = OrderedDict()
 
     def add(self, key: Hashable) -> bool:

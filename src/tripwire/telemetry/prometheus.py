@@ -23,7 +23,7 @@ def prometheus_text() -> str:
     lines: list[str] = []
     for name, help_text, samples in _families():
         lines.append(f"# HELP {name} {help_text}")
-        lines.append(f"# TYPE {name} counter")
+        lines.append(f"# TYPE {name} {_kind(name)}")
         for labels, value in samples:
             inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
             lines.append(f"{name}{{{inside}}} {_number(value)}")
@@ -46,9 +46,8 @@ def serve_metrics(port: int = 9464, address: str = "127.0.0.1") -> None:
         def collect(self) -> Iterator[object]:
             for name, help_text, samples in _families():
                 labels = list(samples[0][0]) if samples else []
-                family = core.CounterMetricFamily(
-                    name.removesuffix("_total"), help_text, labels=labels
-                )
+                kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+                family = kinds[_kind(name)](name.removesuffix("_total"), help_text, labels=labels)
                 for values, value in samples:
                     family.add_metric(list(values.values()), value)
                 yield family
@@ -83,10 +82,14 @@ def _families() -> Iterable[tuple[str, str, list[Sample]]]:
         if metrics.fail_type is not None:
             failures[metrics.fail_type] = failures.get(metrics.fail_type, 0) + 1
     yield (
-        "tripwire_compile_failures_total",
+        "tripwire_recent_compile_failures",
         "Failures among the latest compiles.",
         [({"type": kind}, count) for kind, count in sorted(failures.items())],
     )
+
+
+def _kind(name: str) -> str:
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 def _escape(text: str) -> str:

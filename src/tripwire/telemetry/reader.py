@@ -58,6 +58,9 @@ class LogReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._begin()
+
+    def _begin(self) -> None:
         self.bytes_read = 0
         self._files = self._events = self._damaged = self._newer = self._headless = 0
 
@@ -75,16 +78,21 @@ class LogReader:
         return sorted(p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
 
     def statistics(self) -> ReadStatistics:
-        """What was met so far."""
+        """What was met since reading last began."""
         return ReadStatistics(self._files, self._events, self._damaged, self._newer, self._headless)
 
     def __iter__(self) -> Iterator[Logged]:
         """Every event, file by file, each in the order of its writing."""
+        self._begin()
         for path in self.files:
             yield from self.read_file(path)
 
     def merged(self) -> Iterator[Logged]:
-        """Every event of all files by the time of its writing, as far as clocks agree."""
+        """Every event of all files by the time of its writing, as far as clocks agree.
+
+        All files are open at once.
+        """
+        self._begin()
         return heapq.merge(*(self.read_file(p) for p in self.files), key=_written_ns)
 
     def read_file(self, path: Path) -> Iterator[Logged]:

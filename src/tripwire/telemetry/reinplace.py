@@ -6,11 +6,11 @@ A size that isn't known when a graph is compiled is left out of the bytes.
 from __future__ import annotations
 
 import enum
-import threading
 from collections import Counter
 from typing import ClassVar
 
 from tripwire.telemetry.chromium import write_instant
+from tripwire.telemetry.locks import make_lock
 
 
 class ReInplaceTrigger(enum.Enum):
@@ -24,7 +24,7 @@ class ReInplaceTrigger(enum.Enum):
 class ReinplaceCounters:
     """Counts by trigger, for the whole process."""
 
-    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _lock = make_lock()
     _tensors: ClassVar[Counter[ReInplaceTrigger]] = Counter()
     _bytes: ClassVar[Counter[ReInplaceTrigger]] = Counter()
 

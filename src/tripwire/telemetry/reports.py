@@ -7,8 +7,10 @@ import logging
 import os
 from typing import Literal, overload
 
-from tripwire.telemetry.counters import reset_counters
+from tripwire.telemetry.counters import reset_counters, statistics
 from tripwire.telemetry.history import get_runtime_metrics_context
+from tripwire.telemetry.log import emit
+from tripwire.telemetry.schema import Counts
 from tripwire.telemetry.tables import tabulate
 from tripwire.telemetry.threads import Total, clear_totals, merge_totals
 
@@ -71,9 +73,17 @@ def log_summary_at_exit(wanted: bool = True) -> None:
     _summary_wanted = wanted
 
 
+def log_counters() -> None:
+    """Leave all counters in the log, if there are any."""
+    groups = {group: dict(names) for group, names in statistics().groups.items()}
+    if groups:
+        emit(Counts, groups=groups)
+
+
 def dump_compile_times() -> None:
-    """What happens at exit: runtime metrics are handed over, times are logged if wanted."""
+    """What happens at exit: metrics and counters are handed over, times logged if wanted."""
     get_runtime_metrics_context().finish()
+    log_counters()
     if _summary_wanted and merge_totals():
         logger.info(compile_times(repr="str", aggregate=True))
 

@@ -1,4 +1,7 @@
-"""speedscope: a log's spans as flame graphs, one profile for each thread of each process."""
+"""speedscope: a log's spans as flame graphs, one profile for each thread of each process.
+
+The format wants each thread in order, so all spans are in memory while the file is made.
+"""
 
 from __future__ import annotations
 

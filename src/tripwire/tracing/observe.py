@@ -12,6 +12,7 @@ of code that an import runs: a module's code doesn't run again at the next call.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
@@ -119,6 +120,12 @@ class Observer:
             self._listener.on_start(code, frame.f_globals)
         return True
 
+    def adopt(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Report a code object that started while paused."""
+        if id(code) not in self._seen:
+            self._seen[id(code)] = code
+            self._listener.on_start(code, namespace)
+
     def judge(self, frame: FrameType, callee: object, first: object = None) -> None:
         """Report a call that a frame makes, if it is the first that can't be in a trace.
 
@@ -209,10 +216,39 @@ def observing(listener: Listener, watch_calls: bool = False) -> Iterator[Observe
     observer = _build_observer(listener, watch_calls)
     observer.start()
     try:
-        yield observer
+        with _collecting_unseen(observer):
+            yield observer
         observer.finish()
     finally:
         observer.stop()
+
+
+@contextmanager
+def _collecting_unseen(observer: Observer) -> Iterator[None]:
+    """The collector's callbacks run in the midst of a run and are no part of it."""
+    if not gc.callbacks:
+        yield
+        return
+    thread = threading.get_ident()
+    paused: list[bool] = []
+
+    def begin(phase: str, info: dict[str, int]) -> None:
+        if threading.get_ident() == thread and not observer.paused:
+            paused.append(True)
+            observer.paused = True  # and no more: Python may be setting the profile function
+
+    def end(phase: str, info: dict[str, int]) -> None:
+        if threading.get_ident() == thread and paused:
+            paused.clear()
+            observer.paused = False
+
+    gc.callbacks.insert(0, begin)  # the others run between the two
+    gc.callbacks.append(end)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(begin)
+        gc.callbacks.remove(end)
 
 
 def _build_observer(listener: Listener, watch_calls: bool) -> Observer:

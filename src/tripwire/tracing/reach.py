@@ -102,6 +102,7 @@ _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _BYTES = (bytearray, array.array)
+_NUMPY = ("numpy", "numpy.dtypes")
 _MEMO_TYPE = type(functools.lru_cache(len))
 
 Reached = Iterator[tuple[object, Source]]
@@ -317,7 +318,7 @@ class Reach:
                 self._spelled_by(item)
             case types.MappingProxyType():
                 yield dict_behind(item), path
-            case _ if type(item).__module__ == "numpy" and not is_array(item):
+            case _ if type(item).__module__ in _NUMPY and not is_array(item):
                 pass  # a scalar, a dtype, a function: nothing there changes
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
@@ -584,7 +585,9 @@ def _is_constant(value: object) -> bool:
     """Whether something in a library's module is its code, or state that is watched elsewhere."""
     if value is sys.modules or value is os.environ:
         return True
-    if isinstance(value, (types.ModuleType, list, dict, set, deque, tuple)):
+    if isinstance(value, types.ModuleType):
+        return not is_library_module(value.__name__)  # what a library imports for itself
+    if isinstance(value, (list, dict, set, deque, tuple)):
         return False
     module = (
         getattr(value, "__module__", None)

@@ -29,6 +29,7 @@ from tripwire.tracing.holders import (
     Holder,
     Items,
     LibraryClass,
+    LibraryNames,
     Members,
     Names,
     Slots,
@@ -267,7 +268,8 @@ class ReadSet:
                 whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
                 return None if whole or _is_container(holder.owner) else self.names
             case LibraryClass():
-                return self._class_names - _HOOKED  # replaced by hooks, in any thread
+                named = self._class_names if issubclass(holder.owner, nn.Module) else self.names
+                return named - _HOOKED  # replaced by hooks, in any thread
             case ClassDict():
                 return self._class_names
             case Items():
@@ -366,7 +368,8 @@ class ReadSet:
 
     def __iter__(self) -> Iterator[Read]:
         seen: set[str] = set()
-        for holder in self.holders:
+        # What is the user's comes first.
+        for holder in sorted(self.holders, key=_is_librarys):
             for key, value in self.relevant(holder).items():
                 source = holder.step(key)
                 if str(source) not in seen:
@@ -409,6 +412,10 @@ _TABLE_WALKERS = words(
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
+
+
+def _is_librarys(holder: Holder) -> bool:
+    return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
 
 def _is_container(module: nn.Module) -> bool:

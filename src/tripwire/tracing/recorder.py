@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
@@ -38,6 +39,7 @@ from tripwire.tracing.state import (
     CURRENT,
     FACTS,
     Constant,
+    Inside,
     NodeFacts,
     PythonCall,
     TracingState,
@@ -93,6 +95,8 @@ class Recorder(TorchFunctionMode):
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
+            if state.inside is not None and state.inside.is_plain:
+                return _look_inside(state, state.inside, func, args, kwargs)
             return func(*args, **kwargs)
         rule = RULES.get(func) or rule_for(func)
         if type(rule) is Query:
@@ -161,6 +165,29 @@ class Recorder(TorchFunctionMode):
             if known is not None and known.sized_by_data and known.node is not None:
                 take = functools.partial(_ask, rule.name)
                 add_branch(state, rule.name, take, (known.node,), {}, value, self._range())
+
+
+def _look_inside(
+    state: TracingState,
+    inside: Inside,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a call of a custom autograd function's own; it may show that values decide sizes."""
+    inside.is_plain = False  # if it raises
+    value = func(*args, **kwargs)
+    rule = rule_for(func)
+    if type(rule) is Query:
+        inside.is_plain = not (rule.of_strides or rule.of_grad)
+    elif type(rule) is Call:
+        hands_out = not _is_recordable(value) or (
+            isinstance(value, (tuple, list)) and any(map(_is_number, value))
+        )
+        inside.is_plain = not (
+            hands_out or _may_be_elsewhere(rule) or is_sized_by_data(state, rule, args, kwargs)
+        )
+    return value
 
 
 _GRAD_FN = (
@@ -253,6 +280,7 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
 
 
 _SHARES_MEMORY = frozenset({"as_tensor", "asarray", "from_numpy"})
+_FROM_ELSEWHERE = _SHARES_MEMORY | {"frombuffer", "from_dlpack", "from_file", "grad"}
 
 
 def _constant(
@@ -314,7 +342,7 @@ def record(
         add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where)
         return None
     state.calls += 1
-    state.wrote = False
+    state.written = {}
     by_data = rule.opaque or is_sized_by_data(state, rule, args, kwargs)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
@@ -325,8 +353,10 @@ def record(
         if state.force_outplace:
             cast = dtype_of_result(rule, args, kwargs)
             rule = out_of_place(state, rule, args, kwargs)
-        else:
+        elif not (rule.attribute == "data" and args[0] is args[1]):  # `module.to` a dtype it has
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
+    if rule.name == "backward":  # into `.grad` of anything
+        state.written[OUTSIDE] = None
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
@@ -338,9 +368,11 @@ def record(
         describe(value),
         state.regions[-1] if state.regions else None,
         python,
+        state.memory.add_results(value, _may_be_outside(rule)),
+        tuple(state.written),
+        rule.opaque,
     )
-    if state.wrote:
-        state.writers.append(node)
+    state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, by_data, names if isinstance(names, tuple) else ())
@@ -353,11 +385,32 @@ def record(
     if rule.name == "deepcopy":
         _check_copied_once(state, value)
     if isinstance(value, (tuple, list)):
-        plain = tuple(item for item in value if isinstance(item, (bool, int, float, str)))
+        plain = tuple(filter(_is_number, value))
         if plain or (by_data and (rule.splits or rule.opaque)):
+            if state.written:
+                raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
             take = functools.partial(_count_parts, _taker(rule))
             add_branch(state, rule.name, take, nodes[0], nodes[1], (len(value), *plain), where)
     return node
+
+
+_WRITES_AND_RETURNS = (
+    "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
+    "can't be computed before the call."
+)
+
+
+def _may_be_outside(rule: Call) -> bool:
+    """Whether a call can return memory that neither it made nor its arguments have."""
+    return _may_be_elsewhere(rule) or rule.target is GETATTR
+
+
+def _may_be_elsewhere(rule: Call) -> bool:
+    return rule.opaque or rule.name in _FROM_ELSEWHERE
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, (bool, int, float, str))
 
 
 def _taker(rule: Call) -> Callable[..., Any]:
@@ -382,7 +435,7 @@ def _ask(name: str, tensor: torch.Tensor) -> object:
 
 def _count_parts(call: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
     value = call(*args, **kwargs)
-    return (len(value), *(item for item in value if isinstance(item, (bool, int, float, str))))
+    return (len(value), *filter(_is_number, value))
 
 
 def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
@@ -463,7 +516,13 @@ def _stand_for(
                 name = names[index] if len(names) == len(value) else f"{node.name}_{index}"
                 part = _create_node(state.graph(), _PART, ((node, index), {}), name)
                 facts: NodeFacts = node.meta[FACTS]
-                part.meta[FACTS] = facts._replace(value=describe(item), python=None)
+                part.meta[FACTS] = facts._replace(
+                    value=describe(item),
+                    python=None,
+                    memory=state.memory.add_results(item, may_be_outside=True),
+                    written=(),
+                    opaque=False,
+                )
                 state.parts.append(part)
                 _stand_for(state, part, item, by_data, ())
 
@@ -491,7 +550,7 @@ def add_branch(
             state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
     inputs = _tensor_nodes((args, kwargs))
     branch = Branch(
-        op, take, inputs, args, kwargs, value, where, state.scopes.current, tuple(state.writers)
+        op, take, inputs, args, kwargs, value, where, state.scopes.current, state.writes
     )
     state.branches.append(branch)
     if not state.quiet:

@@ -29,7 +29,9 @@ class Refusal:
         """The refusal as an exception."""
         place = self.where.place
         text = f"\n    {place.text}" if place is not None and place.text else ""
-        return CannotTrace(f"{self}{text}\n", slug=self.slug)
+        error = CannotTrace(f"{self}{text}\n", slug=self.slug)
+        error.place = None if place is None else (place.file, place.line)
+        return error
 
 
 class Refused(Exception):

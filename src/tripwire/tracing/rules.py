@@ -31,6 +31,7 @@ class Written:
 
     arguments: tuple[tuple[int, str], ...]  # positions and names
     flag: tuple[int, str, bool] | None = None  # only where this argument is true; and its default
+    counted: bool = False  # a version counter does tell, but inference tensors have none
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The values of those arguments in one call."""
@@ -38,7 +39,10 @@ class Written:
             index, name, default = self.flag
             if not (args[index] if len(args) > index else kwargs.get(name, default)):
                 return []
-        return [args[i] if len(args) > i else kwargs.get(name) for i, name in self.arguments]
+        found: list[Any] = [
+            args[i] if len(args) > i else kwargs.get(name) for i, name in self.arguments
+        ]
+        return [value for value in found if not self.counted or value.is_inference()]
 
 
 def _statistics(first: int, flag: str | None, default: bool = False) -> Written:
@@ -47,9 +51,12 @@ def _statistics(first: int, flag: str | None, default: bool = False) -> Written:
     return Written(arguments, None if flag is None else (5, flag, default))
 
 
+_RENORM = Written(((1, "weight"),), (3, "max_norm", False), counted=True)
 _IN_FUNCTIONAL = {
     torch.nn.functional.batch_norm: _statistics(1, "training"),
     torch.nn.functional.instance_norm: _statistics(1, "use_input_stats", default=True),
+    torch.nn.functional.embedding: _RENORM,
+    torch.nn.functional.embedding_bag: _RENORM,
 }
 _IN_TORCH = {
     "batch_norm": _statistics(3, "training"),
@@ -121,13 +128,13 @@ _QUERIES = _SIZE_QUERIES | words(
     "result_type can_cast promote_types broadcast_shapes grad_dtype is_set_to __dir__ "
     "_has_compatible_shallow_copy_type"
 )
-_SIZED_BY_DATA = words(
+SIZED_BY_DATA = words(
     "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
     "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
     "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
     "bincount where repeat_interleave __getitem__ tensor_split to_sparse to_sparse_csr "
     "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
-    "_pad_packed_sequence"
+    "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive"
 )
 # Sizes among the arguments: where one is a tensor, the result's size depends on its value.
 _TAKES_SIZES = words(
@@ -275,7 +282,7 @@ def _build_rule(func: Any) -> Rule:
         return Call("call_function", copy.deepcopy, "deepcopy")
     facts: dict[str, Any] = {
         "writes": _writes(name),
-        "sized_by_data": name in _SIZED_BY_DATA,
+        "sized_by_data": name in SIZED_BY_DATA,
         "takes_sizes": name in _TAKES_SIZES,
         "splits": name in _SPLITS,
         "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)
@@ -284,11 +291,21 @@ def _build_rule(func: Any) -> Rule:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
     if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
         return Call("call_method", name, name, None, **facts)
-    also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name)
+    also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name) or _find_flag(func)
     users = not is_library_module(func.__module__ or "torch")
     return Call(
         "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
     )
+
+
+def _find_flag(func: Any) -> Written | None:
+    """The first argument of `relu(x, inplace=True)` and its like."""
+    if not isinstance(func, FunctionType):
+        return None
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    if "inplace" not in names:
+        return None
+    return Written(((0, names[0]),), (names.index("inplace"), "inplace", False), counted=True)
 
 
 class Target:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import keyword
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from torch import fx, nn
 
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.memory import OUTSIDE, MemoryTable
 from tripwire.tracing.observe import Observer
 from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
 from tripwire.tracing.reach import Reach
@@ -62,9 +64,19 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     value: TensorMeta | tuple[TensorMeta | None, ...] | None
     region: int | None = None  # nodes of one checkpointed call share a number
     python: PythonCall | None = None
+    memory: tuple[int, ...] = (OUTSIDE,)  # of the result, see memory.py
+    written: tuple[int, ...] = ()  # memory that the call changed
+    opaque: bool = False  # code runs inside that may read any memory
 
 
 FACTS = "tripwire"
+
+
+@dataclass(slots=True)
+class Inside:
+    """A forward that runs, and whether all its sizes follow from shapes so far."""
+
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +110,16 @@ class TracingState:
         self.exposed: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
+        self.inside: Inside | None = None  # the custom autograd function that runs
         self.regions: list[int] = []  # open checkpointed calls
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
         self.scope_paths = ScopePaths()
         self.calls = 0  # recorded so far
         self.written_storages: dict[int, int] = {}  # storage → the last call that wrote to it
-        self.wrote = False  # the call that is being recorded changed a tensor
-        self.writers: list[fx.Node] = []  # calls that did
+        self.memory = MemoryTable()
+        self.written: dict[int, None] = {}  # memory that the call being recorded changed
+        self.writes = 0  # calls that changed any
         self.strides_matter = False  # Python, or a call that may return its argument, read them
         self.requires_grad_matters = False  # Python read it
         self.copied_storages: set[int] = set()  # made by deepcopy
@@ -188,7 +202,13 @@ class TracingState:
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """A recorded call changed this tensor, and with it all that share its memory."""
-        self.wrote = True
+        known = self.values.find(tensor)
+        node = None if known is None else known.node
+        facts: NodeFacts | None = None if node is None else node.meta.get(FACTS)
+        found = {self.memory.find(tensor), *(() if facts is None else facts.memory)}
+        if len(found) > 1:  # `x.data = y`: what is x's and what is y's isn't told apart
+            found.add(OUTSIDE)
+        self.written.update(dict.fromkeys(found))
         if tensor.layout is torch.strided:
             self.written_storages[storage_of(tensor)] = self.calls
 
@@ -201,6 +221,7 @@ class TracingState:
         if self.inputs:
             self.inputs[-1][0].append(known.node)  # moves it there
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
+        self.memory.add_outside(tensor)
         self.inputs.append((known.node, known))
         self.traits[known.node] = traits_of(tensor)
         self.versions[known.node] = version_of(tensor)
@@ -264,10 +285,16 @@ class Kept(Protocol):
     def before_write(self, tensor: torch.Tensor) -> None:
         """A tensor is about to be changed in place."""
 
+    def before_draw(self, generators: Iterable[torch.Generator]) -> None:
+        """Compiled code is about to run that draws from torch's generators, and from these."""
+
     def run_plainly(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the callable, unobserved."""
+
+    def find_own_mode(self) -> AbstractContextManager[None] | None:
+        """A `with` that leaves the mode on top of torch's stack, if it is this one's own."""
 
 
 class _Current(threading.local):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import TracebackType
+from typing import NamedTuple
 
 import torch
 from torch.utils._device import DeviceContext
@@ -48,46 +49,47 @@ def sample_torch_state() -> TorchState:
 
 
 def sample_quickly() -> tuple[object, ...]:
-    """All of the above that can differ between two calls, as fast as it goes: under 1 µs.
-
-    A default device is a mode on the stack of torch-function modes.
-    """
-    modes = _len_function_stack()
-    return (
-        _is_grad_enabled(),
-        _is_inference_mode_enabled(),
-        sample_autocast() if _is_any_autocast_enabled() else None,
-        _get_default_dtype(),
-        torch.get_default_device() if modes else None,
-        modes,
-        _len_dispatch_stack(),
-        _get_deterministic(),
-        _get_matmul_precision(),
-        _get_num_threads(),
-    )
+    """All of the above that can differ between two calls, in the order of QUICK_FIELDS."""
+    return tuple(sample() for _, sample in _QUICK)
 
 
-_is_grad_enabled = torch.is_grad_enabled
-_is_inference_mode_enabled = torch.is_inference_mode_enabled
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_get_default_dtype = torch.get_default_dtype
+def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) -> str:
+    """A condition that holds where `sample_quickly()` gives this: 0.66 → 0.42 µs beside that."""
+    parts = []
+    for (_, sample), seen in zip(_QUICK, state, strict=True):
+        if seen is not None:
+            parts.append(f"{constant(sample)}() == {constant(seen)}")
+        elif sample is _find_autocast:
+            parts.append(f"not {constant(torch._C._is_any_autocast_enabled)}()")
+        else:  # no default device: there is no mode, which is asked for itself
+            assert sample is _find_default_device
+    return " and ".join(parts)
+
+
+def _find_autocast() -> object:
+    return sample_autocast() if torch._C._is_any_autocast_enabled() else None
+
+
+def _find_default_device() -> object:
+    """A default device is a mode on the stack of torch-function modes."""
+    return torch.get_default_device() if _len_function_stack() else None
+
+
 _len_function_stack = torch._C._len_torch_function_stack
 _len_dispatch_stack = torch._C._len_torch_dispatch_stack
-_get_deterministic = torch._C._get_deterministic_algorithms
-_get_matmul_precision = torch._C._get_float32_matmul_precision
-_get_num_threads = torch.get_num_threads
-QUICK_FIELDS = (
-    "grad mode",
-    "inference mode",
-    "autocast",
-    "default dtype",
-    "default device",
-    "number of torch-function modes",
-    "number of torch-dispatch modes",
-    "deterministic algorithms",
-    "float32 matmul precision",
-    "number of threads",
+_QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("grad mode", torch.is_grad_enabled),
+    ("inference mode", torch.is_inference_mode_enabled),
+    ("autocast", _find_autocast),
+    ("default dtype", torch.get_default_dtype),
+    ("default device", _find_default_device),
+    ("number of torch-function modes", _len_function_stack),
+    ("number of torch-dispatch modes", _len_dispatch_stack),
+    ("deterministic algorithms", torch._C._get_deterministic_algorithms),
+    ("float32 matmul precision", torch._C._get_float32_matmul_precision),
+    ("number of threads", torch.get_num_threads),
 )
+QUICK_FIELDS = tuple(name for name, _ in _QUICK)
 
 
 def has_foreign_modes() -> bool:
@@ -108,25 +110,52 @@ def sample_autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
     )
 
 
-@contextmanager
-def restoring_contexts() -> Iterator[None]:
-    """Put grad mode and autocast back if the body raises between entering and leaving them."""
-    grad, autocast = torch.is_grad_enabled(), sample_autocast()
-    cached, nesting = torch.is_autocast_cache_enabled(), torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    try:
-        yield
-    except BaseException as error:
+class Contexts(NamedTuple):
+    """Grad mode and autocast, for a graph that enters others of them."""
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    def restore(self, error: BaseException, depth: tuple[bool, int]) -> None:
+        """Put all back after code that raised between entering and leaving them."""
         _leave_inference_modes(error.__traceback__)
-        torch._C._set_grad_enabled(grad)
-        for device, enabled, dtype in autocast:
+        torch._C._set_grad_enabled(self.grad)
+        for device, enabled, dtype in self.autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
+        cached, nesting = depth
         torch.set_autocast_cache_enabled(cached)
         while torch.autocast_increment_nesting() > nesting:
             torch.autocast_decrement_nesting()
             torch.autocast_decrement_nesting()
         torch.autocast_decrement_nesting()
+
+
+def sample_contexts() -> Contexts:
+    """As they are now."""
+    return Contexts(torch.is_grad_enabled(), sample_autocast())
+
+
+def sample_depth() -> tuple[bool, int]:
+    """Whether autocast keeps its casts, and how many blocks of it are open, and one more."""
+    nesting = _increment_nesting()
+    _decrement_nesting()
+    return _is_cache_enabled(), nesting
+
+
+_increment_nesting = torch.autocast_increment_nesting
+_decrement_nesting = torch.autocast_decrement_nesting
+_is_cache_enabled = torch.is_autocast_cache_enabled
+
+
+@contextmanager
+def restoring_contexts() -> Iterator[None]:
+    """Put grad mode and autocast back if the body raises between entering and leaving them."""
+    contexts, depth = sample_contexts(), sample_depth()
+    try:
+        yield
+    except BaseException as error:
+        contexts.restore(error, depth)
         raise
 
 

@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from tripwire.env import is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
+from tripwire.phases import OBSERVE, TRACE
 from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
@@ -120,27 +121,34 @@ class Tracer:
                 "function on its own, or call it plainly: the outer trace sees all it does.",
                 slug="nested-trace",
             )
-        binding = build_binding(fn)
+        with TRACE:
+            binding = build_binding(fn)
+            try:
+                bound = binding.bind(args, kwargs)
+            except TypeError:  # the call itself says it in the words that users know
+                result = fn(*args, **kwargs)
+                return Run(result, None, Refusal("unbound-arguments", _UNBOUND))
+            state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
+            state.name_fn = self.name_fn
+            state.target = fn
+            state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
+            state.quiet = complete
+            session = _Session(state, binding, bound, binding.expressions(args, kwargs), complete)
+            session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         try:
-            bound = binding.bind(args, kwargs)
-        except TypeError:  # the call itself says it in the words that users know
-            result = fn(*args, **kwargs)
-            return Run(result, None, Refusal("unbound-arguments", _UNBOUND))
-        state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
-        state.name_fn = self.name_fn
-        state.target = fn
-        state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
-        state.quiet = complete
-        session = _Session(state, binding, bound, binding.expressions(args, kwargs), complete)
-        session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
-        try:
-            result = session.execute(fn, args, kwargs)
+            with OBSERVE:
+                result = session.execute(fn, args, kwargs)
         except BaseException as error:
             error.__traceback__ = _without_own_frames(error.__traceback__)
             raise
         finally:
-            session.codes = session.leave()
-        return session.freeze(result)
+            with TRACE:
+                session.codes = session.leave()
+        with TRACE:
+            try:
+                return session.freeze(result)
+            finally:
+                state.values.clear()  # weak references would get in the way of swap_tensors
 
 
 _UNBOUND = "the callable takes other arguments than its signature says."

@@ -26,7 +26,11 @@ def note_changes(
     for tensor in given:
         if isinstance(tensor, torch.Tensor):
             known = state.values.find(tensor)
-            if known is not None and known.version != version_of(tensor):
+            if known is None:
+                continue
+            if known.version is None and rule.opaque:  # nothing would tell
+                state.note_write(tensor)
+            if known.version != version_of(tensor):
                 if state.force_outplace and not rule.writes:
                     raise Refused(
                         "no-outplace-form", f"force_outplace: `{rule.name}` changes its argument."

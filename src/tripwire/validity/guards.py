@@ -52,6 +52,11 @@ class Guards:
     # The tensors that come with the call, or None where it isn't for this entry.
     admits: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
     _explain: Callable[..., Any]
+    _space: dict[str, Any]  # the globals of both
+
+    def ask(self, is_quiet: Callable[[], bool]) -> None:
+        """Ask this sentry from now on."""
+        self._space["_quiet"] = is_quiet
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""
@@ -329,7 +334,7 @@ class GuardWriter:
         self.space["_failed"] = lambda index, found: checks[index].tell(found)
         exec(compile(source, "<tripwire guards>", "exec"), self.space)
         exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self.space)
-        return Guards(source, checks, self.space["admits"], self.space["explain"])
+        return Guards(source, checks, self.space["admits"], self.space["explain"], self.space)
 
     def _write_explain(self) -> str:
         """The same checks, each on its own: what can't be reached is passed over."""

@@ -10,12 +10,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn.modules import module as module_globals
 
+from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
 from tripwire.tracing.reach import HOOK_TABLES
@@ -27,6 +28,7 @@ from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
     sample_autocast,
     sample_quickly,
+    spell_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
@@ -44,7 +46,7 @@ _GLOBAL_HOOKS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Guards and wires of one entry, not yet armed."""
+    """Guards and wires of one entry."""
 
     guards: Guards
     dicts: tuple[DictWire, ...]
@@ -55,6 +57,20 @@ class Plan:
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
+
+    def wires(self) -> list[tuple[str, str]]:
+        """Everything of the world that is compared: sources, and what was seen."""
+        wires: list[DictWire | ObjectWire | PulledWire] = [*self.dicts, *self.objects, *self.pulled]
+        return [row for wire in wires for row in wire.rows()]
+
+    def rearm(self) -> Plan:
+        """The same with a sentry that watches from now on; unless something is gone."""
+        objects = [wire.value for wire in self.objects]
+        if any(value is None for value in objects):
+            return self
+        sentry = Sentry([(wire.space, wire.keys) for wire in self.dicts], objects)
+        self.guards.ask(sentry.is_quiet)
+        return replace(self, sentry=sentry)
 
 
 def build_plan(
@@ -68,9 +84,9 @@ def build_plan(
     completion = trace.completion
     assert completion is not None
     with _without_gc():
-        return _build_plan(
-            _Planner(trace, completion), trace, torch_state, settle, causes, on_death
-        )
+        with PLAN:
+            planner = _Planner(trace, completion)
+        return _build_plan(planner, trace, torch_state, settle, causes, on_death)
 
 
 @contextmanager
@@ -93,13 +109,16 @@ def _build_plan(
     causes: object,
     on_death: Callable[[object], None],
 ) -> Plan:
-    held, fetched = planner.find_inputs()
-    dicts, objects, watched = planner.find_wires(held, on_death)
-    sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
-    guards = planner.write_guards(sentry, settle, causes, torch_state, held)
-    suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
-    pulled = tuple(planner.pulled)
-    probe = build_probe(trace)
+    with PLAN:
+        held, fetched = planner.find_inputs()
+        dicts, objects, watched = planner.find_wires(held, on_death)
+    with ARM:
+        sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
+    with PLAN:
+        guards = planner.write_guards(sentry, settle, causes, torch_state, held)
+        suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
+        pulled = tuple(planner.pulled)
+        probe = build_probe(trace)
     return Plan(
         guards, tuple(dicts), tuple(objects), sentry, pulled, probe, held, suspects, fetched
     )
@@ -295,15 +314,15 @@ class _Planner:
         )
         called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
         writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
-        space["_state"] = sample_quickly
-        names = writer.constant(torch_state)
-        changes = writer.constant(_describe_changes)
-        writer.check(
-            "torch's state", f"_state() == {names}", "as traced", f"{changes}(_state(), {names})"
-        )
+        changes = writer.constant(functools.partial(_describe_changes, torch_state))
+        same_state = spell_quickly(torch_state, writer.constant)
+        writer.check("torch's state", same_state, "as traced", f"{changes}()")
         if self.trace.has_contexts:
-            sample, seen = writer.constant(sample_autocast), writer.constant(sample_autocast())
-            writer.check("autocast", f"{sample}() == {seen}", "as traced", f"{sample}()")
+            dtype = writer.constant(torch.get_autocast_dtype)
+            for device, _, wanted in sample_autocast():
+                found = f"{dtype}({device!r})"
+                condition = f"{found} is {writer.constant(wanted)}"
+                writer.check(f"autocast's dtype on {device}", condition, str(wanted), found)
         for answer in self.completion.answers:
             ask, seen = writer.constant(answer.question.ask), writer.constant(answer.seen)
             writer.check(answer.question.about, f"{ask}() == {seen}", "as traced", f"{ask}()")
@@ -451,8 +470,8 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     return meta_of(value) == meta and now[:3] == traits[:3] and now.is_leaf == traits.is_leaf
 
 
-def _describe_changes(now: tuple[object, ...], before: tuple[object, ...]) -> str:
-    pairs = zip(QUICK_FIELDS, before, now, strict=True)
+def _describe_changes(before: tuple[object, ...]) -> str:
+    pairs = zip(QUICK_FIELDS, before, sample_quickly(), strict=True)
     return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
 
 

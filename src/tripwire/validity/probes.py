@@ -1,15 +1,16 @@
 """Probes: a tensor's value that Python used is computed again before an entry is chosen.
 
 The part of the graph that leads from the call's inputs to the value is cut out, run on each
-call, and compared. It must be small, and mean the same when it runs first: nothing random, no
-tensor changed in place on the way. Equal probes are shared by the entries of a callable.
+call, and compared. It must be small, and mean the same when it runs first: nothing random, and
+no input changed in place before it is read. In-place calls on what the run made itself are part
+of it. Equal probes are shared by the entries of a callable.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from torch import fx, nn
 
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
-from tripwire.tracing.rules import words
+from tripwire.tracing.rules import Call, Target, rule_for, words
+from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.structure import same_plain
 from tripwire.tracing.values import TensorMeta
 
@@ -32,12 +35,17 @@ _HEAVY = words(
     "conv_transpose3d scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu"
 )
+_DROPOUTS = words(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout"
+)
 _RANDOM = words(
     "rand randn randint randperm rand_like randn_like randint_like normal normal_ "
-    "uniform_ bernoulli bernoulli_ multinomial poisson dropout dropout1d dropout2d "
-    "dropout3d alpha_dropout feature_dropout feature_alpha_dropout random_ exponential_ "
-    "cauchy_ log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
+    "uniform_ bernoulli bernoulli_ multinomial poisson random_ exponential_ cauchy_ "
+    "log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
 )
+
+
+_CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +55,6 @@ class Probe:
     key: tuple[object, ...]  # equal for probes that compute the same
     indices: tuple[int, ...]  # the inputs that it needs
     module: fx.GraphModule
-    takes: tuple[tuple[Callable[..., object], Any, Any], ...]
     expected: tuple[object, ...]
     branches: tuple[Branch, ...]
 
@@ -55,11 +62,9 @@ class Probe:
         """The values on this call; None where they can't be computed."""
         try:
             with torch.no_grad():
-                parts = self.module(*[inputs[i] for i in self.indices])
-                return tuple(
-                    take(*_fill(args, parts), **_fill(kwargs, parts))
-                    for take, args, kwargs in self.takes
-                )
+                # Not the module itself: fx would print what goes wrong.
+                values: tuple[object, ...] = self.module.forward(*[inputs[i] for i in self.indices])
+                return values
         except Exception:  # another way through the program: shapes needn't fit
             return None
 
@@ -83,25 +88,6 @@ def _in_short(value: object) -> str:
     return " ".join(text.split())[:60]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Stands for the nth output of a probe's graph."""
-
-    index: int
-
-
-def _fill(value: Any, parts: tuple[Any, ...]) -> Any:
-    if isinstance(value, _Part):
-        return parts[value.index]
-    if isinstance(value, (tuple, list)):
-        return type(value)(_fill(item, parts) for item in value)
-    if isinstance(value, dict):
-        return {key: _fill(item, parts) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_fill(b, parts) for b in (value.start, value.stop, value.step)))
-    return value
-
-
 def same_value(left: Any, right: Any) -> bool:
     """Whether two values taken out of tensors are one to Python."""
     if type(left) is not type(right):
@@ -119,44 +105,144 @@ def same_value(left: Any, right: Any) -> bool:
 
 def build_probe(trace: Trace) -> Probe | None:
     """The probe of a trace's branches; None if it has none. Raises Refused."""
-    branches = tuple(branch for branch in trace.branches if not _is_constant(branch))
+    if not trace.branches:
+        return None
+    past = _Past(trace.graph)
+    branches: list[Branch] = []
+    needed: set[fx.Node] = set()
+    for branch in trace.branches:
+        leading = past.find_leading(branch)
+        if not _is_constant(leading):
+            past.check_contexts(branch, leading)
+            _check_leading(branch, sorted(leading, key=past.order.__getitem__))
+            branches.append(branch)
+            needed |= leading
+            if sum(node.op != "placeholder" for node in needed) > LARGEST_PROBE:
+                raise _refuse(branch, f"more than {LARGEST_PROBE} calls lead to it")
     if not branches:
         return None
-    order = {node: index for index, node in enumerate(trace.graph.nodes)}
-    needed: set[fx.Node] = set()
-    for branch in branches:
-        ancestors = _ancestors(branch.inputs)
-        _check_branch(branch, ancestors, order)
-        needed |= ancestors
-    if sum(node.op != "placeholder" for node in needed) > LARGEST_PROBE:
-        raise _refuse(branches[0], f"more than {LARGEST_PROBE} calls lead to it")
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in sorted(needed, key=order.__getitem__):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    outputs: dict[fx.Node, int] = {}
-    takes = []
-    for branch in branches:
-        args, kwargs = fx.node.map_arg(
-            (branch.args, branch.kwargs),
-            lambda node: _Part(outputs.setdefault(node, len(outputs))),  # type: ignore[arg-type, return-value]
-        )
-        takes.append((branch.take, args, kwargs))
-    graph.output(tuple(copies[node] for node in outputs))
-    module = fx.GraphModule(_root_of(trace), graph, class_name="Probe")
+    module = fx.GraphModule(_root_of(trace), past.build_graph(needed, branches), "Probe")
     sources = tuple(str(trace.inputs[i].source) for i in indices)
-    key = (module.code, sources, *(branch.op for branch in branches), repr(takes))
+    targets = [_target_of(node, module) for node in module.graph.nodes]
+    key = (module.code, sources, *targets)
     expected = tuple(branch.value for branch in branches)
-    return Probe(key, indices, module, tuple(takes), expected, branches)
+    return Probe(key, indices, module, expected, tuple(branches))
 
 
-def _is_constant(branch: Branch) -> bool:
+def _target_of(node: fx.Node, module: fx.GraphModule) -> object:
+    """What a node calls or fetches; a graph's code tells its name only."""
+    if node.op == "get_attr":
+        return id(getattr(module, str(node.target)))
+    return _identity_of(node.target)
+
+
+def _identity_of(target: object) -> object:
+    if isinstance(target, Target):
+        return _identity_of(target.call)
+    if isinstance(target, functools.partial):
+        return (_identity_of(target.func), *map(_identity_of, target.args))
+    return target if isinstance(target, str) else id(target)
+
+
+class _Past:
+    """What came before what in a graph, and which calls changed which memory."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.order = {node: index for index, node in enumerate(graph.nodes)}
+        self._inputs = len(graph.find_nodes(op="placeholder"))  # these come first
+        self._contexts = [node for node in graph.nodes if _name_of(node) in _CONTEXTS]
+        self._places: list[int] = []  # of the in-place calls
+        self._writers: dict[int, list[fx.Node]] = {}  # of a memory, in order
+        for node in graph.nodes:
+            facts: NodeFacts | None = node.meta.get(FACTS)  # the output has none
+            if facts is not None and facts.written:
+                self._places.append(self.order[node])
+                for memory in facts.written:
+                    self._writers.setdefault(memory, []).append(node)
+
+    def find_leading(self, branch: Branch) -> set[fx.Node]:
+        """The nodes that lead to a value, in-place calls on the way included. Raises Refused."""
+        found: set[fx.Node] = set()
+        given = _nodes_in(branch)
+        if branch.op == "grad":
+            self._check_outside(branch, self._end_of(branch))
+        open_ = [*given, *self._changes(branch, given, self._end_of(branch))]
+        while open_:
+            node = open_.pop()
+            if node not in found:
+                found.add(node)
+                open_.extend(node.all_input_nodes)
+                open_.extend(self._changes(branch, node.all_input_nodes, self.order[node]))
+                facts: NodeFacts = node.meta[FACTS]
+                if facts.opaque:
+                    self._check_outside(branch, self.order[node])
+        return found
+
+    def check_contexts(self, branch: Branch, leading: set[fx.Node]) -> None:
+        """Refuse calls inside autocast or inference mode that the run itself enters."""
+        for enter in self._contexts:
+            left = [self.order[user] for user in enter.users]
+            inside = range(self.order[enter], min(left, default=len(self.order)))
+            if any(self.order[node] in inside for node in leading):
+                raise _refuse(branch, "autocast or inference mode is entered before it")
+
+    def build_graph(self, needed: set[fx.Node], branches: list[Branch]) -> fx.Graph:
+        """A graph of these nodes that returns the values, each taken at its own time."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        taken: list[fx.Node] = []
+
+        def copy_until(end: int) -> None:
+            while rest and self.order[rest[-1]] < end:
+                node = rest.pop()
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+
+        rest = sorted(needed, key=self.order.__getitem__, reverse=True)
+        for branch in branches:
+            copy_until(self._end_of(branch))
+            args, kwargs = fx.node.map_arg((branch.args, branch.kwargs), copies.__getitem__)
+            take = Target(branch.take, f"take_{branch.op}")
+            taken.append(graph.call_function(take, args, kwargs))
+        graph.output(tuple(taken))
+        return graph
+
+    def _end_of(self, branch: Branch) -> int:
+        """The place in the order at which a value was taken, or one that is as good."""
+        places = [self.order[node] + 1 for node in _nodes_in(branch)]
+        written = self._places[branch.writes - 1] + 1 if branch.writes else 0
+        return max(self._inputs, written, *places)
+
+    def _changes(self, branch: Branch, read: Sequence[fx.Node], end: int) -> list[fx.Node]:
+        """In-place calls before `end` on memory that these nodes have."""
+        found: list[fx.Node] = []
+        for memory in {memory for node in read for memory in node.meta[FACTS].memory}:
+            if memory == OUTSIDE:
+                self._check_outside(branch, end)
+            found += [w for w in self._writers.get(memory, ()) if self.order[w] < end]
+        for writer in found:
+            if OUTSIDE in writer.meta[FACTS].written:
+                raise _refuse_written(branch, writer)
+        return found
+
+    def _check_outside(self, branch: Branch, end: int) -> None:
+        for writer in self._writers.get(OUTSIDE, ())[:1]:
+            if self.order[writer] < end:
+                raise _refuse_written(branch, writer)
+
+
+def _nodes_in(branch: Branch) -> list[fx.Node]:
+    """What a value was taken from, constants included."""
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg((branch.args, branch.kwargs), lambda node: found.setdefault(node))
+    return list(found)
+
+
+def _is_constant(leading: set[fx.Node]) -> bool:
     """Whether no input leads to a value, and nothing random does: it is the same every time."""
-    return not branch.writers and all(
-        node.op in ("call_function", "call_method") and not _is_random(node)
-        for node in _ancestors(branch.inputs)
+    return all(
+        node.op in ("call_function", "call_method") and not _is_random(node) for node in leading
     )
 
 
@@ -171,6 +257,13 @@ def can_repeat(trace: Trace) -> bool:
     )
 
 
+def is_opaque(trace: Trace) -> bool:
+    """Whether a graph calls code of the user's, which may draw without saying so."""
+    called = (node.target for node in trace.graph.nodes if node.op == "call_function")
+    rules = (rule_for(target) for target in called if callable(target))
+    return any(type(rule) is Call and rule.opaque for rule in rules)
+
+
 def _root_of(trace: Trace) -> nn.Module:
     root = nn.Module()
     for constant in trace.constants:
@@ -178,40 +271,28 @@ def _root_of(trace: Trace) -> nn.Module:
     return root
 
 
-def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    open_ = list(nodes)
-    while open_:
-        node = open_.pop()
-        if node not in found:
-            found.add(node)
-            open_.extend(node.all_input_nodes)
-    return found
-
-
-def _check_branch(branch: Branch, ancestors: set[fx.Node], order: dict[fx.Node, int]) -> None:
-    last = max((order[node] for node in branch.inputs), default=0)
-    for writer in branch.writers:
-        if order[writer] <= last or writer in ancestors:
-            raise _refuse(branch, f"`{writer.name}` changes a tensor in place before it")
-    heavy = [node for node in ancestors if _name_of(node) in _HEAVY]
+def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
+    heavy = [node for node in leading if _name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
         name = _name_of(heavy[0])
         raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
-    for node in ancestors:
+    for node in leading:
         name = _name_of(node)
         if _is_random(node):
             raise _refuse(branch, f"`{name}` leads to it, and is random")
-        if node.meta["tripwire"].python is not None:
+        facts: NodeFacts = node.meta[FACTS]
+        if facts.python is not None and facts.opaque:
             raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
-    for node in order:
-        if order[node] > last:
-            break
-        if _name_of(node) in ("_enter_autocast", "_enter_inference_mode"):
-            raise _refuse(branch, "autocast or inference mode is entered before it")
 
 
 def _is_random(node: fx.Node) -> bool:
+    if _name_of(node) in _DROPOUTS:
+        return not (len(node.args) > 2 and node.args[2] is False) and (
+            node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
+        )
+    if _name_of(node) == "scaled_dot_product_attention":
+        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return not isinstance(dropout, (int, float)) or dropout != 0
     return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
 
 
@@ -241,6 +322,11 @@ def _name_of(node: fx.Node) -> str:
     if isinstance(node.target, str):
         return node.target
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _refuse_written(branch: Branch, writer: fx.Node) -> Refused:
+    what = "a tensor that the call didn't make itself"
+    return _refuse(branch, f"`{writer.name}` changes {what} in place before it")
 
 
 def _refuse(branch: Branch, why: str) -> Refused:

@@ -15,12 +15,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tripwire.validity import twin
 from tripwire.validity.twin import Touch
 
-__all__ = ["UNHOOKED", "Sentry", "Touch"]
+__all__ = ["IS_COMPILED", "UNHOOKED", "Sentry", "Touch", "call", "same_items"]
 
 # Whatever gives a tensor other storage, geometry or autograd standing without making a new one, as
 # an attribute of Tensor, a function of torch or an operator: each name exists in some of the three.
@@ -112,15 +112,15 @@ def _sees_attribute_stores(sentry_class: type[twin.Sentry]) -> bool:
     return True
 
 
-def _choose() -> tuple[type[twin.Sentry], tuple[str, ...]]:
-    """Return the class to use, and the writers of objects that it can't see."""
+def _choose() -> tuple[Any, tuple[str, ...]]:
+    """Return the module to use, and the writers of objects that its sentry can't see."""
     has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     if os.environ.get("TRIPWIRE_PURE") == "1" or not has_gil:
-        return twin.Sentry, ()
+        return twin, ()
     try:
         watch = importlib.import_module("tripwire.validity._watch")
     except ImportError:  # not built, or no dict watcher left for us
-        return twin.Sentry, ()
+        return twin, ()
     unhooked = _install(watch.hook)
     # torch.utils.swap_tensors refuses tensors that have weakrefs, a known grief of compiled models
     # (pytorch#186796). It asks this function, and finds none of ours where the hook holds.
@@ -133,13 +133,18 @@ def _choose() -> tuple[type[twin.Sentry], tuple[str, ...]]:
             watch.note_writers_of(setter)
     if not _sees_attribute_stores(watch.Sentry):
         watch.distrust_inline_values()
-    return watch.Sentry, unhooked
+    return watch, unhooked
 
 
 if TYPE_CHECKING:
     from tripwire.validity.twin import Sentry as Sentry
+    from tripwire.validity.twin import call as call
+    from tripwire.validity.twin import same_items as same_items
 
     UNHOOKED: tuple[str, ...] = ()
+    IS_COMPILED: bool = False  # whether the sentry is the C one
 else:
     # UNHOOKED: where it isn't empty, the sentry counts every object as touched, always.
-    Sentry, UNHOOKED = _choose()
+    _chosen, UNHOOKED = _choose()
+    Sentry, call, same_items = _chosen.Sentry, _chosen.call, _chosen.same_items
+    IS_COMPILED = _chosen is not twin

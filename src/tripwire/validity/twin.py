@@ -8,9 +8,10 @@ the one in `_watch.c`, which falls back to this behaviour for whatever it can't 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 
 class Touch(NamedTuple):
@@ -67,3 +68,22 @@ class Sentry:
     def is_spent(self) -> bool:
         """Whether something watched has died, so that a new sentry would see more."""
         return False
+
+
+# Two more things that a hit does, and that C does faster.
+
+
+def same_items(items: list[object], kept: tuple[object, ...]) -> bool:
+    """Whether a list holds these very objects; a weak reference stands for what it refers to."""
+    return len(items) == len(kept) and all(map(_is_kept, items, kept))
+
+
+def _is_kept(item: object, kept: object) -> bool:
+    if type(kept) is weakref.ref:
+        return item is not None and item is kept()  # a dead one gives None
+    return item is kept
+
+
+def call(function: Callable[..., Any], first: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+    """Call a function with the items of both tuples."""
+    return function(*(first + rest))

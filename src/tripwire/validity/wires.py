@@ -8,7 +8,6 @@ object dies when nobody else holds it.
 from __future__ import annotations
 
 import functools
-import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Source, cells_of
 from tripwire.tracing.structure import PLAIN, own_dict, same_plain
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
-from tripwire.validity.twin import Touch
+from tripwire.validity.sentry import Touch, same_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +80,6 @@ def _writer(place: tuple[CodeType, int] | None) -> Writer | None:
 
 
 NOBODY = Writers()
-
-
-_GONE = object()  # what a dead reference is compared as
-
-
-def _alive_or_gone(ref: Callable[[], object]) -> object:
-    value = ref()
-    return _GONE if value is None else value
 
 
 class Held:
@@ -173,11 +164,18 @@ class Kept:
         """The value, or None where it is gone."""
         return self._value if self._ref is None else self._ref()
 
-    def spell(self, constant: Callable[[object], str]) -> str:
-        """The value itself, as an expression."""
+    def spell(self, found: str, constant: Callable[[object], str]) -> str:
+        """A condition: what an expression gives is the value itself."""
         if self._ref is None:
-            return constant(self._value)
-        return f"{constant(functools.partial(_alive_or_gone, self._ref))}()"
+            return f"{found} is {constant(self._value)}"
+        return f"{found} is {constant(self._ref)}() is not None"  # a dead reference gives None
+
+    @property
+    def item(self) -> object:
+        """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
+        if self._ref is None:
+            return self._value if self._cls in PLAIN else ABSENT
+        return self._ref if type(self._ref) is weakref.ref else ABSENT
 
     def __str__(self) -> str:
         gone = self._ref is not None and self.value is None
@@ -231,6 +229,10 @@ class DictWire:
         wanted = self._wanted
         return wanted if wanted is not None and _are_names(wanted) else None
 
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people: sources, and what was seen."""
+        return [(str(self._step(key)), str(kept)) for key, kept in self._kept.items()]
+
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
         now = self._read()
@@ -266,6 +268,11 @@ class ObjectWire:
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = facts or _facts_of(value)
 
+    @property
+    def value(self) -> object:
+        """The object, or None where it is gone."""
+        return self._ref()
+
     def is_about(self, ref: object) -> bool:
         """Whether this is the reference to the object."""
         return self._ref is ref
@@ -274,6 +281,10 @@ class ObjectWire:
         """What to say when the object died."""
         return Cause(self._path, _class(self._cls), "gone", None)
 
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people."""
+        return [(str(self._path), _class(self._cls))]
+
     def find_cause(self, writers: Writers) -> Cause | None:
         """How the object differs now."""
         value = self._ref()
@@ -281,7 +292,7 @@ class ObjectWire:
             return self.gone()
         if type(value) is not self._cls:
             return Cause(self._path, _class(self._cls), _class(type(value)), writers.whole)
-        if not isinstance(value, torch.Tensor) and id(own_dict(value)) != self._space:
+        if id(own_dict(value)) != self._space:
             return Cause(self._path, "its own __dict__", "another __dict__", writers.whole)
         facts = _facts_of(value)
         if not all(map(_same_fact, facts, self._facts)):
@@ -331,10 +342,6 @@ def _describe(facts: Facts) -> str:
     return "?"
 
 
-def _copy(owner: Any, values: tuple[Any, ...]) -> object:
-    return type(owner)(values)
-
-
 class PulledWire:
     """Something that no sentry can watch: looked at on every call."""
 
@@ -369,36 +376,27 @@ class PulledWire:
         return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
     def spell(self, constant: Callable[[object], str]) -> str | None:
-        """A quick test of the same for few elements, as an expression; a miss proves nothing."""
-        kept = [k.spell(constant) for k in self._kept]
+        """A quick test of the same, as an expression; a miss proves nothing."""
+        owner: Any = self._owner
+        kept = self._kept
         if isinstance(self._kind, Cells) and self._wanted is None:
-            cells = cells_of(self._owner)
+            cells = cells_of(owner)
             if set(cells) != set(self._keys):
                 return None
             names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
-        elif isinstance(self._kind, Elements) and len(kept) <= 4:
-            owner = constant(self._owner)
-            names = [f"{owner}[{i}]" for i in range(len(kept))]
-            tests = [f"len({owner}) == {len(kept)}"]
-            tests += [f"{n} is {k}" for n, k in zip(names, kept, strict=True)]
-            return " and ".join(tests)
-        elif isinstance(self._kind, (Elements, Members)) and self._wanted is None:
-            values = tuple(k.value for k in self._kept)
-            if isinstance(self._kind, Elements) and all(type(v) in PLAIN for v in values):
-                owner, same = constant(self._owner), constant(operator.is_)
-                return (
-                    f"len({owner}) == {len(values)} and "
-                    f"all(map({same}, {owner}, {constant(values)}))"
-                )
+            return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
+        if isinstance(self._kind, Elements) and type(owner) is list and self._wanted is None:
+            items = tuple(k.item for k in kept)
+            if all(item is not ABSENT for item in items):
+                return f"{constant(same_items)}({constant(owner)}, {constant(items)})"
+        if isinstance(self._kind, Members) and self._wanted is None:
+            values = tuple(k.value for k in kept)
             if all(type(value) in (str, type) for value in values):  # equal means the same
-                return f"{constant(self._owner)} == {constant(_copy(self._owner, values))}"
-            return None
-        elif isinstance(self._kind, Context):
-            (value,) = kept or [constant(ABSENT)]
-            return f"{constant(self._owner)}.get({constant(ABSENT)}) is {value}"
-        else:
-            return None
-        return " and ".join(f"{n} is {k}" for n, k in zip(names, kept, strict=True))
+                return f"{constant(owner)} == {constant(type(owner)(values))}"
+        if isinstance(self._kind, Context):
+            found = f"{constant(owner)}.get({constant(ABSENT)})"
+            return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"
+        return None
 
     def is_same(self) -> bool:
         """Whether it holds what it held."""
@@ -406,6 +404,11 @@ class PulledWire:
         return keys == self._keys and all(
             kept.is_same(value) for kept, value in zip(self._kept, values, strict=True)
         )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is compared, for people: sources, and what was seen."""
+        pairs = zip(self._keys, self._kept, strict=True)
+        return [(str(self._step(key)), str(kept)) for key, kept in pairs]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""

@@ -1,6 +1,7 @@
 """All cases."""
 
 import cases_attributes
+import cases_branches
 import cases_containers
 import cases_effects
 import cases_functions
@@ -21,6 +22,7 @@ FAMILIES = (
     cases_torch_state.FAMILY,
     cases_inputs.FAMILY,
     cases_values.FAMILY,
+    cases_branches.FAMILY,
     cases_effects.FAMILY,
     cases_python.FAMILY,
     cases_traps.FAMILY,

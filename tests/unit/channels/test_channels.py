@@ -2,6 +2,7 @@
 
 import pytest
 from cases import CASES
+from cases_branches import HOPELESS
 from channel import CALLS
 from playing import check_agree, find_difference, play
 
@@ -36,6 +37,13 @@ def test_compiled_calls_return_what_plain_calls_return(case) -> None:
     expected = play(case)
     got = play(case, lambda call: tripwire.compile(call, backend="eager"))
     check_agree(expected, got)
+
+
+@needs_compile
+@pytest.mark.parametrize("case", tuple(HOPELESS), ids=str)
+def test_what_is_not_meant_to_be_compiled_returns_the_same_all_the_same(case) -> None:
+    expected = play(case)
+    check_agree(expected, play(case, lambda call: tripwire.compile(call, backend="eager")))
 
 
 def test_names_are_unique() -> None:

@@ -12,6 +12,8 @@ from support import check_compiles, check_same, write
 from torch import nn
 
 import tripwire
+from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.validity import plan, twin
 
 pytestmark = pytest.mark.usefixtures("sentry")
 
@@ -503,3 +505,53 @@ def test_a_compiled_function_that_calls_itself_is_right() -> None:
 
     for n in (0, 1, 3, 1, 3):
         check_same(X ** (n + 1), power(X, n))
+
+
+# --- what becomes of the sentry --------------------------------------------------------------
+
+
+class Scales(nn.Module):
+    """Reads a mark on its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.weight.scale = 2.0
+
+    def forward(self, x):
+        return x * self.weight * self.weight.scale
+
+
+def test_a_tensors_dict_that_is_replaced_is_seen():
+    module = Scales()
+    compiled = tripwire.compile(module, backend="eager")
+    x = torch.ones(2)
+    assert compiled(x).tolist() == compiled(x).tolist() == [2.0, 2.0]
+    module.weight.__dict__ = {"scale": 5.0}
+    assert compiled(x).tolist() == compiled(x).tolist() == [5.0, 5.0]
+
+
+def test_parameters_of_a_compiled_module_can_be_swapped():
+    module, other = Scales(), nn.Parameter(torch.full((2,), 3.0), requires_grad=False)
+    other.scale = 1.0
+    compiled = tripwire.compile(module, backend="eager")
+    x = torch.ones(2)
+    compiled(x), compiled(x)
+    torch.utils.swap_tensors(module.weight, other)
+    assert compiled(x).tolist() == compiled(x).tolist() == [3.0, 3.0]
+
+
+def test_a_sentry_that_is_spent_is_replaced_at_the_next_call():
+    module = Scales()
+    compiled = tripwire.compile(module, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    compiled(x), compiled(x)
+    weakref.getweakrefs(module.weight)  # drops what the sentry knew it by
+    compiled(x)
+    (entry,) = find_dispatcher(compiled).entries
+    sentry = entry._plan.sentry
+    assert not sentry.is_spent
+    assert sentry.is_quiet() == (plan.Sentry is not twin.Sentry)
+    module.weight.scale = 4.0
+    assert compiled(x).tolist() == [4.0, 4.0]
+    assert compiled.statistics().retired == 1

@@ -165,16 +165,30 @@ def test_a_branch_on_a_random_value_is_refused_with_its_line() -> None:
     assert "`rand` leads to it" in str(caught.value)
 
 
-def test_a_branch_on_a_tensor_changed_in_place_is_refused_with_its_line() -> None:
+def test_a_branch_on_an_input_changed_in_place_is_refused_with_its_line() -> None:
     def grow(x):
-        y = x.clone()
-        y.add_(1)
-        return y * 2 if y.sum() > 0 else y
+        x.add_(1)
+        return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(tripwire.CannotTrace, match="in place") as caught:
-        tripwire.compile(grow, fullgraph=True)(X)
+        tripwire.compile(grow, fullgraph=True)(X.clone())
     assert caught.value.slug == "tensor-branch"
-    assert f"{__file__}:{grow.__code__.co_firstlineno + 3}: " in str(caught.value)
+    assert f"{__file__}:{grow.__code__.co_firstlineno + 2}: " in str(caught.value)
+
+
+def test_a_branch_after_writes_to_what_the_call_made_is_compiled() -> None:
+    def grow(x):
+        y = x.clone()
+        y[:1].add_(1)
+        other = torch.zeros(3)
+        other.add_(2)
+        return y * 2 + other if y.sum() > 1 else y
+
+    compiled = tripwire.compile(grow, fullgraph=True, backend="eager")
+    for value in (1.0, 2.0, -1.0, 1.0, -2.0):
+        check_same(grow(torch.full((3,), value)), compiled(torch.full((3,), value)))
+    statistics = compiled.statistics()
+    assert (statistics.traces, statistics.hits) == (2, 3)
 
 
 def test_a_callable_whose_world_keeps_changing_stays_plain(caplog) -> None:
@@ -599,3 +613,19 @@ def test_a_run_that_leaves_the_decimal_context_changed_is_refused() -> None:
 
     with decimal.localcontext(), pytest.raises(tripwire.CannotTrace, match="decimal context"):
         tripwire.compile(f, fullgraph=True)(X)
+
+
+def test_a_graph_with_attention_that_fails_on_a_hit_raises_at_the_users_line() -> None:
+    table = nn.Embedding(4, 8)
+
+    def f(ids):
+        found = table(ids)[None, None]
+        return nn.functional.scaled_dot_product_attention(found, found, found)
+
+    compiled = tripwire.compile(f, fullgraph=True)
+    compiled(torch.tensor([1, 2]))
+    with pytest.raises(IndexError) as caught:
+        compiled(torch.tensor([1, 7]))
+    lines = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "f" in lines
+    assert not any("eval_with_key" in str(frame) for frame in lines)

@@ -12,9 +12,9 @@ from tripwire.recording import nodes
 from tripwire.recording.decode import rebuild, view
 from tripwire.recording.encode import Encoder, NoCodes
 from tripwire.recording.format import Manifest, NewRecord, Record
+from tripwire.recording.kept import Blobs
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.policy import KEEP_ALL, Policy
-from tripwire.recording.tensors import Blobs
 
 
 def name_code(encoder: Encoder, value: object) -> AnyNode | None:

@@ -12,6 +12,7 @@ import typing
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+import oddities
 import pytest
 import torch
 from carrying import Carried, both_ways, check_same_calls
@@ -437,6 +438,50 @@ def test_what_a_librarys_base_may_call_is_kept() -> None:
     check_same_calls(uses_library_base, ())
 
 
+INSTALLED = """
+def use(config):
+    return helper(config)
+
+def helper(config):
+    return config.width * 2
+"""
+
+
+def test_what_an_installed_package_may_ask_of_a_users_object_is_kept(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_for_test.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(str(folder))
+    import installed_for_test
+
+    class Config:
+        def __init__(self):
+            self.width = 4
+            self.password = "hunter2"
+
+    config, use = Config(), installed_for_test.use
+
+    def by_name():
+        return use(config)
+
+    def by_module():
+        return installed_for_test.use(config)
+
+    def by_import():
+        from installed_for_test import use
+
+        return use(config)
+
+    check_same_calls(by_name, ())
+    check_same_calls(by_module, ())
+    check_same_calls(by_import, ())
+    space = {"__name__": "made", "lib": installed_for_test, "config": config}
+    exec("def f():\n    return lib.use(config)", space)
+    carried = Carried(value=space["f"])
+    assert carried.build()["value"]() == 8
+    assert "hunter2" not in str(carried.table)
+
+
 # --- dataclasses ---
 
 
@@ -816,6 +861,14 @@ def test_autograd_functions() -> None:
         return float(x.grad)
 
     check_same_calls(grad, ())
+
+
+@pytest.mark.parametrize("function", oddities.ALL, ids=lambda f: f.__name__)
+def test_odd_things(function) -> None:
+    def text():
+        return repr(function())
+
+    check_same_calls(text, ())
 
 
 # --- nodes ---

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from roundtrip import data_of, encode, write
+from support import run_python
 
 from tripwire.errors import BadRecord
 from tripwire.recording import container
@@ -203,3 +204,34 @@ def test_files_are_opened_once_and_closed(tmp_path) -> None:
     with pytest.raises(BadRecord):
         Record.open(path)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "numpy"):
+    sys.modules[name] = None
+import types
+package = types.ModuleType("tripwire")
+package.__path__ = [sys.argv[1]]
+sys.modules["tripwire"] = package
+from tripwire.recording import decode, encode, format, kept, policy
+with format.Record.open(sys.argv[2]) as record:
+    print(decode.view(record.table, record.blobs)["value"])
+blobs = kept.Blobs(policy.KEEP_ALL)
+encoder = encode.Encoder(blobs, encode.NoCodes(), policy.KEEP_ALL)
+table = encoder.finish({"value": encoder.slot([1, {2: (3,)}])})
+path = format.NewRecord(format.Manifest(), table, blobs.settled, {}).write(sys.argv[3])
+with format.Record.open(path) as record:
+    print(decode.view(record.table, record.blobs)["value"])
+"""
+
+
+def test_a_record_is_written_and_read_without_torch(tmp_path) -> None:
+    import tripwire.recording
+
+    path = write(tmp_path, [1, "two", torch.ones(3), torch.float32])
+    package = os.path.dirname(os.path.dirname(tripwire.recording.__file__))
+    names = [package, str(path), str(tmp_path / "new.rec")]
+    first, second = run_python(f"import sys; sys.argv[1:] = {names}\n{WITHOUT_TORCH}").split("\n")
+    assert first.startswith("[1, 'two', AbsentView(")
+    assert second == "[1, {2: (3,)}]"

@@ -10,11 +10,13 @@ import functools
 import linecache
 import math
 import operator
+import subprocess
 import sys
 import textwrap
 import traceback
 import types
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +24,10 @@ import torch
 from carrying import ELSEWHERE, HERE, Carried, both_ways, check_same_calls
 
 from tripwire import CannotReplay
-from tripwire.recording import nodes
+from tripwire.recording import decode, nodes
+from tripwire.recording.format import Record
+from tripwire.recording.rebuild import Rebuilder, find_in_library
+from tripwire.recording.shelf import Shelf
 
 SCALE = 3
 TABLE = {"a": 1, "b": [2, 3]}
@@ -630,6 +635,51 @@ def test_annotations_are_kept_only_if_code_reads_them() -> None:
     check_same_calls(reads_annotations, ())
 
 
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from carrying import Carried
+
+K = 5
+class Local:
+    def get(self):
+        return K
+
+def f(x):
+    return Local().get() + x / 0
+
+print(Carried(value=f).write(sys.argv[2]), end="")
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-c", "-"])
+def test_functions_of_a_script(tmp_path, how) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = {"file": [str(script)], "-c": ["-c", SCRIPT], "-": ["-"]}[how]
+    source = Path(__file__).parents[3] / "src"
+    done = subprocess.run(
+        [sys.executable, *command, str(Path(__file__).parent), str(tmp_path / "x.rec")],
+        env={"PYTHONPATH": str(source)},
+        input=SCRIPT if how == "-" else "",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    script.unlink()
+    record = Record.of(Path(done.stdout).read_bytes())
+    for magic in [HERE, ELSEWHERE] if how == "file" else [HERE]:
+        shelf = Shelf(record.table, record.read, magic)
+        rebuilder = Rebuilder(record.table, shelf)
+        copy = decode.rebuild(record.table, record.blobs, rebuilder)["value"]
+        assert copy.__module__ == "__main__"
+        with pytest.raises(ZeroDivisionError) as caught:
+            copy(1)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert "line 12, in f" in shown
+        assert ("return Local().get() + x / 0" in shown) == (how == "file")
+
+
 # --- lines ---
 
 
@@ -733,8 +783,6 @@ def test_source_of_nested_functions_is_kept_once() -> None:
 def test_an_argument_of_a_library_that_is_missing_is_named() -> None:
     carried = Carried(value=textwrap.dedent)
     node = nodes.Library("no_such_package.inner", "thing")
-    from tripwire.recording.rebuild import find_in_library
-
     with pytest.raises(CannotReplay, match="no_such_package.inner.thing") as caught:
         find_in_library(node)
     assert caught.value.slug == "replay-missing-library"

@@ -53,7 +53,7 @@ LIBRARY_THINGS = [
     torch._C._nn.gelu,
     torch.ops.aten.add.Tensor,
     torch.ops.aten.add,
-    torch.manual_seed,
+    torch.get_rng_state,
     torch.float32.__class__,
     len,
     print,
@@ -125,6 +125,14 @@ def test_what_is_the_users_is_not_a_librarys(thing) -> None:
     assert find_library(thing) is None
 
 
+def test_a_function_that_a_library_wrapped_itself_is_found_where_it_put_it() -> None:
+    import torch._dynamo  # noqa: F401  # it wraps manual_seed
+
+    found = find_library(torch.manual_seed)
+    assert found is not None
+    assert find_in_library(found) is torch.manual_seed
+
+
 def test_a_function_put_in_a_librarys_place_is_the_users(monkeypatch) -> None:
     @functools.wraps(json.dumps)
     def replaced(*args):
@@ -194,3 +202,13 @@ def test_looking_runs_nothing_of_the_users() -> None:
     assert find_library(Trap()) is None
     assert find_library(cls) is None
     assert ran == []
+
+
+def test_a_function_that_a_library_wrapped_is_found_where_it_was_put(monkeypatch) -> None:
+    @functools.wraps(torch.random.manual_seed)
+    def wrapped(seed):
+        return seed
+
+    wrapped.__code__ = wrapped.__code__.replace(co_filename=torch.__file__)
+    monkeypatch.setattr(torch, "manual_seed", wrapped)
+    assert find_library(wrapped) == Library("torch", "manual_seed")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import gc
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +18,15 @@ from roundtrip import again, encode
 from torch import nn
 
 from tripwire.recording.format import Record
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_callbacks() -> Iterator[None]:
+    """Hypothesis leaves a function in gc.callbacks, which later tests would trace."""
+    before = list(gc.callbacks)
+    yield
+    gc.callbacks[:] = before
+
 
 SCALARS = st.one_of(
     st.none(),

@@ -232,6 +232,8 @@ def test_what_has_no_plain_bytes_is_refused_with_a_reason(tmp_path) -> None:
     caught: list[object] = []
     torch.func.vmap(lambda x: caught.append(x) or x)(torch.ones(2, 3))
     quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(0)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     values = {
         "fake": fake,
@@ -239,6 +241,7 @@ def test_what_has_no_plain_bytes_is_refused_with_a_reason(tmp_path) -> None:
         "quantised": quantised,
         "nested": nested,
         "vmap": caught[0],
+        "freed": freed,
     }
     _, encoder = encode(values)
     left_out = {omission.what: omission.why for omission in encoder.left_out}
@@ -310,6 +313,14 @@ def test_a_model_is_hardly_larger_than_its_parameters(tmp_path) -> None:
     model = nn.Sequential(*blocks)
     unique = sum(p.nbytes for p in model.parameters())
     assert overhead(tmp_path, model, unique) <= 64 * 200 + 8192
+
+
+def test_a_model_of_convolutions_is_hardly_larger_than_its_parameters(tmp_path) -> None:
+    parts = [nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(60)]
+    model = nn.Sequential(*parts)
+    unique = sum(t.nbytes for t in model.state_dict().values())
+    assert overhead(tmp_path, model, unique) <= 64 * 420 + 8192
+    assert again(tmp_path, model)[0][0].kernel_size == (3, 3)
 
 
 def test_only_the_bytes_in_use_are_kept(tmp_path) -> None:

@@ -16,6 +16,8 @@ from support import run_python
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import CompileId, LogReader, compiling, logging_to, reader, timed
+from tripwire.telemetry import log as event_log
+from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.schema import (
     MAJOR,
     TAGS,
@@ -312,3 +314,45 @@ def test_a_missing_directory_is_a_clear_error(tmp_path):
 def test_every_line_is_plain_json():
     for line in LINES:
         assert json.loads(line)["event"] in TAGS
+
+
+def test_counters_are_left_in_the_log(tmp_path):
+    with logging_to(tmp_path):
+        telemetry.log_counters()
+        telemetry.count("frames", "hit", 3)
+        telemetry.log_counters()
+    (found,) = [e.event.groups for e in LogReader(tmp_path) if isinstance(e.event, Counts)]
+    assert found == {"frames": {"hit": 3}}
+
+
+def test_a_child_forked_inside_a_nested_log_leaves_the_outer_one_to_its_parent(tmp_path):
+    def child() -> None:
+        event_log.current = outer
+        with timed("child"):
+            pass
+
+    with logging_to(tmp_path / "outer") as outer:
+        with timed("parent"):
+            pass
+        with logging_to(tmp_path / "inner"):
+            in_fork(child)
+    assert len(list((tmp_path / "outer").iterdir())) == 2
+
+
+def test_a_lock_that_another_thread_holds_at_a_fork_is_free_in_the_child():
+    lock = make_lock()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        assert in_fork(lambda: lock.acquire(timeout=5)) is True
+    finally:
+        done.set()
+        thread.join()

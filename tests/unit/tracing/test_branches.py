@@ -53,6 +53,7 @@ SIZED = {
     "nonzero": lambda x: x * x.nonzero().shape[0],
     "mask": lambda x: x * x[x > 1].numel(),
     "len of where": lambda x: x * len(torch.where(x > 1)[0]),
+    "residuals": lambda x: x * torch.linalg.lstsq(x[:, None], x[:, None]).residuals.shape[0],
     "unique": lambda x: x * x.unique().size(0),
     "through other ops": lambda x: x * (x[x > 1] * 2 + 1).exp().shape[0],
     "masked_select": lambda x: x * torch.masked_select(x, x > 1).size(0),

@@ -4,6 +4,7 @@ import collections
 import copy
 import enum
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -774,3 +775,22 @@ def test_names_of_parts_dont_hide_the_module() -> None:
         return self + other + torch.tensor(np.ones(1, "f"))
 
     check_traces(f, lambda s: (X * s,))
+
+
+def test_a_callback_of_the_collector_is_no_part_of_the_run() -> None:
+    space = {"count": 0}
+    exec("def note(phase, info):\n    global count\n    count += 1", space)
+    note = space["note"]
+
+    def f(x):
+        gc.collect()
+        return x + 1
+
+    gc.callbacks.append(note)
+    try:
+        trace = quiet_trace(f, X)
+        assert gc.callbacks[-1] is note
+    finally:
+        gc.callbacks.remove(note)
+    assert not trace.effects
+    assert space["count"]

@@ -148,6 +148,14 @@ def test_format_strings_load_the_attributes_that_they_spell() -> None:
     assert body("return self.template.format(x)").has_dynamic_names
 
 
+def test_names_that_are_computed_are_told_from_constant_ones() -> None:
+    assert not body("return getattr(x, 'name'), hasattr(x, 'other')").computes_names
+    assert body("return getattr(x, 'na' + y)").computes_names
+    assert body("return hasattr(x, y)").computes_names
+    assert body("return map(getattr, x, y)").computes_names
+    assert join([body("return getattr(x, y)"), body("return x")]).computes_names
+
+
 # --- dynamic names -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import importlib
 import sys
 import types
 import weakref
@@ -24,6 +25,13 @@ in_c = pytest.mark.skipif(
 @pytest.fixture(params=[pytest.param("c", marks=in_c), "python"])
 def sentry_class(request):
     return sentry.Sentry if request.param == "c" else twin.Sentry
+
+
+@pytest.fixture(params=[pytest.param("c", marks=in_c), "python"])
+def hits(request):
+    """The module that has what a hit needs beside the sentry."""
+    name = "_watch" if request.param == "c" else "twin"
+    return importlib.import_module(f"tripwire.validity.{name}")
 
 
 @pytest.fixture
@@ -542,3 +550,67 @@ def check_hooks():
     assert [setter_of(descriptor) for descriptor in descriptors] == during
     second.close()
     assert [setter_of(descriptor) for descriptor in descriptors] == before
+
+
+# --- what else a hit does in C ---------------------------------------------------------------
+
+
+class Item:
+    """Something to refer to weakly."""
+
+
+def test_a_list_is_the_same_while_it_holds_the_very_objects(hits):
+    item, word = Item(), "".join(["a", "word"])
+    items = [item, word, None, 1.5]
+    kept = (weakref.ref(item), word, None, items[3])
+    assert hits.same_items(items, kept)
+    assert hits.same_items([], ())
+    assert not hits.same_items(items[:3], kept)
+    assert not hits.same_items([*items, None], kept)
+    assert not hits.same_items([Item(), *items[1:]], kept)
+    assert not hits.same_items([item, "".join(["a", "word"]), *items[2:]], kept)
+
+
+def test_nothing_is_the_same_as_what_died(hits):
+    item = Item()
+    kept = (weakref.ref(item),)
+    del item
+    assert not hits.same_items([None], kept)
+    assert not hits.same_items([Item()], kept)
+
+
+def test_a_call_hands_over_both_tuples_in_order(hits):
+    def collect(*args):
+        return args
+
+    class Callable:
+        def method(self, *args):
+            return self, *args
+
+    owner = Callable()
+    assert hits.call(collect, (1, 2), (3,)) == (1, 2, 3)
+    assert hits.call(collect, (), ()) == ()
+    assert hits.call(owner.method, (1,), (2, 3)) == (owner, 1, 2, 3)
+    assert hits.call(functools.partial(collect, 0), (1,), (2,)) == (0, 1, 2)
+    assert hits.call(max, (1,), (3, 2)) == 3
+    with pytest.raises(ZeroDivisionError):
+        hits.call(divmod, (1,), (0,))
+
+
+def test_a_call_keeps_and_leaves_its_arguments(hits):
+    item = Item()
+    first, rest = (item,), (item,)
+    count = sys.getrefcount(item)
+    hits.call(lambda *args: None, first, rest)
+    assert sys.getrefcount(item) == count
+
+
+@in_c
+def test_wrong_arguments_are_refused():
+    watch = importlib.import_module("tripwire.validity._watch")
+    for wrong in [(), ([],), ((), ()), ([], []), ([], (), ())]:
+        with pytest.raises(TypeError, match="same_items"):
+            watch.same_items(*wrong)
+    for wrong in [(), (max,), (max, (), []), (max, [], ())]:
+        with pytest.raises(TypeError, match=r"call\(\) takes"):
+            watch.call(*wrong)

@@ -1,0 +1,90 @@
+"""Doctor: what tripwire finds on this machine, and how it will watch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `good` is None where it is neither good nor bad."""
+
+    name: str
+    found: str
+    good: bool | None = None
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything that is worth knowing before asking for help."""
+    return [*_versions(), *_watching(), *_environment()]
+
+
+def as_data(findings: list[Finding]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [asdict(finding) for finding in findings]
+
+
+def _versions() -> list[Finding]:
+    found = [Finding("Python", f"{platform.python_version()} on {sys.platform}")]
+    for name in ("tripwire", "torch", "msgspec", "safetensors", "transformers"):
+        try:
+            found.append(Finding(name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            needed = name == "torch"
+            advice = _WITHOUT.get(name, "")
+            found.append(Finding(name, "not installed", False if needed else None, advice))
+    return found
+
+
+_WITHOUT = {
+    "torch": "pip install torch",
+    "msgspec": "pip install msgspec: without it there are no records and no telemetry",
+    "safetensors": "only tests use it",
+}
+
+
+def _watching() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return []
+    from tripwire.env import HAS_MONITORING
+    from tripwire.validity import sentry
+
+    in_c = sentry.IS_COMPILED
+    how = "C module" if in_c else "Python twin"
+    advice = "" if in_c else "a C compiler and a reinstall make hits cheap: every call compares all"
+    if in_c:
+        dicts = "told of writes" if HAS_MONITORING else "version tags, summed up on each call"
+    else:
+        dicts = "compared on each call"
+    calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
+    return [
+        Finding("sentry", how, in_c, advice),
+        Finding("globals, attributes, dicts", dicts),
+        Finding("lists, sets, cells, slots", "compared on each call"),
+        Finding("functions that run", f"seen by {calls}"),
+        Finding("writer of a change", "file and line" if in_c and HAS_MONITORING else _WRITERS),
+    ]
+
+
+_WRITERS = "file and line for attributes of modules; unknown elsewhere"
+_VARIABLES = (
+    "TRIPWIRE_PURE",
+    "TRIPWIRE_LOG_DIR",
+    "TRIPWIRE_LOGS",
+    "TRIPWIRE_RECORD_DIR",
+    "TRIPWIRE_RECORD_CHECK",
+    "TRIPWIRE_TELEMETRY",
+    "TRIPWIRE_SUMMARY",
+    "TRIPWIRE_DEBUG_DIR",
+)
+
+
+def _environment() -> list[Finding]:
+    return [Finding(name, os.environ[name]) for name in _VARIABLES if name in os.environ]

@@ -1,0 +1,272 @@
+"""Explain: why something was traced, retired or refused, and where the time went.
+
+`explain(compiled)` reads what a dispatcher knows; nothing runs. `explain(fn, *args)` runs the
+call once, observed, and says what would come of it.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.entry import Entry, Summary
+from tripwire.errors import BadOption
+from tripwire.phases import HAS_TELEMETRY
+from tripwire.tracing import Refusal, Trace, Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class EntryView:
+    """One entry."""
+
+    number: int
+    state: str  # "in use", "retired" or "gone"
+    hits: int
+    summary: Summary
+    guards: str  # source of the function that admits a call
+    wires: tuple[tuple[str, str], ...]  # sources, and what was seen
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalView:
+    """Why calls were refused, and how often."""
+
+    slug: str
+    reason: str
+    place: str
+    text: str  # the user's line
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompileView:
+    """One compile: how long each phase took, in microseconds, and why it was needed."""
+
+    number: str
+    duration: int
+    phases: dict[str, int]
+    reason: str
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is known of one compiled callable. Prints as a report; `data()` is plain data."""
+
+    name: str
+    place: str
+    calls: int
+    hits: int
+    traces: int
+    entries: tuple[EntryView, ...]
+    retirements: tuple[str, ...]
+    refusals: tuple[RefusalView, ...]
+    compiles: tuple[CompileView, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Everything, in dicts, lists, strings and numbers."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _lines(self) -> list[str]:
+        lines = [
+            f"{self.name}{f' at {self.place}' if self.place else ''}",
+            f"  {self.calls} calls: {self.hits} hits, {self.traces} traced, "
+            f"{len(self.entries)} entries, {len(self.retirements)} retirements",
+        ]
+        for entry in self.entries:
+            lines += _entry_lines(entry)
+        lines += _block("retired", list(self.retirements))
+        for refusal in self.refusals:
+            lines += _refusal_lines(refusal)
+        lines += _block("compiles", [_compile_line(one) for one in self.compiles])
+        return lines
+
+
+def _entry_lines(entry: EntryView) -> list[str]:
+    made = entry.summary
+    lines = [
+        f"  entry {entry.number}: {entry.state}, {entry.hits} hits; {made.ops} ops, "
+        f"{made.inputs} inputs, {made.guards} guards, {len(entry.wires)} wires"
+    ]
+    lines += [f"    holds for {branch}" for branch in made.branches]
+    lines += [f"    repeats the write of {effect}" for effect in made.effects]
+    width = max((len(source) for source, _ in entry.wires[:_SHOWN]), default=0)
+    lines += [f"    {source:{width}}  {seen}" for source, seen in entry.wires[:_SHOWN]]
+    if len(entry.wires) > _SHOWN:
+        lines.append(f"    ... and {len(entry.wires) - _SHOWN} more wires (.entries[i].wires)")
+    return lines
+
+
+_SHOWN = 12
+
+
+def _refusal_lines(refusal: RefusalView) -> list[str]:
+    lines = [f"  refused {refusal.count} times [{refusal.slug}]: {refusal.reason}"]
+    if refusal.place:
+        lines.append(f"    {refusal.place}: {refusal.text}")
+    return lines
+
+
+def _compile_line(one: CompileView) -> str:
+    phases = ", ".join(f"{name} {us / 1000:.1f}" for name, us in one.phases.items())
+    why = f"; because {one.reason}" if one.reason else ""
+    refused = f"; refused: {one.refusal}" if one.refusal else ""
+    return f"{one.number}: {one.duration / 1000:.1f} ms ({phases}){why}{refused}"
+
+
+def _block(title: str, lines: list[str]) -> list[str]:
+    return [f"  {title}:", *(f"    {line}" for line in lines)] if lines else []
+
+
+# --- compiled callables ---
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def explain(target: Any, /, *args: Any, **kwargs: Any) -> Explanation | Preview:
+    """What is known of a compiled callable; or, with a plain one, what would come of a call.
+
+    A plain callable runs once with the arguments given.
+    """
+    dispatcher = find_dispatcher(target)
+    if dispatcher is None:
+        if not callable(target):
+            raise BadOption(
+                f"explain takes a callable, not {type(target).__name__}.", slug="not-callable"
+            )
+        return preview(target, args, kwargs)
+    return _explain(dispatcher)
+
+
+def _explain(dispatcher: Dispatcher) -> Explanation:
+    known = dispatcher.statistics()
+    callee = dispatcher.callee
+    return Explanation(
+        dispatcher.name,
+        f"{callee.file}:{callee.line}" if callee is not None and callee.file else "",
+        known.calls,
+        known.hits,
+        known.traces,
+        tuple(_view(i, entry) for i, entry in enumerate(dispatcher.entries)),
+        tuple(str(cause) for cause in known.causes),
+        tuple(_describe(refusal, n) for refusal, n in dispatcher.refusals.items()),
+        _find_compiles(-1 if callee is None else callee.frame_id),
+    )
+
+
+def _view(number: int, entry: Entry) -> EntryView:
+    state = "gone" if entry.is_dead else "retired" if entry.causes else "in use"
+    return EntryView(
+        number,
+        state,
+        entry.hits,
+        entry.summary,
+        entry.source,
+        tuple(sorted(entry.list_wires(), key=_rank)),
+    )
+
+
+def _rank(wire: tuple[str, str]) -> int:
+    """What is the user's comes first, then what every module and class has, then torch's."""
+    source = wire[0]
+    if source.startswith(("G[torch", "G[builtins")):
+        return 2
+    last = source.rpartition(".")[2]
+    return 1 if last.startswith("__") or last in _OF_EVERY_MODULE else 0
+
+
+def _describe(refusal: Refusal, count: int) -> RefusalView:
+    place = refusal.where.place
+    where = f"{place.file}:{place.line}" if place is not None else ""
+    text = place.text if place is not None else ""
+    return RefusalView(refusal.slug, refusal.reason, where, text, count)
+
+
+def _find_compiles(frame_id: int) -> tuple[CompileView, ...]:
+    if not HAS_TELEMETRY:
+        return ()
+    from tripwire import telemetry
+
+    return tuple(
+        CompileView(
+            found.compile_id or "",
+            found.duration_us or 0,
+            {name.removesuffix("_us"): us for name, us in found.phases.items()},
+            found.recompile_reason or "",
+            found.refusal or "",
+        )
+        for found in telemetry.get_compilation_metrics()
+        if (found.compile_id or "").startswith(f"{frame_id}/")
+    )
+
+
+# --- plain callables ---
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preview:
+    """What would be captured of a call, or why it would be refused."""
+
+    name: str
+    trace: Trace | None
+    refusal: RefusalView | None
+    reads: tuple[tuple[str, str, str], ...]  # source, what was seen, where
+    result: object
+
+    def data(self) -> dict[str, Any]:
+        """Everything but the trace and the result, in plain data."""
+        return {
+            "name": self.name,
+            "ops": None if self.trace is None else self.trace.statistics().ops,
+            "branches": [] if self.trace is None else list(map(str, self.trace.branches)),
+            "effects": [] if self.trace is None else list(map(str, self.trace.effects)),
+            "refusal": None if self.refusal is None else asdict(self.refusal),
+            "reads": [list(row) for row in self.reads],
+        }
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        if self.trace is None:
+            assert self.refusal is not None
+            print(f"{self.name} would run as plain Python:", file=out)
+            print("\n".join(_refusal_lines(self.refusal)), file=out)
+            return out.getvalue().rstrip()
+        made = self.trace.statistics()
+        print(f"{self.name} would be compiled: {made.ops} ops, {len(self.reads)} reads", file=out)
+        for branch in self.trace.branches:
+            print(f"  holds for {branch}", file=out)
+        for effect in self.trace.effects:
+            print(f"  repeats the write of {effect}", file=out)
+        width = max((len(source) for source, _, _ in self.reads[:_SHOWN]), default=0)
+        for source, seen, where in self.reads[:_SHOWN]:
+            print(f"  {source:{width}}  {seen}  {where}", file=out)
+        if len(self.reads) > _SHOWN:
+            print(f"  ... and {len(self.reads) - _SHOWN} more reads (.reads)", file=out)
+        return out.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def preview(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Preview:
+    """Run a call once, observed, and say what would come of it."""
+    run = Tracer().run(target, args, kwargs, complete=True)
+    name = str(getattr(target, "__qualname__", type(target).__qualname__))
+    if run.trace is None:
+        assert run.refusal is not None
+        return Preview(name, None, _describe(run.refusal, 1), (), run.result)
+    reads = tuple((str(read.source), str(read.seen), read.where) for read in run.trace.reads)
+    return Preview(name, run.trace, None, reads, run.result)

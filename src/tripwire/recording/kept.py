@@ -1,0 +1,110 @@
+"""Kept: which bytes go into a record, decided when all of them are known.
+
+Bytes that a policy holds back are held back wherever they lie: an array over a tensor's memory
+shows no more than the tensor may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tripwire.recording.blobs import NewBlob
+from tripwire.recording.policy import Omission, Policy, Treatment
+
+Key = tuple[str, int]  # a device and an address on it
+
+
+class Kept(Protocol):
+    """Bytes that may become a blob: a storage, or an array."""
+
+    treatment: Treatment
+    why: str  # a treatment that isn't full
+    blob: int
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Where they lie in this process: from, to."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+    def settle(self) -> None:
+        """All users are known: find the strictest treatment and the extent."""
+
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        """Their dtype and shape in tensors.safetensors."""
+
+    def paths(self) -> list[str]:
+        """How they were reached."""
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        """Them, piece by piece."""
+
+    def keep(self) -> None:
+        """Have those of now, where nothing tells of a later write."""
+
+
+class Blobs:
+    """The storages and arrays that a record keeps."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.settled: list[NewBlob] = []
+        self.left_out: list[Omission] = []
+        self._kept: list[Kept] = []
+        self._by_key: dict[Key, Kept] = {}
+
+    def add(self, kept: Kept) -> None:
+        """Bytes of their own."""
+        self._kept.append(kept)
+
+    def find(self, key: Key) -> Kept | None:
+        """The bytes that were added under a key."""
+        return self._by_key.get(key)
+
+    def add_once(self, key: Key, kept: Kept) -> None:
+        """Bytes that others may use as well."""
+        self._by_key[key] = kept
+        self.add(kept)
+
+    def keep(self) -> None:
+        """Have the bytes of now, where nothing tells of a later write."""
+        for kept in self._kept:
+            kept.keep()
+
+    def settle(self) -> None:
+        """Decide what is kept, number the blobs, say what is left out."""
+        for kept in self._kept:
+            kept.settle()
+        self._guard_shared_memory()
+        self._apply_cap()
+        for kept in self._kept:
+            if kept.treatment is Treatment.FULL:
+                kept.blob = len(self.settled)
+                self.settled.append(NewBlob(*kept.form(), kept.size, kept))
+            else:
+                why = f"values left out by {kept.why}: {kept.treatment.label} only"
+                self.left_out += [Omission(path, why) for path in kept.paths()]
+
+    def _guard_shared_memory(self) -> None:
+        strict = [(kept.memory, kept.treatment) for kept in self._kept if kept.treatment]
+        for kept in self._kept if strict else ():
+            low, high = kept.memory
+            for (first, last), treatment in strict:
+                if first < high and low < last:
+                    kept.treatment = max(kept.treatment, treatment)
+
+    def _apply_cap(self) -> None:
+        cap = self.policy.cap
+        if cap is None:
+            return
+        full = [kept for kept in self._kept if kept.treatment is Treatment.FULL]
+        total = sum(kept.size for kept in full)
+        for kept in sorted(full, key=lambda kept: -kept.size):
+            if total <= cap:
+                break
+            kept.treatment = Treatment.STATISTICS
+            kept.why = f"the cap of {cap} bytes"
+            total -= kept.size

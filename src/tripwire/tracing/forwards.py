@@ -1,0 +1,159 @@
+"""Forwards: custom autograd functions whose results are sized by shapes alone.
+
+`apply` is one node, and a compiled call runs the forward again: what it reads of Python's world
+needs no watch, as long as no size hangs on it. So that sizes can be trusted, a forward must be
+simple enough to be read from its bytecode: it and the functions that it names touch tensors,
+plain values, torch and `math`, and write to nothing but tensors and their context. They are then
+watched like the rest of the run, and the torch calls inside are looked at as they happen.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverloadPacket
+from torch.autograd.function import FunctionMeta
+
+from tripwire.env import is_library_module
+from tripwire.tracing.rules import words
+
+Functions = tuple[FunctionType, ...]
+
+_VALUES = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_BUILTINS = words(
+    "int float bool len range min max abs sum tuple list zip enumerate isinstance round slice "
+    "reversed divmod"
+)
+_REFUSED = words(
+    "STORE_GLOBAL DELETE_GLOBAL IMPORT_NAME LOAD_BUILD_CLASS LOAD_NAME STORE_NAME LOAD_DEREF "
+    "STORE_DEREF LOAD_CLASSDEREF"
+)
+_ABSENT = object()
+_GRAD_NAMES = words("needs_input_grad requires_grad grad_fn grad is_leaf")
+
+
+def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
+    """All Python functions that `cls.apply(*args)` can run; None where they aren't simple."""
+    if type(cls) is not FunctionMeta or not all(map(_is_plain_argument, args)):
+        return None
+    found: dict[FunctionType, None] = {}
+    contexts = _starts_of(cls)
+    open_: list[Any] = list(contexts)
+    while open_:
+        function = open_.pop()
+        if function in found:
+            continue
+        if not _is_simple(function):
+            return None
+        found[function] = None
+        for code in codes_of(function.__code__):
+            named = _find_named(code, function.__globals__, contexts.get(function))
+            if named is None:
+                return None
+            open_ += named
+    return tuple(found)
+
+
+def _starts_of(cls: Any) -> dict[Any, str | None]:
+    """Forward and its like, each with the name of its context."""
+    forward, setup = cls.forward, cls.setup_context
+    if setup is torch.autograd.Function.setup_context:
+        return {forward: _first_argument(forward)}
+    return {forward: None, setup: _first_argument(setup)}
+
+
+def _first_argument(function: Any) -> str | None:
+    code = getattr(function, "__code__", None)
+    return code.co_varnames[0] if code is not None and code.co_argcount else None
+
+
+def _is_plain_argument(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain_argument, value))
+    return type(value) in (torch.Tensor, nn.Parameter) or _is_value(value)
+
+
+def _is_value(value: object) -> bool:
+    return type(value) in _VALUES
+
+
+def _is_simple(function: Any) -> bool:
+    """Whether a function has no state of its own."""
+    if type(function) is not FunctionType or function.__closure__ or function.__dict__:
+        return False
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return all(map(_is_value, defaults))
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those nested in it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from codes_of(const)
+
+
+def _find_named(
+    code: CodeType, namespace: Mapping[str, Any], context: str | None
+) -> list[FunctionType] | None:
+    """The user's functions that a code names; None where it does more than is simple."""
+    if _GRAD_NAMES.intersection(code.co_names):
+        return None
+    found: list[FunctionType] = []
+    before: dis.Instruction | None = None
+    module: object = None  # on top of the stack
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in ("CACHE", "EXTENDED_ARG"):
+            continue
+        if name in _REFUSED or (name.startswith("STORE_FAST") and context in _locals(instruction)):
+            return None
+        if name in ("STORE_ATTR", "DELETE_ATTR"):
+            if instruction.is_jump_target or not _loads(before, context):
+                return None
+        value: object = None
+        if name == "LOAD_GLOBAL":
+            value = namespace.get(instruction.argval, _ABSENT)
+            if value is _ABSENT and instruction.argval in _BUILTINS:
+                value = None
+        elif isinstance(module, ModuleType):  # torch.nn.functional.relu
+            value = vars(module).get(instruction.argval, _ABSENT)
+        if isinstance(value, FunctionType) and not is_library_module(value.__module__):
+            found.append(value)
+        elif not _is_harmless(value):
+            return None
+        module, before = value, instruction
+    return found
+
+
+def _loads(instruction: dis.Instruction | None, name: str | None) -> bool:
+    """Whether an instruction leaves a variable on top of the stack."""
+    if instruction is None or not instruction.opname.startswith("LOAD_FAST"):
+        return False
+    return name is not None and _locals(instruction)[-1] == name
+
+
+def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
+    named = instruction.argval
+    return named if isinstance(named, tuple) else (named,)  # from 3.13 on some name two
+
+
+def _is_harmless(value: object) -> bool:
+    if isinstance(value, BuiltinFunctionType):
+        if getattr(torch, value.__name__, None) is value:
+            return True
+        value = value.__self__ or _ABSENT  # a module, a class, or what it is bound to
+    if isinstance(value, ModuleType):
+        return value.__name__ == "math" or _is_torchs(value.__name__)
+    if isinstance(value, (FunctionType, type)):
+        return _is_torchs(value.__module__)
+    return _is_value(value) or isinstance(value, OpOverloadPacket)
+
+
+def _is_torchs(module: str) -> bool:
+    return module.partition(".")[0] == "torch" and is_library_module(module)

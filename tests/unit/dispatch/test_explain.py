@@ -1,0 +1,201 @@
+"""Explain: what is known of a compiled callable, and what would come of a plain one."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import tripwire
+from tripwire import telemetry
+
+X = torch.arange(4.0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if x.sum() > 0:
+            return x * self.scale
+        return x
+
+
+def compiled_net():
+    net = Net()
+    compiled = tripwire.compile(net)
+    compiled(X)
+    compiled(X)
+    net.scale = 3.0
+    compiled(X)
+    return compiled
+
+
+def test_an_explanation_has_entries_with_guards_wires_hits_and_effects() -> None:
+    found = tripwire.explain(compiled_net())
+    newest, oldest = found.entries
+    assert (newest.state, oldest.state) == ("in use", "retired")
+    assert (newest.hits, oldest.hits) == (0, 1)
+    assert "def " in newest.guards
+    assert ("L['self'].scale", "3.0") in newest.wires
+    assert ("L['self'].scale", "2.0") in oldest.wires
+    assert newest.summary.effects == ("L['self'].calls",)
+    assert "gt" in newest.summary.branches[0]
+
+
+def test_an_explanation_names_what_was_written_and_by_whom() -> None:
+    (cause,) = tripwire.explain(compiled_net()).retirements
+    assert "L['self'].scale: 2.0 → 3.0" in cause
+    assert "test_explain.py" in cause
+
+
+def test_an_explanation_says_where_compile_time_went() -> None:
+    found = tripwire.explain(compiled_net())
+    assert [one.number.rpartition("/")[2] for one in found.compiles] == ["0", "1"]
+    for one in found.compiles:
+        assert {"trace", "observe", "plan", "arm", "backend"} <= set(one.phases)
+        assert sum(one.phases.values()) <= one.duration * 1.01 + 100
+    assert "scale" in found.compiles[1].reason
+
+
+def test_an_explanation_groups_refusals_with_the_users_line(capsys) -> None:
+    def loud(x):
+        print("loud")
+        return x * 2
+
+    compiled = tripwire.compile(loud)
+    for _ in range(5):
+        compiled(X)
+    (refusal,) = tripwire.explain(compiled).refusals
+    assert (refusal.slug, refusal.count) == ("prints", 3)
+    assert refusal.place.endswith(f"test_explain.py:{loud.__code__.co_firstlineno + 1}")
+    assert refusal.text == 'print("loud")'
+
+
+def test_an_explanation_is_plain_data_text_and_html() -> None:
+    found = tripwire.explain(compiled_net())
+    data = json.loads(json.dumps(found.data()))
+    assert data["hits"] == 1
+    text = str(found)
+    for line in ("3 calls: 1 hits, 2 traced", "entry 0: in use", "retired:", "compiles:"):
+        assert line in text
+    assert found._repr_html_().startswith("<pre>")
+
+
+def test_names_of_the_users_are_escaped_in_html() -> None:
+    def f(x):
+        return x + 1
+
+    compiled = tripwire.compile(f, name="<script>alert(1)</script>")
+    compiled(X)
+    assert "<script>" not in tripwire.explain(compiled)._repr_html_()
+
+
+def test_a_plain_callable_is_previewed_by_one_run() -> None:
+    net = Net()
+    found = tripwire.explain(net, X)
+    assert net.calls == 1
+    assert torch.equal(found.result, X * 2)
+    assert found.refusal is None
+    assert any(source == "L['self'].scale" for source, _, _ in found.reads)
+    assert "would be compiled: " in str(found)
+    assert json.loads(json.dumps(found.data()))["effects"] == ["L['self'].calls"]
+
+
+def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:
+    found = tripwire.explain(lambda x: print("hello"), X)
+    assert found.refusal.slug == "prints"
+    assert "would run as plain Python" in str(found)
+    assert found.data()["refusal"]["slug"] == "prints"
+
+
+def test_what_cannot_be_called_cannot_be_explained() -> None:
+    with pytest.raises(tripwire.BadOption, match="callable"):
+        tripwire.explain(3)
+
+
+def test_a_callable_that_was_never_called_has_nothing_to_explain() -> None:
+    found = tripwire.explain(tripwire.compile(lambda x: x))
+    assert (found.calls, found.entries, found.compiles) == (0, (), ())
+
+
+# --- what the pipeline tells ---
+
+
+def events_of(folder, tag):
+    kinds = [logged.event for logged in telemetry.read_events(folder)]
+    return [event for event in kinds if event.__struct_config__.tag == tag]
+
+
+def test_a_compile_leaves_its_graph_guards_wires_and_reads_in_the_log(tmp_path) -> None:
+    with telemetry.logging_to(str(tmp_path)):
+        compiled_net()
+    graph, again = events_of(tmp_path, "graph")
+    assert graph.compile_id != again.compile_id
+    (mul,) = [node for node in graph.nodes if "mul" in node.name]
+    assert mul.text == "return x * self.scale"
+    assert mul.file.endswith("test_explain.py")
+    assert "def " in events_of(tmp_path, "guards")[0].source
+    assert any(row.source == "L['self'].scale" for row in events_of(tmp_path, "wires")[0].wires)
+    assert any(row.source == "L['self'].scale" for row in events_of(tmp_path, "reads")[0].reads)
+    (retired,) = events_of(tmp_path, "retirement")
+    assert (retired.source, retired.old, retired.new) == ("L['self'].scale", "2.0", "3.0")
+    assert retired.file.endswith("test_explain.py")
+    (again,) = events_of(tmp_path, "recompile")
+    assert "scale" in again.reasons[0]
+    names = {event.name for event in events_of(tmp_path, "span")}
+    assert {"compile", "trace", "observe", "plan", "arm", "backend", "retire"} <= names
+
+
+def test_a_refusal_is_in_the_log_with_its_line(tmp_path, capsys) -> None:
+    with telemetry.logging_to(str(tmp_path)):
+        tripwire.compile(lambda x: (print(1), x)[1])(X)
+    (refused,) = events_of(tmp_path, "refusal")
+    assert refused.slug == "prints"
+    assert "print(1)" in refused.excerpt
+
+
+def test_metrics_of_a_compile_have_its_sizes(caplog) -> None:
+    caplog.set_level(logging.ERROR)
+    telemetry.clear_compilation_metrics()
+    compiled_net()
+    first, second = telemetry.get_compilation_metrics()
+    assert first.graph_op_count == 3
+    assert first.branch_count == 1
+    assert first.guard_count > 0
+    assert first.wire_count > 0
+    assert first.recompile_reason is None
+    assert second.cache_size == 2
+    assert first.backend == "eager"
+
+
+def test_hits_and_misses_are_counted_though_a_hit_tells_nobody() -> None:
+    from tripwire.dispatch.telling import count_hits
+
+    count_hits()
+    before = telemetry.statistics().groups.get("frames", {})
+    compiled = compiled_net()
+    count_hits()
+    count_hits()
+    after = telemetry.statistics().groups["frames"]
+    assert after["hit"] - before.get("hit", 0) == 1
+    assert after["miss"] - before.get("miss", 0) == 2
+    compiled(X)
+    del compiled
+    assert telemetry.statistics().groups["frames"]["hit"] - before.get("hit", 0) == 2
+
+
+def test_without_telemetry_everything_compiles(monkeypatch) -> None:
+    telemetry.disable()
+    try:
+        compiled = compiled_net()
+    finally:
+        telemetry.enable()
+    assert compiled.statistics().hits == 1

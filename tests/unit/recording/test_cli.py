@@ -1,0 +1,246 @@
+"""The command line: 0 done, 1 the replayed call raised, 2 bad input; trouble is one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from replaying import run_elsewhere
+
+import tripwire
+from tripwire.cli import main
+
+OFFSET = torch.tensor([1.0])
+
+
+def divide(x, by):
+    return (x + OFFSET).sum().item() / by
+
+
+def branch(x):
+    y = torch.rand(1) + x
+    return y if y.sum() > 0 else -y
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def failed(tmp_path):
+    return tripwire.save_record(tmp_path / "failed.rec", divide, torch.ones(2), 0)
+
+
+@pytest.fixture
+def returned(tmp_path):
+    return tripwire.save_record(tmp_path / "returned.rec", divide, torch.ones(2), 2)
+
+
+@pytest.fixture
+def refused(tmp_path):
+    compiled = tripwire.compile(branch, fullgraph=True)
+    return tripwire.save_record(tmp_path / "refused.rec", compiled, torch.ones(1))
+
+
+# --- show ---
+
+
+def test_show_tells_what_was_called_and_how_it_ended(failed) -> None:
+    done = call("show", failed)
+    assert done.exit_code == 0
+    for text in ("divide at ", "ZeroDivisionError: float division by zero", "float32 (2,)"):
+        assert text in done.output
+    assert "not checked" in done.output
+    assert "OFFSET" in done.output
+
+
+def test_show_tells_how_it_was_compiled(refused) -> None:
+    assert "back end eager, fullgraph" in call("show", refused).output
+
+
+def test_show_tells_what_was_left_out(tmp_path) -> None:
+    recorded = tripwire.record_on_error(tmp_path, tensors="shape")(divide)
+    with pytest.raises(ZeroDivisionError):
+        recorded(torch.ones(2), 0)
+    done = call("show", next(tmp_path.iterdir()))
+    assert "left out: args[0]: values left out by policy: shape only" in done.output
+
+
+def test_show_source_prints_the_source(failed) -> None:
+    assert "return (x + OFFSET)" not in call("show", failed).output
+    assert "return (x + OFFSET).sum().item() / by" in call("show", failed, "--source").output
+
+
+def test_show_json_is_the_manifest(failed) -> None:
+    found = json.loads(call("show", failed, "--json").output)
+    assert found["function"]["name"] == "divide"
+    assert found["outcome"]["type"] == "ZeroDivisionError"
+    assert found["verdict"]["outcome"] == "not checked"
+
+
+def test_show_prints_text_that_looks_like_markup_as_it_is(tmp_path) -> None:
+    def odd(x):
+        raise ValueError("[bold]not[/] markup [/nonsense]")
+
+    path = tripwire.save_record(tmp_path, odd, {"[red]": "[/red]"})
+    done = call("show", path)
+    assert done.exit_code == 0
+    assert "[bold]not[/] markup [/nonsense]" in done.output
+    assert "[/red]" in done.output
+
+
+def test_show_prints_no_control_characters_of_a_records(tmp_path) -> None:
+    def odd(x):
+        raise ValueError("\x1b[31mred\x1b]0;title\x07")
+
+    done = call("show", tripwire.save_record(tmp_path, odd, "\x1b[2J"))
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
+
+
+# --- replay ---
+
+
+def test_replay_without_trust_is_one_line_and_two(failed) -> None:
+    done = call("replay", failed)
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+    assert "replay-untrusted" in done.output
+
+
+def test_replay_shows_the_traceback_and_that_it_reproduces(failed) -> None:
+    done = call("replay", failed, "--trust")
+    assert done.exit_code == 1
+    assert "float division by zero" in done.output
+    assert done.output.splitlines()[-1] == "It reproduces."
+
+
+def test_replay_of_a_call_that_returned(returned) -> None:
+    done = call("replay", returned, "--trust")
+    assert done.exit_code == 0
+    assert done.output.splitlines()[-1] == "It reproduces."
+
+
+def test_replay_json(failed, returned) -> None:
+    done = call("replay", failed, "--trust", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.output)["reproduces"] is True
+    assert json.loads(done.output)["outcome"]["type"] == "ZeroDivisionError"
+    assert json.loads(call("replay", returned, "--trust", "--json").output)["reproduces"] is True
+
+
+def test_replay_with_another_back_end(refused) -> None:
+    assert call("replay", refused, "--trust").exit_code == 1
+    assert call("replay", refused, "--trust", "--backend", "eager").exit_code == 1
+    plain = call("replay", refused, "--trust", "--backend", "none")
+    assert plain.exit_code == 0
+    assert plain.output.splitlines()[-1] == "It differs."
+
+
+def test_replay_with_an_unknown_back_end_is_one_line_and_two(refused) -> None:
+    done = call("replay", refused, "--trust", "--backend", "nonsense")
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+    assert "unknown-backend" in done.output
+
+
+def test_replay_with_pdb_opens_the_debugger_where_it_raised(failed, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr("pdb.post_mortem", seen.append)
+    assert call("replay", failed, "--trust", "--pdb").exit_code == 1
+    (trace,) = seen
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_code.co_name == "divide"
+    assert trace.tb_frame.f_locals["by"] == 0
+
+
+def test_replay_of_what_cannot_be_built_is_one_line_and_two(monkeypatch, tmp_path) -> None:
+    module = types.ModuleType("torch._gone")
+    module.__file__ = torch.__file__
+    module.double = types.FunctionType((lambda x: x * 2).__code__, module.__dict__, "double")
+    code = module.double.__code__.replace(co_filename=torch.__file__, co_qualname="double")
+    module.double.__code__ = code
+    module.double.__module__, module.double.__qualname__ = "torch._gone", "double"
+    monkeypatch.setitem(sys.modules, "torch._gone", module)
+    path = tripwire.save_record(tmp_path, module.double, 3)
+    monkeypatch.delitem(sys.modules, "torch._gone")
+    done = call("replay", path, "--trust")
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+    assert "replay-missing-library" in done.output
+
+
+# --- bad files ---
+
+
+@pytest.mark.parametrize("command", [["show"], ["replay", "--trust"], ["repro"]])
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100, b"PK\x03\x04" + b"\0" * 50])
+def test_a_file_that_is_no_record_is_one_line_and_two(command, data, tmp_path) -> None:
+    (tmp_path / "x.rec").write_bytes(data)
+    done = call(*command, tmp_path / "x.rec")
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+    assert done.output.startswith("Error: ")
+    assert "Traceback" not in done.output
+
+
+def test_a_file_that_isnt_there_is_two(tmp_path) -> None:
+    assert call("show", tmp_path / "x.rec").exit_code == 2
+
+
+# --- repro ---
+
+
+def test_a_repro_is_a_script_that_shows_the_same(failed, tmp_path) -> None:
+    done = call("repro", failed)
+    assert done.exit_code == 0
+    assert "# def divide(x, by):" in done.output
+    assert all(len(line) <= 110 for line in done.output.splitlines())
+    script = tmp_path / "repro.py"
+    script.write_text(done.output)
+    failed.unlink()
+    ran = run_elsewhere(script, cwd=tmp_path, code=1)
+    assert "ZeroDivisionError: float division by zero" in ran.stderr
+
+
+def test_a_repro_of_hostile_text_runs_nothing_of_it(tmp_path) -> None:
+    text = 'x"""\nimport os\n\r\x0cos.system("touch ran")\n\x85\u2028print(1)'
+
+    def odd(x):
+        raise ValueError(text)
+
+    odd.__qualname__ = odd.__name__ = "a\nimport os"
+    written = call("repro", tripwire.save_record(tmp_path / "x.rec", odd, text)).output
+    tree = compile(written, "repro.py", "exec", dont_inherit=True)
+    assert "os" not in tree.co_names
+    head = written.split("RECORD = (")[0]
+    assert all(line.startswith("#") or not line for line in head.split("\n"))
+    assert "\r" not in head
+    assert "\x0c" not in head
+
+
+def test_a_name_in_a_repro_doesnt_settle_its_encoding(tmp_path) -> None:
+    def odd():
+        """coding: utf-7"""
+        raise ValueError("coding: utf-7 +AAo-import os")
+
+    odd.__qualname__ = odd.__name__ = "coding: utf-7 +AAo-import os"
+    written = call("repro", tripwire.save_record(tmp_path / "x.rec", odd)).output
+    tree = compile(written.encode(), "repro.py", "exec", dont_inherit=True)
+    assert "os" not in tree.co_names
+
+
+# --- the program ---
+
+
+def test_the_program_runs(failed, tmp_path) -> None:
+    done = run_elsewhere("-m", "tripwire", "show", failed, cwd=tmp_path)
+    assert "divide" in done.stdout
+    assert "Usage" in run_elsewhere("-m", "tripwire", "--help", cwd=tmp_path).stdout
+    untrusted = run_elsewhere("-m", "tripwire", "replay", failed, cwd=tmp_path, code=2)
+    assert "Traceback" not in untrusted.stderr
