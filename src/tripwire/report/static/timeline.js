@@ -114,7 +114,7 @@ function timeline(lanes, [from, to]) {
   const axis = h("canvas", { height: 24, "aria-hidden": "true" });
   const drawn = lanes.map((lane) => ({
     lane,
-    rows: 1 + (d3.max(lane.spans, (one) => one.depth) ?? 0) + (lane.marks.length ? 2 : 0),
+    rows: (d3.max(lane.spans, (one) => one.depth) ?? -1) + 1 + (lane.marks.length ? 2 : 0),
     canvas: h("canvas", {
       role: "img",
       "aria-label": `${lane.name}: ${plural(lane.spans.length, "span")}, ${plural(lane.marks.length, "moment")}`,
