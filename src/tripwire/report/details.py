@@ -109,6 +109,6 @@ def plain_metrics(metrics: CompilationMetrics) -> dict[str, object]:
 def _short(value: object) -> object:
     if isinstance(value, str):
         return cut(value, 4_000)
-    if isinstance(value, list):  # a stack
+    if isinstance(value, (list, tuple)):  # a stack
         return [_short(part) for part in value[:100]]
     return value

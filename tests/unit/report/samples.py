@@ -149,8 +149,18 @@ def _node(name, target, inputs, scope, line, part, shape):
     )
 
 
+MODULES = ("norm1", "attn.qkv", "attn.out", "norm2", "mlp.up", "mlp.down")
+
+
+def _parameter(layer: int, module: str) -> GraphNode:
+    name = f"blocks_{layer}_{module.replace('.', '_')}_weight"
+    scope = f"blocks.{layer}.{module}"
+    target = f"L['self'].blocks[{layer}].{module}.weight"
+    return GraphNode(name=name, op="placeholder", target=target, scope=scope, shape="float32[384]")
+
+
 def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
-    """Thirty nodes a layer, in scopes `blocks.N.attn` and the like."""
+    """Thirty calls and six parameters a layer, in scopes `blocks.N.attn` and the like."""
     whole = "self.embed(tokens) + self.position[: tokens.shape[1]]"
     nodes = [
         GraphNode(name="tokens", op="placeholder", target="L['tokens']", shape="int64[8, 256]"),
@@ -162,8 +172,11 @@ def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
     x = "x"
     for n in range(layers):
         outside = {"IN": x, "MASK": "mask"}
+        for module in MODULES:
+            nodes.append(_parameter(n, module))
         for name, target, inputs, scope, line, part, shape in BLOCK:
             names = [outside.get(i, f"{i}_{n}") for i in inputs.split()]
+            names += [_parameter(n, scope).name] if scope in MODULES else []
             path = f"blocks.{n}.{scope}".rstrip(".")
             nodes.append(_node(f"{name}_{n}", target, names, path, line, part, shape))
         x = f"x_{n}"

@@ -122,7 +122,7 @@ def test_scopes_open_and_close_by_mouse_and_keys(page) -> None:
 
 
 def test_a_node_tells_its_line_with_carets_inputs_and_users(page) -> None:
-    page.go("compile/0/graph/25")
+    page.go("compile/0/graph/31")
     page.wait_until("document.querySelector('.side dl')")
     text = page.evaluate("document.querySelector('.side').innerText")
     assert "model.py:" in text
@@ -136,10 +136,24 @@ def test_a_node_tells_its_line_with_carets_inputs_and_users(page) -> None:
     page.wait_until(f"document.querySelector('.side h3').textContent !== {before!r}")
 
 
+def test_parameters_are_drawn_when_they_are_wanted(page) -> None:
+    page.go("compile/0/graph")
+    page.wait_until("document.querySelector('.graph-box .node')")
+    page.click('[data-path="blocks.0"]')
+    page.wait_until("document.querySelector('[aria-label^=\"node norm1_0,\"]')")
+    assert count(page, '[aria-label^="node blocks_0_norm1_weight"]') == 0
+    page.evaluate("document.querySelector('.tools input[type=search]').focus()")
+    page.type("blocks_0_norm1_weight")
+    page.press("Enter")
+    page.wait_until("document.querySelector('.graph-box .selected')")
+    assert count(page, '[aria-label^="node blocks_0_norm1_weight"]') == 1
+    assert page.evaluate("document.querySelector('.tools input[type=checkbox]').checked")
+
+
 def test_a_node_is_found_by_name(page) -> None:
     page.go("compile/0/graph")
-    page.evaluate("document.querySelector('.tools input').focus()")
-    page.type("blocks.5.mlp.up")
+    page.evaluate("document.querySelector('.tools input[type=search]').focus()")
+    page.type("up_5")
     page.press("Enter")
     page.wait_until("document.querySelector('.side h3')?.textContent === 'up_5'")
 
@@ -231,7 +245,7 @@ def test_colours_follow_the_system_and_are_readable_in_both(page) -> None:
         backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert [pair for pair in page.evaluate(script) if pair[2] < 4.5] == []
     assert backgrounds[0] != backgrounds[1]
-    page.go("compile/0/graph/25")
+    page.go("compile/0/graph/31")
     shoot(page, "dark")
 
 
@@ -240,7 +254,7 @@ def test_everything_that_can_be_used_has_a_name_and_nothing_overflows(page, rout
     page.go(route)
     nameless = """[...document.querySelectorAll(
         "a, button, input, summary, [role=button], [role=img], [tabindex='0']")]
-        .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.getAttribute("aria-label")))
+        .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
         .map((e) => e.outerHTML.slice(0, 200))"""
     assert page.evaluate(nameless) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -143,7 +143,7 @@ def test_scripts_are_javascript(name) -> None:
     subprocess.run(["node", "--check", STATIC / f"{name}.js"], check=True)
 
 
-# --- the command line ---
+# --- the command line ----------------------------------------------------------------------
 
 
 @pytest.fixture

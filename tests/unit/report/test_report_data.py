@@ -35,7 +35,7 @@ def detail_of(built, number: int) -> dict:
     return json.loads(built[1].find(number))
 
 
-# --- sums ---
+# --- sums ---------------------------------------------------------------------------------------
 
 
 def test_each_process_has_its_own_sums(gpt) -> None:
@@ -86,13 +86,13 @@ def test_the_latest_counters_of_a_process_count_not_their_sum(tmp_path) -> None:
     assert build_report(tmp_path)[0].processes[0].counters == {"frames": {"hit": 5}}
 
 
-# --- details ---
+# --- details ------------------------------------------------------------------------------------
 
 
 def test_a_graph_keeps_its_nodes_scopes_lines_and_carets(gpt) -> None:
     graph = detail_of(gpt, 0)["graph"]
     nodes = gpt_graph(6)
-    assert len(graph["nodes"]) == len(nodes) == 188
+    assert len(graph["nodes"]) == len(nodes) > 200
     for row, node in zip(graph["nodes"], nodes, strict=True):
         name, op, target, inputs, scope, place, shape = row
         assert (name, op, target, shape) == (node.name, node.op, node.target, node.shape)
@@ -131,7 +131,7 @@ def test_details_that_never_end_give_way_too() -> None:
     assert details.left_out == set(range(8))
 
 
-# --- lanes ---
+# --- lanes --------------------------------------------------------------------------------------
 
 
 def span(start: int, duration: int, depth: int = 0, thread: int = 1) -> SpanDone:
@@ -172,7 +172,7 @@ def test_lanes_share_one_budget() -> None:
     assert lanes.left_out == 2
 
 
-# --- groups ---
+# --- groups -------------------------------------------------------------------------------------
 
 
 def test_like_retirements_are_one_group_with_values_and_processes(gpt) -> None:
@@ -221,7 +221,7 @@ def test_groups_stay_few_and_what_is_left_out_is_counted() -> None:
     assert [group.occurrences[0].time_ns, group.occurrences[-1].time_ns] == [0, 999]
 
 
-# --- damaged and odd logs ---
+# --- damaged and odd logs ----------------------------------------------------------------------
 
 
 def test_truncated_and_damaged_lines_are_counted_and_skipped(tmp_path) -> None:
@@ -305,7 +305,7 @@ def test_progress_hears_of_bytes(tmp_path) -> None:
     assert 0 < heard[-1] <= path.stat().st_size
 
 
-# --- two runs ---
+# --- two runs -----------------------------------------------------------------------------------
 
 
 def verdicts(changes) -> dict[str, str]:

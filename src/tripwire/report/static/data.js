@@ -4,14 +4,28 @@ const parse = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "nu
 
 const report = parse("report");
 
-const span = ([start, duration, depth, name, compile, error]) =>
-  ({ start, duration, depth, name: report.span_names[name], compile, error });
+const span = ([start, duration, depth, name, compile, error]) => ({
+  start,
+  duration,
+  depth,
+  name: report.span_names[name],
+  compile,
+  error,
+});
 const mark = ([time, kind, text, compile]) => ({ time, kind, text, compile });
-const occurrence = ([time, process, compile, before, after]) => ({ time, process, compile, before, after });
+const occurrence = ([time, process, compile, before, after]) => ({
+  time,
+  process,
+  compile,
+  before,
+  after,
+});
 const place = ([file, line, func, text, excerpt]) => ({ file, line, func, text, excerpt });
 const seen = ([source, seen, file, line]) => ({ source, seen, file, line });
 
-report.compiles.forEach((compile, number) => { compile.number = number; });
+report.compiles.forEach((compile, number) => {
+  compile.number = number;
+});
 for (const lane of report.lanes) {
   lane.spans = lane.spans.map(span);
   lane.marks = lane.marks.map(mark);
@@ -37,13 +51,25 @@ function readDetail(number) {
   if (detail.graph) {
     const { scopes, places } = detail.graph;
     const named = places.map(place);
-    detail.graph.nodes = detail.graph.nodes.map(([name, op, target, inputs, scope, where, shape], index) =>
-      ({ index, name, op, target, inputs, users: [], scope: scopes[scope], place: named[where], shape }));
+    detail.graph.nodes = detail.graph.nodes.map(
+      ([name, op, target, inputs, scope, where, shape], index) => ({
+        index,
+        name,
+        op,
+        target,
+        inputs,
+        users: [],
+        scope: scopes[scope],
+        place: named[where],
+        shape,
+      }),
+    );
     for (const node of detail.graph.nodes) {
       for (const input of node.inputs) detail.graph.nodes[input].users.push(node.index);
     }
   }
-  for (const part of ["wires", "reads"]) if (detail[part]) detail[part].rows = detail[part].rows.map(seen);
+  for (const part of ["wires", "reads"])
+    if (detail[part]) detail[part].rows = detail[part].rows.map(seen);
   return detail;
 }
 
@@ -56,7 +82,8 @@ function sumPhases(rows) {
   const sums = new Map();
   let rest = 0;
   for (const row of rows) {
-    for (const [phase, us] of Object.entries(row.phases)) sums.set(phase, (sums.get(phase) || 0) + us);
+    for (const [phase, us] of Object.entries(row.phases))
+      sums.set(phase, (sums.get(phase) || 0) + us);
     rest += row.unattributed_us;
   }
   const sorted = [...sums].sort((a, b) => b[1] - a[1]);
@@ -67,7 +94,10 @@ function sumPhases(rows) {
 function sumCounter(group, name) {
   let sum = null;
   for (const { counters } of report.processes) {
-    const value = Object.hasOwn(counters, group) && Object.hasOwn(counters[group], name) ? counters[group][name] : null;
+    const value =
+      Object.hasOwn(counters, group) && Object.hasOwn(counters[group], name)
+        ? counters[group][name]
+        : null;
     if (value !== null) sum = (sum ?? 0) + value;
   }
   return sum;
@@ -83,5 +113,10 @@ function compileLink(number, text) {
   const compile = report.compiles[number];
   if (!compile) return h("span", { class: "muted" }, "–");
   const where = report.processes.length > 1 ? ` · ${processName(compile.process)}` : "";
-  return h("a", { href: `#/compile/${number}` }, h("code", null, text ?? compile.id), text ? null : where);
+  return h(
+    "a",
+    { href: `#/compile/${number}` },
+    h("code", null, text ?? compile.id),
+    text ? null : where,
+  );
 }

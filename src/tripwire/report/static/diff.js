@@ -10,34 +10,98 @@ function ratio(before, after) {
 }
 
 function changeTable(rows, caption, { format = phaseLabel } = {}) {
-  const has = (field) => rows.some((row) => row[`${field}_before`] !== null || row[`${field}_after`] !== null);
-  const pair = (field, label, show) => (has(field) ? [
-    { label: `${label} before`, number: true, value: (r) => r[`${field}_before`], show: (r) => show(r[`${field}_before`]) },
-    { label: `${label} now`, number: true, value: (r) => r[`${field}_after`], show: (r) => show(r[`${field}_after`]) },
-  ] : []);
+  const has = (field) =>
+    rows.some((row) => row[`${field}_before`] !== null || row[`${field}_after`] !== null);
+  const pair = (field, label, show) =>
+    has(field)
+      ? [
+          {
+            label: `${label} before`,
+            number: true,
+            value: (r) => r[`${field}_before`],
+            show: (r) => show(r[`${field}_before`]),
+          },
+          {
+            label: `${label} now`,
+            number: true,
+            value: (r) => r[`${field}_after`],
+            show: (r) => show(r[`${field}_after`]),
+          },
+        ]
+      : [];
   const main = (row) => (row.us_before === null && row.us_after === null ? "count" : "us");
   const sides = (row) => [row[`${main(row)}_before`], row[`${main(row)}_after`]];
-  return table([
-    { label: "Verdict", value: (r) => WORSE_FIRST[r.verdict], show: (r) => tag(r.verdict) },
-    { label: "What", value: (r) => `${r.name} ${r.place}`, show: (r) => [h("code", null, format(r.name)), r.place ? [" ", h("span", { class: "place", title: r.place }, baseName(r.place))] : null] },
-    ...pair("us", "Time", formatUs), ...pair("count", "Count", formatCount), ...pair("nodes", "Nodes", formatCount),
-    { label: "Ratio", number: true, value: (r) => (sides(r)[1] ?? 0) / (sides(r)[0] || 1), show: (r) => ratio(...sides(r)) },
-  ], rows, { caption, none: "Neither run has any." });
+  return table(
+    [
+      { label: "Verdict", value: (r) => WORSE_FIRST[r.verdict], show: (r) => tag(r.verdict) },
+      {
+        label: "What",
+        value: (r) => `${r.name} ${r.place}`,
+        show: (r) => [
+          h("code", null, format(r.name)),
+          r.place ? [" ", h("span", { class: "place", title: r.place }, baseName(r.place))] : null,
+        ],
+      },
+      ...pair("us", "Time", formatUs),
+      ...pair("count", "Count", formatCount),
+      ...pair("nodes", "Nodes", formatCount),
+      {
+        label: "Ratio",
+        number: true,
+        value: (r) => (sides(r)[1] ?? 0) / (sides(r)[0] || 1),
+        show: (r) => ratio(...sides(r)),
+      },
+    ],
+    rows,
+    { caption, none: "Neither run has any." },
+  );
 }
 
 const same = (name) => name;
 
 function diffPage() {
   const { diff } = report;
-  if (!diff) return [h("h1", null, "Comparison"), empty("Make the report with --diff OTHER to compare two runs.")];
-  const parts = [["functions", "Compiled functions"], ["phases", "Phases"], ["retirements", "Retirements"], ["refusals", "Refusals"], ["recompiles", "Recompiles"], ["spans", "Spans"], ["counters", "Counters"]];
+  if (!diff)
+    return [
+      h("h1", null, "Comparison"),
+      empty("Make the report with --diff OTHER to compare two runs."),
+    ];
+  const parts = [
+    ["functions", "Compiled functions"],
+    ["phases", "Phases"],
+    ["retirements", "Retirements"],
+    ["refusals", "Refusals"],
+    ["recompiles", "Recompiles"],
+    ["spans", "Spans"],
+    ["counters", "Counters"],
+  ];
   const verdicts = new Map();
-  for (const [part] of parts) for (const row of diff[part]) verdicts.set(row.verdict, (verdicts.get(row.verdict) || 0) + 1);
+  for (const [part] of parts)
+    for (const row of diff[part]) verdicts.set(row.verdict, (verdicts.get(row.verdict) || 0) + 1);
   return [
     h("h1", null, "Comparison"),
-    h("p", { class: "muted" }, "This run, ", h("code", null, report.title), ", against the earlier one, ", h("code", null, diff.other), ". Times within 10 % or half a millisecond of each other count as the same; lines may have moved."),
-    h("p", null, [...verdicts].filter(([word]) => word !== "same").sort((a, b) => WORSE_FIRST[a[0]] - WORSE_FIRST[b[0]]).map(([word, count]) => [tag(`${count} ${word}`, word), " "])),
-    h("h2", null, "Sums"), changeTable(diff.figures, "Sums", { format: same }),
-    parts.map(([part, title]) => [h("h2", null, title), changeTable(diff[part], title, { format: part === "phases" ? phaseLabel : same })]),
+    h(
+      "p",
+      { class: "muted" },
+      "This run, ",
+      h("code", null, report.title),
+      ", against the earlier one, ",
+      h("code", null, diff.other),
+      ". Times within 10 % or half a millisecond of each other count as the same; lines may have moved.",
+    ),
+    h(
+      "p",
+      null,
+      [...verdicts]
+        .filter(([word]) => word !== "same")
+        .sort((a, b) => WORSE_FIRST[a[0]] - WORSE_FIRST[b[0]])
+        .map(([word, count]) => [tag(`${count} ${word}`, word), " "]),
+    ),
+    h("h2", null, "Sums"),
+    changeTable(diff.figures, "Sums", { format: same }),
+    parts.map(([part, title]) => [
+      h("h2", null, title),
+      changeTable(diff[part], title, { format: part === "phases" ? phaseLabel : same }),
+    ]),
   ];
 }

@@ -4,18 +4,25 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 // Characters that hide, or reorder what stands beside them.
-const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const INVISIBLE =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 /** A text with its invisible characters written out. */
 function visible(text) {
-  return String(text).replace(INVISIBLE, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+  return String(text).replace(
+    INVISIBLE,
+    (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"),
+  );
 }
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    else if (name === "style") for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
+    if (name === "on")
+      for (const [event, listener] of Object.entries(value))
+        element.addEventListener(event, listener);
+    else if (name === "style")
+      for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
     else element.setAttribute(name, value === true ? "" : visible(value));
   }
   append(element, children);
@@ -33,7 +40,8 @@ function append(element, children) {
 const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 
 /** The same for SVG. */
-const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+const s = (tag, attributes, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
 
 // --- figures -------------------------------------------------------------------------------------
 
@@ -62,7 +70,8 @@ function formatShare(part, whole) {
   return `${share < 10 ? share.toFixed(1) : Math.round(share)}${THIN}%`;
 }
 
-const plural = (count, word, many = `${word}s`) => `${formatCount(count)} ${count === 1 ? word : many}`;
+const plural = (count, word, many = `${word}s`) =>
+  `${formatCount(count)} ${count === 1 ? word : many}`;
 
 // --- what many pages show ------------------------------------------------------------------------
 
@@ -71,30 +80,60 @@ const baseName = (path) => path.slice(path.lastIndexOf("/") + 1);
 /** `train.py:41 in step`, with the whole path as its title. */
 function placeText(file, line, func) {
   if (!file && !func) return h("span", { class: "muted" }, "–");
-  return h("span", { class: "place", title: file ? `${file}:${line}` : null },
-    file ? h("b", null, `${baseName(file)}:${line}`) : null, file && func ? " in " : null, func || null);
+  return h(
+    "span",
+    { class: "place", title: file ? `${file}:${line}` : null },
+    file ? h("b", null, `${baseName(file)}:${line}`) : null,
+    file && func ? " in " : null,
+    func || null,
+  );
 }
 
 /** Source with the lines of carets set off; nothing where the log has no source. */
 function excerpt(text) {
   if (!text) return null;
   let lines = text.replace(/\n+$/, "").split("\n");
-  const indent = Math.min(...lines.filter((line) => line.trim()).map((line) => line.length - line.trimStart().length));
+  const indent = Math.min(
+    ...lines.filter((line) => line.trim()).map((line) => line.length - line.trimStart().length),
+  );
   if (Number.isFinite(indent)) lines = lines.map((line) => line.slice(indent));
-  return h("pre", { class: "excerpt" }, lines.map((line, n) => [
-    n ? "\n" : null,
-    /^[\s~^]*[~^]+[\s~^]*$/.test(line) ? h("span", { class: "carets" }, line) : line,
-  ]));
+  return h(
+    "pre",
+    { class: "excerpt" },
+    lines.map((line, n) => [
+      n ? "\n" : null,
+      /^[\s~^]*[~^]+[\s~^]*$/.test(line) ? h("span", { class: "carets" }, line) : line,
+    ]),
+  );
 }
 
-const tag = (text, kind = text) => h("span", { class: `tag ${String(kind).replace(/[^\w-]+/g, "-").slice(0, 40)}` }, text);
+const tag = (text, kind = text) =>
+  h(
+    "span",
+    {
+      class: `tag ${String(kind)
+        .replace(/[^\w-]+/g, "-")
+        .slice(0, 40)}`,
+    },
+    text,
+  );
 
 const empty = (text) => h("p", { class: "empty" }, text);
 
 const notice = (...children) => h("div", { class: "notice", role: "note" }, ...children);
 
 /** The colour of a phase or span. */
-const PHASE_NAMES = ["trace", "observe", "plan", "arm", "backend", "first_run", "check", "retire", "record"];
+const PHASE_NAMES = [
+  "trace",
+  "observe",
+  "plan",
+  "arm",
+  "backend",
+  "first_run",
+  "check",
+  "retire",
+  "record",
+];
 
 function colourName(name) {
   const phase = name.replace(/_us$/, "").replace(/ /g, "_");
@@ -114,6 +153,12 @@ function tip(text, event) {
   if (!text) return;
   box.textContent = visible(text.replace(/\n/g, "\u0000")).replace(/\\u0000/g, "\n");
   const right = event.clientX + box.offsetWidth + 20 > innerWidth;
-  box.style.setProperty("left", `${Math.max(4, right ? event.clientX - box.offsetWidth - 12 : event.clientX + 14)}px`);
-  box.style.setProperty("top", `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 6)}px`);
+  box.style.setProperty(
+    "left",
+    `${Math.max(4, right ? event.clientX - box.offsetWidth - 12 : event.clientX + 14)}px`,
+  );
+  box.style.setProperty(
+    "top",
+    `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 6)}px`,
+  );
 }

@@ -17,20 +17,37 @@ function aboutPage() {
   const licences = parse("licences");
   return [
     h("h1", null, "About this report"),
-    h("p", null, "One file, made by tripwire from a directory of logs. It asks no network for anything; texts of your program are shown as they are, with invisible characters written out."),
+    h(
+      "p",
+      null,
+      "One file, made by tripwire from a directory of logs. It asks no network for anything; texts of your program are shown as they are, with invisible characters written out.",
+    ),
     h("p", null, "Keys: / goes to the search box; Tab and Enter reach everything else."),
-    h("h2", null, "What was read"), metricsTable(report.skipped),
+    h("h2", null, "What was read"),
+    metricsTable(report.skipped),
     h("h2", null, "Parts made by others"),
-    licences.map(([names, text]) => h("details", null, h("summary", null, names), h("pre", null, text))),
+    licences.map(([names, text]) =>
+      h("details", null, h("summary", null, names), h("pre", null, text)),
+    ),
   ];
 }
 
 function findPage(hash) {
   const [name, ...rest] = hash.replace(/^#\/?/, "").split("/");
-  if (name === "compile") return { current: "compiles", make: () => compilePage(Number(rest[0]), rest[1], rest[2] === undefined ? undefined : Number(rest[2])) };
-  if (name === "search") return { current: null, make: () => searchPage(decodeQuietly(rest.join("/"))) };
+  if (name === "compile")
+    return {
+      current: "compiles",
+      make: () =>
+        compilePage(Number(rest[0]), rest[1], rest[2] === undefined ? undefined : Number(rest[2])),
+    };
+  if (name === "search")
+    return { current: null, make: () => searchPage(decodeQuietly(rest.join("/"))) };
   const page = PAGES.find(([path]) => path === name);
-  if (!page) return { current: null, make: () => [h("h1", null, "No such page"), h("p", null, h("a", { href: "#/" }, "Overview"))] };
+  if (!page)
+    return {
+      current: null,
+      make: () => [h("h1", null, "No such page"), h("p", null, h("a", { href: "#/" }, "Overview"))],
+    };
   return { current: name, make: page[2] };
 }
 
@@ -46,8 +63,18 @@ function show() {
   if (location.hash === "#main") return; // the way past the navigation
   const { hash } = location;
   const { current, make } = findPage(hash);
-  document.getElementById("nav").replaceChildren(...PAGES.map(([path, label, , count]) =>
-    h("a", { href: `#/${path}`, "aria-current": path === current ? "page" : null }, label, count && h("span", { class: "count" }, formatCount(count())))));
+  document
+    .getElementById("nav")
+    .replaceChildren(
+      ...PAGES.map(([path, label, , count]) =>
+        h(
+          "a",
+          { href: `#/${path}`, "aria-current": path === current ? "page" : null },
+          label,
+          count && h("span", { class: "count" }, formatCount(count())),
+        ),
+      ),
+    );
   const main = document.getElementById("main");
   tip("");
   main.replaceChildren();

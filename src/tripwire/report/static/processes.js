@@ -1,17 +1,61 @@
 // Processes side by side: the same figure of each in one line, what stands out marked.
 
 function processTable() {
-  return table([
-    { label: "Process", value: (r) => r.label },
-    { label: "Compiles", number: true, value: (r) => r.compiles, show: (r) => formatCount(r.compiles) },
-    { label: "Compile time", number: true, value: (r) => r.duration_us, show: (r) => withBar(formatUs(r.duration_us), r.duration_us, d3.max(report.processes, (one) => one.duration_us)) },
-    { label: "Unattributed", number: true, value: (r) => r.unattributed_us, show: (r) => formatShare(r.unattributed_us, r.duration_us) },
-    { label: "Retirements", number: true, value: (r) => r.retirements, show: (r) => formatCount(r.retirements) },
-    { label: "Refusals", number: true, value: (r) => r.refusals, show: (r) => formatCount(r.refusals) },
-    { label: "Recompiles", number: true, value: (r) => r.recompiles, show: (r) => formatCount(r.recompiles) },
-    { label: "Records", number: true, value: (r) => r.records, show: (r) => formatCount(r.records) },
-    { label: "Events", number: true, value: (r) => r.events, show: (r) => formatCount(r.events) },
-  ], report.processes, { caption: "Processes" });
+  return table(
+    [
+      { label: "Process", value: (r) => r.label },
+      {
+        label: "Compiles",
+        number: true,
+        value: (r) => r.compiles,
+        show: (r) => formatCount(r.compiles),
+      },
+      {
+        label: "Compile time",
+        number: true,
+        value: (r) => r.duration_us,
+        show: (r) =>
+          withBar(
+            formatUs(r.duration_us),
+            r.duration_us,
+            d3.max(report.processes, (one) => one.duration_us),
+          ),
+      },
+      {
+        label: "Unattributed",
+        number: true,
+        value: (r) => r.unattributed_us,
+        show: (r) => formatShare(r.unattributed_us, r.duration_us),
+      },
+      {
+        label: "Retirements",
+        number: true,
+        value: (r) => r.retirements,
+        show: (r) => formatCount(r.retirements),
+      },
+      {
+        label: "Refusals",
+        number: true,
+        value: (r) => r.refusals,
+        show: (r) => formatCount(r.refusals),
+      },
+      {
+        label: "Recompiles",
+        number: true,
+        value: (r) => r.recompiles,
+        show: (r) => formatCount(r.recompiles),
+      },
+      {
+        label: "Records",
+        number: true,
+        value: (r) => r.records,
+        show: (r) => formatCount(r.records),
+      },
+      { label: "Events", number: true, value: (r) => r.events, show: (r) => formatCount(r.events) },
+    ],
+    report.processes,
+    { caption: "Processes" },
+  );
 }
 
 const MANY = 16; // processes that fit beside each other
@@ -20,26 +64,82 @@ function processesPage() {
   const rows = sideRows();
   return [
     h("h1", null, report.processes.length > 1 ? "Processes side by side" : "Process"),
-    h("p", { class: "muted" }, "Spread is the largest figure against the smallest: what differs between ranks stands at the top when you sort by it."),
+    h(
+      "p",
+      { class: "muted" },
+      "Spread is the largest figure against the smallest: what differs between ranks stands at the top when you sort by it.",
+    ),
     report.processes.length > MANY
-      ? notice(`The first ${MANY} of ${report.processes.length} processes stand beside each other; the table at the end has all.`) : null,
-    table([
-      { label: "Figure", value: (r) => r.name, show: (r) => (r.code ? h("code", null, r.name) : r.name) },
-      { label: "Part", value: (r) => r.part },
-      ...report.processes.slice(0, MANY).map((process, n) => ({
-        label: processName(n), number: true, value: (r) => r.values[n], show: (r) => (r.values[n] === undefined ? "–" : withBar(r.format(r.values[n]), r.values[n], r.largest)),
-      })),
-      report.processes.length > 1 && { label: "Spread", number: true, value: (r) => r.spread, show: (r) => (r.spread === Infinity ? "only some" : r.spread > 1.005 ? `${r.spread.toFixed(2)}×` : "=") },
-    ].filter(Boolean), rows, { caption: "Figures by process", filter: true }),
+      ? notice(
+          `The first ${MANY} of ${report.processes.length} processes stand beside each other; the table at the end has all.`,
+        )
+      : null,
+    table(
+      [
+        {
+          label: "Figure",
+          value: (r) => r.name,
+          show: (r) => (r.code ? h("code", null, r.name) : r.name),
+        },
+        { label: "Part", value: (r) => r.part },
+        ...report.processes.slice(0, MANY).map((process, n) => ({
+          label: processName(n),
+          number: true,
+          value: (r) => r.values[n],
+          show: (r) =>
+            r.values[n] === undefined
+              ? "–"
+              : withBar(r.format(r.values[n]), r.values[n], r.largest),
+        })),
+        report.processes.length > 1 && {
+          label: "Spread",
+          number: true,
+          value: (r) => r.spread,
+          show: (r) =>
+            r.spread === Infinity
+              ? "only some"
+              : r.spread > 1.005
+                ? `${r.spread.toFixed(2)}×`
+                : "=",
+        },
+      ].filter(Boolean),
+      rows,
+      { caption: "Figures by process", filter: true },
+    ),
     h("h2", null, "Who they are"),
-    table([
-      { label: "Process", value: (r) => r.label },
-      { label: "Parent", number: true, value: (r) => r.parent_pid, show: (r) => String(r.parent_pid) },
-      { label: "Python", value: (r) => r.python }, { label: "torch", value: (r) => r.torch }, { label: "tripwire", value: (r) => r.tripwire },
-      { label: "Began", number: true, value: (r) => r.start_ns, show: (r) => formatNs(r.start_ns) },
-      { label: "Lasted", number: true, value: (r) => r.end_ns - r.start_ns, show: (r) => formatNs(r.end_ns - r.start_ns) },
-      { label: "Command", value: (r) => r.argv.join(" "), show: (r) => h("code", null, r.argv.join(" ")) },
-    ], report.processes, { caption: "Who they are" }),
+    table(
+      [
+        { label: "Process", value: (r) => r.label },
+        {
+          label: "Parent",
+          number: true,
+          value: (r) => r.parent_pid,
+          show: (r) => String(r.parent_pid),
+        },
+        { label: "Python", value: (r) => r.python },
+        { label: "torch", value: (r) => r.torch },
+        { label: "tripwire", value: (r) => r.tripwire },
+        {
+          label: "Began",
+          number: true,
+          value: (r) => r.start_ns,
+          show: (r) => formatNs(r.start_ns),
+        },
+        {
+          label: "Lasted",
+          number: true,
+          value: (r) => r.end_ns - r.start_ns,
+          show: (r) => formatNs(r.end_ns - r.start_ns),
+        },
+        {
+          label: "Command",
+          value: (r) => r.argv.join(" "),
+          show: (r) => h("code", null, r.argv.join(" ")),
+        },
+      ],
+      report.processes,
+      { caption: "Who they are" },
+    ),
     report.processes.length > MANY && [h("h2", null, "All processes"), processTable()],
   ];
 }
@@ -54,16 +154,43 @@ function sideRows() {
     const spread = smallest > 0 ? largest / smallest : largest > 0 ? Infinity : 1;
     rows.push({ part, name, values, format, code, largest, spread });
   }
-  for (const [field, name] of [["compiles", "compiles"], ["retirements", "retirements"], ["refusals", "refusals"], ["recompiles", "recompiles"], ["records", "records"]]) {
-    add("sums", name, shown.map((process) => process[field]), formatCount);
+  for (const [field, name] of [
+    ["compiles", "compiles"],
+    ["retirements", "retirements"],
+    ["refusals", "refusals"],
+    ["recompiles", "recompiles"],
+    ["records", "records"],
+  ]) {
+    add(
+      "sums",
+      name,
+      shown.map((process) => process[field]),
+      formatCount,
+    );
   }
-  add("sums", "compile time", shown.map((process) => process.duration_us), formatUs);
+  add(
+    "sums",
+    "compile time",
+    shown.map((process) => process.duration_us),
+    formatUs,
+  );
   for (const [phase] of sumPhases(shown)) {
-    add("phases", phaseLabel(phase), shown.map((process) => (phase === "unattributed" ? process.unattributed_us : process.phases[phase])), formatUs);
+    add(
+      "phases",
+      phaseLabel(phase),
+      shown.map((process) =>
+        phase === "unattributed" ? process.unattributed_us : process.phases[phase],
+      ),
+      formatUs,
+    );
   }
   const functions = new Map();
   for (const compile of report.compiles) {
-    if (!functions.has(compile.function)) functions.set(compile.function, shown.map(() => undefined));
+    if (!functions.has(compile.function))
+      functions.set(
+        compile.function,
+        shown.map(() => undefined),
+      );
     const values = functions.get(compile.function);
     values[compile.process] = (values[compile.process] || 0) + compile.duration_us;
   }
@@ -73,7 +200,11 @@ function sideRows() {
     for (const [group, names] of Object.entries(process.counters)) {
       for (const [name, count] of Object.entries(names)) {
         const key = `${group}.${name}`;
-        if (!counters.has(key)) counters.set(key, shown.map(() => undefined));
+        if (!counters.has(key))
+          counters.set(
+            key,
+            shown.map(() => undefined),
+          );
         counters.get(key)[n] = count;
       }
     }

@@ -8,17 +8,40 @@ const CHARACTER = 7.25;
 
 class ScopeBox {
   constructor(name, path, parent) {
-    Object.assign(this, { name, path, parent, items: [], inner: new Map(), edges: new Map(), open: false, size: 0, layout: null });
+    Object.assign(this, {
+      name,
+      path,
+      parent,
+      items: [],
+      inner: new Map(),
+      edges: new Map(),
+      open: false,
+      size: 0,
+      layout: null,
+    });
   }
 
-  get label() { return this.path === "" ? "graph" : this.name; }
+  get label() {
+    return this.path === "" ? "graph" : this.name;
+  }
 
   /** Forget the layouts that depend on this one. */
-  touch() { for (let scope = this; scope; scope = scope.parent) scope.layout = null; }
+  touch() {
+    for (let scope = this; scope; scope = scope.parent) scope.layout = null;
+  }
 }
 
-/** The tree of scopes of a graph; each node knows its `box`. */
-function buildScopes(nodes) {
+/** A parameter or buffer of a module: an input that belongs to a scope. */
+const isParameter = (node) =>
+  Boolean(node.scope) &&
+  (node.op === "placeholder" || node.op === "get_attr") &&
+  node.users.length > 0;
+
+/** The tree of scopes of a graph, with its modules' parameters or without; nodes know their parents. */
+function buildScopes(all, withParameters) {
+  for (const node of all)
+    Object.assign(node, { parent: null, alone: "", hidden: !withParameters && isParameter(node) });
+  const nodes = all.filter((node) => !node.hidden);
   const root = new ScopeBox("", "", null);
   root.open = true;
   for (const node of nodes) {
@@ -40,17 +63,29 @@ function buildScopes(nodes) {
   shorten(root);
   split(root);
   measure(root);
-  for (const node of nodes) for (const input of node.inputs) connect(nodes[input], node);
+  for (const node of nodes) {
+    for (const input of node.inputs) if (!all[input].hidden) connect(all[input], node);
+  }
   openFirst(root);
   return root;
 }
 
-/** A scope that holds nothing but one other scope becomes one with it: `blocks.0`. */
+/**
+ * A scope that holds nothing but one other scope becomes one with it: `blocks.0`. One that holds a
+ * single node is that node, which says so: a module that is one call needs no box around it.
+ */
 function shorten(scope) {
   for (const [n, item] of scope.items.entries()) {
     if (!(item instanceof ScopeBox)) continue;
     let last = item;
     while (last.items.length === 1 && last.items[0] instanceof ScopeBox) last = last.items[0];
+    const [only] = last.items;
+    if (last.items.length === 1) {
+      only.alone = scope.path ? last.path.slice(scope.path.length + 1) : last.path;
+      only.parent = scope;
+      scope.items[n] = only;
+      continue;
+    }
     if (last !== item) {
       last.name = scope.path ? last.path.slice(scope.path.length + 1) : last.path;
       last.parent = scope;
@@ -66,7 +101,11 @@ function split(scope) {
     const parts = [];
     for (let n = 0; n < scope.items.length; n += size) {
       const items = scope.items.slice(n, n + size);
-      const part = new ScopeBox(`${n + 1}–${n + items.length}`, `${scope.path}#${n}+${size}`, scope);
+      const part = new ScopeBox(
+        `${n + 1}–${n + items.length}`,
+        `${scope.path}#${n}+${size}`,
+        scope,
+      );
       part.items = items;
       for (const item of items) item.parent = part;
       parts.push(part);
@@ -107,26 +146,28 @@ function openFirst(root) {
   let shown = root.items.length;
   let level = root.items;
   while (level.length) {
-    const scopes = level.filter((item) => item instanceof ScopeBox && item.size > 1);
+    const scopes = level.filter((item) => item instanceof ScopeBox);
     const more = scopes.reduce((sum, scope) => sum + scope.items.length, 0);
-    if (!scopes.length || shown + more > 30) return;
+    if (!scopes.length || (shown + more > 30 && shown > 3)) return;
     for (const scope of scopes) scope.open = true;
     shown += more;
     level = scopes.flatMap((scope) => scope.items);
   }
 }
 
+/** `linear` for `torch.nn.functional.linear`; paths to values stay whole. */
 function shortTarget(target) {
-  const parts = target.split(".");
-  return parts.length > 2 ? parts.slice(-1)[0] : target;
+  return /^[\w.]+$/.test(target) ? target.slice(target.lastIndexOf(".") + 1) : target;
 }
 
 const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /** What a box says: two lines. */
 function boxTexts(item) {
-  if (item instanceof ScopeBox) return [`${item.open ? "▾" : "▸"} ${clip(item.label, 40)}`, plural(item.size, "node")];
-  return [clip(visible(item.name), 28), clip(visible(shortTarget(item.target)), 30)];
+  if (item instanceof ScopeBox)
+    return [`${item.open ? "▾" : "▸"} ${clip(item.label, 40)}`, plural(item.size, "node")];
+  const module = item.alone ? `${item.alone}: ` : "";
+  return [clip(visible(item.name), 28), clip(visible(module + shortTarget(item.target)), 30)];
 }
 
 function boxSize(item) {
@@ -156,7 +197,9 @@ function layoutScope(scope) {
     return { item, x: x - width / 2, y: y - height / 2, width, height };
   });
   const edges = graph.edges().map((edge) => ({
-    from: scope.items[Number(edge.v)], to: scope.items[Number(edge.w)], points: graph.edge(edge).points,
+    from: scope.items[Number(edge.v)],
+    to: scope.items[Number(edge.w)],
+    points: graph.edge(edge).points,
   }));
   const { width, height } = graph.graph();
   scope.layout = { width, height, boxes, edges };

@@ -4,7 +4,14 @@
 
 const ROW = 17;
 const MARK_SHAPES = { retirement: "◆", refusal: "▲", recompile: "●", record: "■", instant: "│" };
-const MARK_COLOURS = { retirement: "--warn", refusal: "--bad", recompile: "--accent", record: "--bad", instant: "--muted" };
+const MARK_ROWS = { retirement: 0, record: 0 }; // the others stand below: causes above effects
+const MARK_COLOURS = {
+  retirement: "--warn",
+  refusal: "--bad",
+  recompile: "--accent",
+  record: "--bad",
+  instant: "--muted",
+};
 
 function timelinePage() {
   const lanes = report.lanes;
@@ -15,9 +22,19 @@ function timelinePage() {
   spans.sort((a, b) => b.duration - a.duration);
   return [
     h("h1", null, "Timeline"),
-    h("p", { class: "muted" }, "Drag to move, Ctrl + wheel to zoom, double-click a span to fill the width with it. Keys: ← → move, + − zoom, 0 shows all. ",
-      Object.entries(MARK_SHAPES).map(([kind, shape]) => [h("span", { style: { color: `var(${MARK_COLOURS[kind]})` } }, shape), ` ${kind}  `])),
-    left > 0 && notice(`Each lane keeps its longest spans: ${plural(left, "shorter span was", "shorter spans were")} left out.`),
+    h(
+      "p",
+      { class: "muted" },
+      "Drag to move, Ctrl + wheel to zoom, double-click a span to fill the width with it. Keys: ← → move, + − zoom, 0 shows all. ",
+      Object.entries(MARK_SHAPES).map(([kind, shape]) => [
+        h("span", { style: { color: `var(${MARK_COLOURS[kind]})` } }, shape),
+        ` ${kind}  `,
+      ]),
+    ),
+    left > 0 &&
+      notice(
+        `Each lane keeps its longest spans: ${plural(left, "shorter span was", "shorter spans were")} left out.`,
+      ),
     view.element,
     h("h2", null, "Longest spans"),
     spanTable(spans.slice(0, 1000), view),
@@ -27,26 +44,69 @@ function timelinePage() {
 }
 
 function spanTable(spans, view) {
-  return table([
-    { label: "Span", value: (r) => r.name, show: (r) => h("button", { class: "link", type: "button", on: { click: () => view.show(r) } }, r.name) },
-    { label: "Took", number: true, value: (r) => r.duration, show: (r) => formatNs(r.duration) },
-    { label: "Began", number: true, value: (r) => r.start, show: (r) => formatNs(r.start) },
-    { label: "Lane", value: (r) => `${processName(r.lane.process)} · ${r.lane.name}` },
-    { label: "Compile", value: (r) => report.compiles[r.compile]?.id, show: (r) => compileLink(r.compile) },
-    { label: "Raised", value: (r) => r.error, show: (r) => (r.error ? tag(r.error, "failed") : "") },
-  ], spans, { caption: "Longest spans", sort: 1, descending: true });
+  return table(
+    [
+      {
+        label: "Span",
+        value: (r) => r.name,
+        show: (r) =>
+          h("button", { class: "link", type: "button", on: { click: () => view.show(r) } }, r.name),
+      },
+      { label: "Took", number: true, value: (r) => r.duration, show: (r) => formatNs(r.duration) },
+      { label: "Began", number: true, value: (r) => r.start, show: (r) => formatNs(r.start) },
+      { label: "Lane", value: (r) => `${processName(r.lane.process)} · ${r.lane.name}` },
+      {
+        label: "Compile",
+        value: (r) => report.compiles[r.compile]?.id,
+        show: (r) => compileLink(r.compile),
+      },
+      {
+        label: "Raised",
+        value: (r) => r.error,
+        show: (r) => (r.error ? tag(r.error, "failed") : ""),
+      },
+    ],
+    spans,
+    { caption: "Longest spans", sort: 1, descending: true },
+  );
 }
 
 function spanTotals(totals) {
   const largest = d3.max(totals, (one) => one.total_ns) || 1;
-  return table([
-    { label: "Name", value: (r) => r.name, show: (r) => [h("span", { class: "swatch", style: { background: `var(${colourName(r.name)})` } }), h("code", null, r.name)] },
-    { label: "Calls", number: true, value: (r) => r.calls, show: (r) => formatCount(r.calls) },
-    { label: "Total", number: true, value: (r) => r.total_ns, show: (r) => withBar(formatNs(r.total_ns), r.total_ns, largest) },
-    { label: "Mean", number: true, value: (r) => r.total_ns / r.calls, show: (r) => formatNs(r.total_ns / r.calls) },
-    { label: "Longest", number: true, value: (r) => r.longest_ns, show: (r) => formatNs(r.longest_ns) },
-    { label: "Raised", number: true, value: (r) => r.errors, show: (r) => formatCount(r.errors) },
-  ], totals, { caption: "Spans by name", sort: 2, descending: true });
+  return table(
+    [
+      {
+        label: "Name",
+        value: (r) => r.name,
+        show: (r) => [
+          h("span", { class: "swatch", style: { background: `var(${colourName(r.name)})` } }),
+          h("code", null, r.name),
+        ],
+      },
+      { label: "Calls", number: true, value: (r) => r.calls, show: (r) => formatCount(r.calls) },
+      {
+        label: "Total",
+        number: true,
+        value: (r) => r.total_ns,
+        show: (r) => withBar(formatNs(r.total_ns), r.total_ns, largest),
+      },
+      {
+        label: "Mean",
+        number: true,
+        value: (r) => r.total_ns / r.calls,
+        show: (r) => formatNs(r.total_ns / r.calls),
+      },
+      {
+        label: "Longest",
+        number: true,
+        value: (r) => r.longest_ns,
+        show: (r) => formatNs(r.longest_ns),
+      },
+      { label: "Raised", number: true, value: (r) => r.errors, show: (r) => formatCount(r.errors) },
+    ],
+    totals,
+    { caption: "Spans by name", sort: 2, descending: true },
+  );
 }
 
 /** {element, show(span)}: lanes over a stretch of time, `[from, to]` in nanoseconds. */
@@ -54,34 +114,70 @@ function timeline(lanes, [from, to]) {
   const axis = h("canvas", { height: 24, "aria-hidden": "true" });
   const drawn = lanes.map((lane) => ({
     lane,
-    rows: 1 + (d3.max(lane.spans, (one) => one.depth) ?? 0) + (lane.marks.length ? 1 : 0),
-    canvas: h("canvas", { role: "img", "aria-label": `${lane.name}: ${plural(lane.spans.length, "span")}, ${plural(lane.marks.length, "moment")}` }),
+    rows: (d3.max(lane.spans, (one) => one.depth) ?? -1) + 1 + (lane.marks.length ? 2 : 0),
+    canvas: h("canvas", {
+      role: "img",
+      "aria-label": `${lane.name}: ${plural(lane.spans.length, "span")}, ${plural(lane.marks.length, "moment")}`,
+    }),
   }));
-  const element = h("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline. Arrow keys move, plus and minus zoom, 0 shows all.", on: { keydown: onKey } },
-    h("div", { class: "lane axis" }, h("span", { class: "label" }), axis));
+  const element = h(
+    "div",
+    {
+      class: "timeline",
+      tabindex: "0",
+      role: "group",
+      "aria-label": "Timeline. Arrow keys move, plus and minus zoom, 0 shows all.",
+      on: { keydown: onKey },
+    },
+    h("div", { class: "lane axis" }, h("span", { class: "label" }), axis),
+  );
   let process = null;
   for (const { lane, canvas } of drawn) {
     if (lane.process !== process) {
       process = lane.process;
       element.append(h("div", { class: "process" }, report.processes[process].label));
     }
-    element.append(h("div", { class: "lane" }, h("span", { class: "label", title: lane.name }, lane.name), canvas));
+    element.append(
+      h(
+        "div",
+        { class: "lane" },
+        h("span", { class: "label", title: lane.name }, lane.name),
+        canvas,
+      ),
+    );
   }
 
   const base = d3.scaleLinear().domain([from, to]);
   let scale = base;
   let colours = {};
   let frame = 0;
-  const zoom = d3.zoom().scaleExtent([1, 1e6])
-    .filter((event) => (event.type === "wheel" ? event.ctrlKey || event.metaKey : !event.button && event.type !== "dblclick"))
-    .on("zoom", ({ transform }) => { scale = transform.rescaleX(base); plan(); });
+  const zoom = d3
+    .zoom()
+    .scaleExtent([1, 1e6])
+    .filter((event) =>
+      event.type === "wheel"
+        ? event.ctrlKey || event.metaKey
+        : !event.button && event.type !== "dblclick",
+    )
+    .on("zoom", ({ transform }) => {
+      scale = transform.rescaleX(base);
+      plan();
+    });
   const selection = d3.select(element).call(zoom).on("dblclick.zoom", null);
 
   function resize() {
     const width = axis.clientWidth;
     if (!width) return;
     base.range([0, width]);
-    zoom.extent([[0, 0], [width, 1]]).translateExtent([[0, 0], [width, 1]]);
+    zoom
+      .extent([
+        [0, 0],
+        [width, 1],
+      ])
+      .translateExtent([
+        [0, 0],
+        [width, 1],
+      ]);
     colours = readColours();
     for (const one of [{ canvas: axis, rows: 24 / ROW }, ...drawn]) {
       const height = Math.round(one.rows * ROW) + (one.canvas === axis ? 0 : 5);
@@ -94,7 +190,12 @@ function timeline(lanes, [from, to]) {
   }
 
   function plan() {
-    if (!frame) frame = requestAnimationFrame(() => { frame = 0; drawAxis(); drawn.forEach(drawLane); });
+    if (!frame)
+      frame = requestAnimationFrame(() => {
+        frame = 0;
+        drawAxis();
+        drawn.forEach(drawLane);
+      });
   }
 
   function start(canvas) {
@@ -146,14 +247,22 @@ function timeline(lanes, [from, to]) {
       }
       if (wide > 26) {
         context.fillStyle = colours["--on-fill"];
-        context.fillText(fitText(context, visible(one.name), wide - 8), Math.max(left, 0) + 4, y + ROW / 2 - 0.5);
+        context.fillText(
+          fitText(context, visible(one.name), wide - 8),
+          Math.max(left, 0) + 4,
+          y + ROW / 2 - 0.5,
+        );
       }
     }
     for (const one of lane.marks) {
       const x = scale(one.time);
       if (x < -5 || x > width + 5) continue;
       context.fillStyle = colours[MARK_COLOURS[one.kind]] || colours["--muted"];
-      context.fillText(MARK_SHAPES[one.kind] || "│", x - 5, (rows - 1) * ROW + ROW / 2 + 2);
+      context.fillText(
+        MARK_SHAPES[one.kind] || "│",
+        x - 5,
+        (rows - 2 + (MARK_ROWS[one.kind] ?? 1)) * ROW + ROW / 2 + 2,
+      );
     }
   }
 
@@ -162,21 +271,37 @@ function timeline(lanes, [from, to]) {
     const box = canvas.getBoundingClientRect();
     const x = event.clientX - box.left;
     const row = Math.floor((event.clientY - box.top - 3) / ROW);
-    if (lane.marks.length && row >= rows - 1) {
-      const near = lane.marks.filter((one) => Math.abs(scale(one.time) - x) < 7);
+    if (lane.marks.length && row >= rows - 2) {
+      const near = lane.marks.filter(
+        (one) => Math.abs(scale(one.time) - x) < 7 && row === rows - 2 + (MARK_ROWS[one.kind] ?? 1),
+      );
       return near.length ? { marks: near } : null;
     }
     const time = scale.invert(x);
     const slack = scale.invert(x + 1.5) - time;
-    const hits = lane.spans.filter((one) => one.depth === row && one.start - slack <= time && time <= one.start + one.duration + slack);
+    const hits = lane.spans.filter(
+      (one) =>
+        one.depth === row && one.start - slack <= time && time <= one.start + one.duration + slack,
+    );
     return hits.length ? { span: hits.reduce((a, b) => (a.duration > b.duration ? a : b)) } : null;
   }
 
   function describe(found) {
-    if (found.marks) return found.marks.slice(0, 8).map((one) => `${one.kind}: ${one.text}  at ${formatNs(one.time)}`).join("\n");
+    if (found.marks)
+      return found.marks
+        .slice(0, 8)
+        .map((one) => `${one.kind}: ${one.text}  at ${formatNs(one.time)}`)
+        .join("\n");
     const { name, duration, start: began, compile, error } = found.span;
     const id = report.compiles[compile];
-    return [name, `${formatNs(duration)}, from ${formatNs(began)}`, id && `compile ${id.id}: ${id.function}`, error && `raised ${error}`].filter(Boolean).join("\n");
+    return [
+      name,
+      `${formatNs(duration)}, from ${formatNs(began)}`,
+      id && `compile ${id.id}: ${id.function}`,
+      error && `raised ${error}`,
+    ]
+      .filter(Boolean)
+      .join("\n");
   }
 
   for (const one of drawn) {
@@ -198,7 +323,10 @@ function timeline(lanes, [from, to]) {
     const length = Math.max(duration, 10) * 1.1;
     const k = Math.min(1e6, Math.max(1, (to - from) / length));
     const x = -k * base(began - (length - duration) / 2);
-    selection.call(zoom.transform, d3.zoomIdentity.translate(Math.min(0, Math.max(x, width * (1 - k))), 0).scale(k));
+    selection.call(
+      zoom.transform,
+      d3.zoomIdentity.translate(Math.min(0, Math.max(x, width * (1 - k))), 0).scale(k),
+    );
     element.scrollIntoView({ block: "nearest" });
   }
 
@@ -226,14 +354,30 @@ function timeline(lanes, [from, to]) {
 
 /** Labels of an axis: one unit, and as many digits as tell two ticks apart. */
 function tickFormat(largest, step) {
-  const [scale, unit] = largest < 1e3 ? [1, "ns"] : largest < 1e6 ? [1e3, "µs"] : largest < 1e9 ? [1e6, "ms"] : [1e9, "s"];
+  const [scale, unit] =
+    largest < 1e3
+      ? [1, "ns"]
+      : largest < 1e6
+        ? [1e3, "µs"]
+        : largest < 1e9
+          ? [1e6, "ms"]
+          : [1e9, "s"];
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / scale) - 1e-9)));
   return (tick) => `${(tick / scale).toFixed(digits)}${THIN}${unit}`;
 }
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  const names = [...PHASE_NAMES.map((name) => `--p-${name}`), "--p-other", "--on-fill", "--muted", "--line", "--bad", "--warn", "--accent"];
+  const names = [
+    ...PHASE_NAMES.map((name) => `--p-${name}`),
+    "--p-other",
+    "--on-fill",
+    "--muted",
+    "--line",
+    "--bad",
+    "--warn",
+    "--accent",
+  ];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(name).trim()]));
 }
 
