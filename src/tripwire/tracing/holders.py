@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextvars import ContextVar
-from types import CellType
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -485,6 +485,22 @@ def _strong(kept: Any) -> object:
         return kept
     value = kept()
     return value if value is None or isinstance(value, torch.Tensor) else kept  # the user's own
+
+
+def mark_hook(hook: object, original: object) -> None:
+    """Note what a hook of ours stands for while it is in place."""
+    if type(hook) is FunctionType:
+        hook.__dict__[_ORIGINAL] = original
+
+
+def unhooked(value: object) -> object:
+    """What a hook of ours, which may be in place in any thread, stands for; else the value."""
+    if type(value) is FunctionType and value.__dict__:
+        return value.__dict__.get(_ORIGINAL, value)
+    return value
+
+
+_ORIGINAL = "__tripwire_original__"
 
 
 class Write(NamedTuple):

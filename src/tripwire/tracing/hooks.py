@@ -30,6 +30,7 @@ from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.tracing.forwards import Functions, codes_of, find_functions
+from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
@@ -54,6 +55,7 @@ class Patch:
         """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
         before = vars(self.owner).get(self.name, _ABSENT)
         value = self.wrap(getattr(self.owner, self.name))
+        mark_hook(value, before)
 
         def put_back() -> None:
             if before is not _ABSENT:

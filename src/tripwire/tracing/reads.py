@@ -270,8 +270,7 @@ class ReadSet:
                 whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
                 return None if whole or _is_container(holder.owner) else self.names
             case LibraryClass():
-                named = self._class_names if issubclass(holder.owner, nn.Module) else self.names
-                return named - _HOOKED  # replaced by hooks, in any thread
+                return self._class_names if issubclass(holder.owner, nn.Module) else self.names
             case ClassDict():
                 return self._class_names
             case Items():
@@ -406,7 +405,6 @@ def _is_library(holder: Holder) -> bool:
     return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
 
-_HOOKED = frozenset({"__call__", "as_subclass", "_make_subclass", "set_"})
 # Functions through which attributes are looked up: names in them are names at their callers.
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _ACCESSORS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})

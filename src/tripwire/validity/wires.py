@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.holders import ABSENT, Cells, Context, Elements, Kind, Members
+from tripwire.tracing.holders import (
+    ABSENT,
+    Cells,
+    Context,
+    Elements,
+    Kind,
+    Members,
+    unhooked,
+)
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Source, cells_of
 from tripwire.tracing.structure import PLAIN, own_dict, same_plain
@@ -135,6 +143,7 @@ class Kept:
     __slots__ = ("_cls", "_ref", "_value")
 
     def __init__(self, value: object, held: Held | None = None) -> None:
+        value = unhooked(value)
         self._cls = type(value)
         self._value: object = None
         self._ref: Callable[[], object] | None = None
@@ -151,6 +160,7 @@ class Kept:
 
     def is_same(self, value: object) -> bool:
         """Whether a value is still this one, or an equal plain one."""
+        value = unhooked(value)
         if self._ref is not None:
             return value is not None and self._ref() is value  # a dead reference gives None
         kept = self._value
