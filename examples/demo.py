@@ -19,7 +19,7 @@ from torch import nn
 from transformer import Transformer
 
 import tripwire
-from tripwire import telemetry
+from tripwire.running import logging_into
 
 
 class Scaled(nn.Module):
@@ -98,18 +98,16 @@ def main() -> None:
     """Tell it."""
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp(prefix="tripwire-demo-"))
-    telemetry.start_log(str(folder))
     model = Scaled()
     tokens = torch.randint(0, 100, (1, 8))
-
-    say("one run of a small GPT is observed")
-    trace(model, tokens)
-    say("it is compiled; settings.py changes a value before call 3")
-    compile_and_change(model, tokens)
-    say("another model fails, and leaves a record")
-    fail_and_replay(folder)
+    with logging_into(folder):
+        say("one run of a small GPT is observed")
+        trace(model, tokens)
+        say("it is compiled; settings.py changes a value before call 3")
+        compile_and_change(model, tokens)
+        say("another model fails, and leaves a record")
+        fail_and_replay(folder)
     say("the report")
-    telemetry.stop_log()
     command = [sys.executable, "-m", "tripwire", "report", str(folder)]
     subprocess.run(command, check=True)
 

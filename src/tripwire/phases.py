@@ -19,6 +19,15 @@ def _phase(name: str) -> AbstractContextManager[None]:
     return timed(name, column_us=f"{name}_us")
 
 
+def current_compile() -> str | None:
+    """The id of the compile that is going on in this thread."""
+    if not HAS_TELEMETRY:
+        return None
+    from tripwire.telemetry.compiles import current_compile_id
+
+    return current_compile_id()
+
+
 TRACE = _phase("trace")  # one observed run, from its arguments to a Trace
 OBSERVE = _phase("observe")  # the run itself
 PLAN = _phase("plan")  # guards and wires

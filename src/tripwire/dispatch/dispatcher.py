@@ -306,10 +306,10 @@ class Dispatcher(Counted):
                 slug="backend-failed",
             ) from error
 
-    def _note_retired(self, cause: Cause) -> None:
+    def _note_retired(self, cause: Cause, compile_id: str | None) -> None:
         self._retired += 1
         self._causes = [*self._causes[-15:], cause]
-        tell_retired(cause)
+        tell_retired(cause, compile_id)
 
     def _tell_miss(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tripwire.backends.registry import Runtime
-from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
@@ -58,6 +58,9 @@ class Summary:
         )
 
 
+Retired = Callable[[], "Callable[[Cause, str | None], None] | None"]
+
+
 class RunAgain(Exception):
     """The compiled code raised, and did nothing that running plainly would do twice."""
 
@@ -70,7 +73,7 @@ class Entry:
         trace: Trace,
         torch_state: tuple[object, ...],
         compile_graph: Callable[[Trace], Runtime],
-        on_retired: Callable[[], Callable[[Cause], None] | None],
+        on_retired: Retired,
     ) -> None:
         me = weakref.ref(self)  # the guard function is mine: no cycle through it
         self.is_dead = False
@@ -101,11 +104,12 @@ class Entry:
         self,
         trace: Trace,
         plan: Plan,
-        on_retired: Callable[[], Callable[[Cause], None] | None],
+        on_retired: Retired,
     ) -> None:
         """Lay out what a hit needs."""
         self.summary = Summary.of(trace, plan)
         self._on_retired = on_retired
+        self._compile_id = current_compile()
         self._told = ""
         self.hits = 0
         self.last_used = 0
@@ -194,7 +198,7 @@ class Entry:
     def _tell(self, cause: Cause) -> None:
         tell = self._on_retired()
         if tell is not None:
-            tell(cause)
+            tell(cause, self._compile_id)
 
     def _settle(self) -> bool:
         """Look at what was touched. Whether everything is as it was traced."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from torch import fx
 
 from tripwire.phases import HAS_TELEMETRY
+from tripwire.tracing.ranges import Frame
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import Trace
@@ -192,8 +194,8 @@ if HAS_TELEMETRY:
     atexit.register(count_hits)  # before telemetry leaves its counters in the log
 
 
-def tell_retired(cause: Cause) -> None:
-    """An entry was retired."""
+def tell_retired(cause: Cause, compile_id: str | None) -> None:
+    """The entry that a compile came to was retired."""
     if not HAS_TELEMETRY:
         return
     telemetry.count("entries", "retired")
@@ -206,6 +208,8 @@ def tell_retired(cause: Cause) -> None:
         file=writer.file if writer else "",
         line=writer.line if writer else 0,
         function=writer.function if writer else "",
+        compile_id=compile_id,
+        excerpt=linecache.getline(writer.file, writer.line).strip() if writer else "",
     )
 
 
@@ -249,7 +253,18 @@ def _describe_node(node: fx.Node) -> schema.GraphNode:
         function=place.function if place is not None else "",
         text=place.text if place is not None else "",
         shape=str(facts.value) if facts is not None and facts.value is not None else "",
+        excerpt=_mark(place) if place is not None else "",
     )
+
+
+def _mark(place: Frame) -> str:
+    """The user's line, with the call marked below."""
+    line = linecache.getline(place.file, place.line).rstrip()
+    if place.columns is None or not line:
+        return ""
+    indent = len(line) - len(line.lstrip())
+    first, last = place.columns
+    return telemetry.underline([line[indent:]], first - indent, last - indent)
 
 
 def _name(target: Callable[..., Any]) -> str:
