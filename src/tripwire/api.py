@@ -12,6 +12,7 @@ from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
 from tripwire.errors import BadOption
+from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _note_failed(
     dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
     """Keep a failed call for `record_last`."""
+    if not HAS_TELEMETRY:  # records need the same package
+        return
     from tripwire.recording.failures import note_failed  # no program that runs well needs it
 
     note_failed(dispatcher, args, kwargs, error)

@@ -785,20 +785,3 @@ effect(
     writes=["SCALE = 3.0"],
     state="SCALE",
 )
-case(
-    "call of all modules replaced",
-    """
-    plain = nn.Module.__call__
-    class Net(nn.Module):
-        def forward(self, x): return x * 2
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-        def forward(self, x): return self.net(x)
-    call = Twice()
-    def wrapped(self, *args):
-        return plain(self, *args) + (1 if type(self) is Net else 0)
-    """,
-    writes=["nn.Module.__call__ = wrapped", "nn.Module.__call__ = plain"],
-)

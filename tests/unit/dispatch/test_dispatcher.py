@@ -573,3 +573,33 @@ def test_a_sentry_that_is_spent_is_replaced_at_the_next_call():
     module.weight.scale = 4.0
     assert compiled(x).tolist() == [4.0, 4.0]
     assert compiled.statistics().retired == 1
+
+
+def test_a_call_of_all_modules_that_somebody_replaces_is_seen(monkeypatch) -> None:
+    plain = nn.Module.__call__
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x):
+            return self.net(x)
+
+    def replaced(self, *args, **kwargs):
+        return plain(self, *args, **kwargs) + (1 if type(self) is Net else 0)
+
+    model = Outer()
+    compiled = tripwire.compile(model, fullgraph=True)
+    for _ in range(2):
+        check_same(X * 2, compiled(X))
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", replaced)
+        for _ in range(2):
+            check_same(X * 2 + 1, compiled(X))
+    for _ in range(2):
+        check_same(X * 2, compiled(X))
