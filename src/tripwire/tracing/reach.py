@@ -117,7 +117,7 @@ class Reach:
         self._alive: list[object] = []  # an id means something only while its object lives
         self._classes: set[int] = set()
         self._python_modules: dict[int, tuple[types.ModuleType, Source]] = {}
-        self._module_names: set[tuple[int, str]] = set()
+        self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
         self._names: frozenset[str] = frozenset()  # attribute names of the code that ran so far
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.holders = Holders()
@@ -366,15 +366,16 @@ class Reach:
         space, module_name = own_dict(module) or {}, _module_name(module)
         self.homes.add(module_name)
         library = is_library_module(module_name)
-        new = [n for n in sorted(names) if (id(module), n) not in self._module_names]
-        self._module_names.update((id(module), name) for name in new)
+        known = self._module_names.setdefault(id(module), set())
+        new = names - known
+        known |= new
         if new:
             kind = LibraryNames if library else Names
             self.holders.remember(space, kind(frozenset(new)), path, True)
-        for name in new:
-            if library and name in self._passed:
-                self._judge(name, space.get(name))
-            if name in space and not (library and _is_constant(space[name])):
+        for name in sorted(new & self._passed.keys()) if library else ():
+            self._judge(name, space.get(name))
+        for name in sorted(new & space.keys()):
+            if not (library and _is_constant(space[name])):
                 yield space[name], Attr(path, name)
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
