@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tripwire.api import compile, statistics, trace
+    from tripwire.backends.registry import list_backends
     from tripwire.errors import (
         BackendFailed,
         BadOption,
@@ -56,6 +57,7 @@ __all__ = [
     "Watch",
     "compile",
     "explain",
+    "list_backends",
     "load",
     "record",
     "record_last",
@@ -70,6 +72,7 @@ __all__ = [
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
 _HOME = {
     "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.backends.registry": ("list_backends",),
     "tripwire.explain": ("explain",),
     "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),
     "tripwire.recording.record": (

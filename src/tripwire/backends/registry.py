@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.backends.torchs import find_registered, inductor, list_registered
 from tripwire.errors import BadOption
 
 Runtime = Callable[..., Any]
@@ -19,24 +20,25 @@ def eager(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Run
     return module.forward
 
 
-_BY_NAME: dict[str, Backend] = {"eager": eager}
+_OWN: dict[str, Backend] = {"eager": eager, "inductor": inductor}
 
 
 def list_backends() -> list[str]:
-    """Names that `backend=` takes."""
-    return sorted(_BY_NAME)
+    """Names that `backend=` takes: tripwire's own, and all that torch.compile knows."""
+    return sorted({*_OWN, *list_registered()})
 
 
 def find_backend(backend: str | Backend) -> Backend:
     """The back end of a name; callables stand for themselves."""
     if isinstance(backend, str):
-        if backend not in _BY_NAME:
+        found = find_known(backend) or find_registered(backend)
+        if found is None:
             raise BadOption(
                 f"There is no back end {backend!r}. Known: {', '.join(list_backends())}. "
                 "A callable (GraphModule, example_inputs) -> callable will do as well.",
                 slug="unknown-backend",
             )
-        return _BY_NAME[backend]
+        return found
     if not callable(backend):
         raise BadOption(
             f"backend= takes a name or a callable, not {type(backend).__name__}.",
@@ -46,8 +48,8 @@ def find_backend(backend: str | Backend) -> Backend:
 
 
 def find_known(name: str) -> Backend | None:
-    """The back end of a name; None if there is none."""
-    return _BY_NAME.get(name)
+    """One of tripwire's own back ends; None for other names."""
+    return _OWN.get(name)
 
 
 def name_of(backend: Backend) -> str:
