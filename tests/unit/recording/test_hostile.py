@@ -71,7 +71,7 @@ def check_refused(data: bytes, *, factor: float = 2) -> BadRecord:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert took < 5  # far below a second without tracemalloc; a machine may be busy
+    assert took < 30  # far below a second without tracemalloc; a machine may be busy
     assert peak < factor * max(len(data), 1 << 20)
     return raised.value
 

@@ -147,14 +147,26 @@ class Browser:
         return done["result"].get("value")
 
     def wait_until(self, condition: str) -> None:
-        """Look at each animation frame whether something has become true."""
+        """Look again and again whether something has become true."""
+        assert self._becomes(condition, 30_000), f"never became true: {condition}"
+
+    def click_until(self, selector: str, condition: str) -> None:
+        """Click until it shows: a page that is still being laid out may move under the mouse."""
+        for _ in range(10):
+            self.click(selector)
+            if self._becomes(condition, 3_000):
+                return
+        raise AssertionError(f"clicks on {selector} never made it true: {condition}")
+
+    def _becomes(self, condition: str, milliseconds: int) -> bool:
         script = f"""new Promise((resolve) => {{
             const begin = performance.now();
             const look = () => (({condition}) ? resolve(true)
-                : performance.now() - begin > 15000 ? resolve(false) : setTimeout(look, 10));
+                : performance.now() - begin > {milliseconds} ? resolve(false)
+                : setTimeout(look, 10));
             look();
         }})"""
-        assert self.evaluate(script), f"never became true: {condition}"
+        return bool(self.evaluate(script))
 
     def go(self, route: str) -> None:
         """Another page of the report, drawn."""
@@ -166,11 +178,16 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """A press of the mouse in the middle of an element."""
+        # Not before it stands still: a page that is being laid out moves under the mouse.
         box = self.evaluate(
-            f"""(() => {{ const e = document.querySelector({json.dumps(selector)});
-            e.scrollIntoView({{ block: "center" }});
-            const b = e.getBoundingClientRect();
-            return {{ x: b.x + b.width / 2, y: b.y + b.height / 2 }}; }})()"""
+            f"""new Promise((resolve) => {{
+            const find = () => {{ const e = document.querySelector({json.dumps(selector)});
+                e.scrollIntoView({{ block: "center" }});
+                const b = e.getBoundingClientRect();
+                return {{ x: b.x + b.width / 2, y: b.y + b.height / 2 }}; }};
+            const look = (before) => setTimeout(() => {{ const now = find();
+                now.x === before.x && now.y === before.y ? resolve(now) : look(now); }}, 50);
+            look(find()); }})"""
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)

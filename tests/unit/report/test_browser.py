@@ -83,8 +83,8 @@ def shoot(browser: Browser, name: str) -> None:
 def test_every_page_opens_from_the_navigation(page) -> None:
     titles = []
     for number in range(len(PAGES)):
-        page.click(f"nav a:nth-child({number + 1})")
-        page.wait_until(f"document.querySelector('nav a:nth-child({number + 1})').ariaCurrent")
+        link = f"nav a:nth-child({number + 1})"
+        page.click_until(link, f"document.querySelector('{link}').ariaCurrent")
         titles.append(heading(page))
     assert titles[0] == "gpt-nightly"
     assert len(set(titles)) == len(PAGES)
@@ -93,8 +93,8 @@ def test_every_page_opens_from_the_navigation(page) -> None:
 @pytest.mark.parametrize("tab", TABS)
 def test_every_part_of_a_compile_opens(page, tab) -> None:
     page.go("compile/0")
-    page.click(f"#tab-{tab}")
-    page.wait_until(f"document.getElementById('tab-{tab}').ariaSelected === 'true'")
+    shown = f"document.getElementById('tab-{tab}').ariaSelected === 'true'"
+    page.click_until(f"#tab-{tab}", shown)
     assert count(page, "#panel > *") >= 1
     assert count(page, "#panel .empty") == 0
 
