@@ -102,11 +102,13 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
 
 @main.command()
 @_file
-def repro(file: str) -> None:
+@_json
+def repro(file: str, as_json: bool) -> None:
     """Print a script that makes the call again, with everything in it."""
     from tripwire.recording.repro import write_repro
 
-    click.echo(write_repro(file), nl=False)
+    script = write_repro(file)
+    click.echo(msgspec.json.encode({"script": script}) if as_json else script, nl=as_json)
 
 
 _directory = click.argument("directory", type=click.Path(exists=True))

@@ -208,6 +208,11 @@ def test_a_repro_is_a_script_that_shows_the_same(failed, tmp_path) -> None:
     assert "ZeroDivisionError: float division by zero" in ran.stderr
 
 
+def test_repro_json_is_the_script(failed) -> None:
+    told = json.loads(call("repro", failed, "--json").output)
+    assert told == {"script": call("repro", failed).output}
+
+
 def test_a_repro_of_hostile_text_runs_nothing_of_it(tmp_path) -> None:
     text = 'x"""\nimport os\n\r\x0cos.system("touch ran")\n\x85\u2028print(1)'
 
