@@ -165,7 +165,7 @@ class Reach:
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
                 self.hides_names = True
             if type(item) in PROXIES:
-                item = _behind_proxy(item)
+                item = behind_proxy(item)
                 if item is None:
                     continue
                 path = Referent(path)
@@ -629,7 +629,8 @@ def _is_constant(value: object) -> bool:
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 
-def _behind_proxy(proxy: Any) -> object:
+def behind_proxy(proxy: Any) -> object:
+    """What a weak proxy stands for; None once that is gone."""
     try:
         return proxy.__repr__.__self__
     except ReferenceError:

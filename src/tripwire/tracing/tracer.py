@@ -133,7 +133,13 @@ class Tracer:
             state.target = fn
             state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
             state.quiet = complete
-            session = _Session(state, binding, bound, binding.expressions(args, kwargs), complete)
+            try:
+                session = _Session(
+                    state, binding, bound, binding.expressions(args, kwargs), complete
+                )
+            except ReferenceError:  # nothing of the user's has run yet
+                result = fn(*args, **kwargs)
+                return Run(result, None, Refusal("hidden-state", _GONE))
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         try:
             with OBSERVE:
@@ -151,6 +157,7 @@ class Tracer:
                 state.values.clear()  # weak references would get in the way of swap_tensors
 
 
+_GONE = "an argument is, or holds, a weak proxy of something that is gone."
 _UNBOUND = "the callable takes other arguments than its signature says."
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
-from tripwire.tracing.reach import PINNED, hides_state, is_array
+from tripwire.tracing.reach import PINNED, PROXIES, behind_proxy, hides_state, is_array
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
@@ -116,7 +116,9 @@ class GuardWriter:
 
     def add(self, path: str, expression: str, value: object) -> None:
         """Checks for one value and all that the run could read below it."""
-        if isinstance(value, torch.Tensor):
+        if type(value) in PROXIES:
+            self._add_proxy(path, expression, value)
+        elif isinstance(value, torch.Tensor):
             self._add_tensor(path, expression, value)
         elif type(value) in PLAIN or type(value) is slice:
             self._add_plain(path, expression, value)
@@ -126,6 +128,14 @@ class GuardWriter:
         else:
             self._alive.append(value)
             self._add_object(path, expression, value)
+
+    def _add_proxy(self, path: str, expression: str, proxy: object) -> None:
+        """A weak proxy: it must be one, and what it stands for must be there."""
+        name, cls = self.assign(expression), self.constant(type(proxy))
+        self.check(path, f"type({name}) is {cls}", "a weak proxy", f"type({name}).__name__")
+        behind = self.assign(f"{self.constant(behind_proxy)}({name})")
+        self.check(path, f"{behind} is not None", "an object", "'gone'")
+        self.add(path, behind, behind_proxy(proxy))
 
     def _add_plain(self, path: str, expression: str, value: object) -> None:
         name = self.assign(expression)

@@ -603,3 +603,26 @@ def test_a_call_of_all_modules_that_somebody_replaces_is_seen(monkeypatch) -> No
             check_same(X * 2 + 1, compiled(X))
     for _ in range(2):
         check_same(X * 2, compiled(X))
+
+
+def test_what_a_proxy_that_is_passed_in_stands_for_may_change_and_die() -> None:
+    class Config:
+        def __init__(self):
+            self.scale = 2.0
+
+    def f(x, config):
+        try:
+            return x * config.scale
+        except ReferenceError:
+            return x * 7
+
+    compiled = tripwire.compile(f)
+    config = Config()
+    proxy = weakref.proxy(config)
+    for scale in (2.0, 2.0, 3.0, 3.0):
+        config.scale = scale
+        check_same(X * scale, compiled(X, proxy))
+    assert compiled.statistics().hits == 2
+    del config
+    for _ in range(5):
+        check_same(X * 7, compiled(X, proxy))
