@@ -18,7 +18,15 @@ SOURCE = ROOT / "src" / "tripwire"
 
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 LAYERS = [
-    {"env", "errors", "recording.nodes", "tracing.uses", "validity.weakkeys", "validity.twin"},
+    {
+        "callables",
+        "env",
+        "errors",
+        "recording.nodes",
+        "tracing.uses",
+        "validity.weakkeys",
+        "validity.twin",
+    },
     {"telemetry.clock", "telemetry.locks", "telemetry.serial", "telemetry.anchors"},
     {"telemetry.cleanup", "telemetry.flattening", "telemetry.kinds"},
     {"telemetry.once", "telemetry.tables"},

@@ -7,19 +7,18 @@ graph, guards, wires and reads where somebody logs; nothing here is done otherwi
 from __future__ import annotations
 
 import atexit
-import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import fx
 
+from tripwire.callables import find_code
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing.ranges import Frame
 from tripwire.tracing.reads import ReadSet
@@ -52,17 +51,6 @@ class Callee:
         if code is None:
             return Callee(name, "", 0, number)
         return Callee(name, code.co_filename, code.co_firstlineno, number)
-
-
-def find_code(target: Any) -> CodeType | None:
-    """The code that runs when something is called, as far as that is Python."""
-    if isinstance(target, torch.nn.Module):
-        target = inspect.getattr_static(type(target), "forward", None)
-    for step in ("func", "__func__"):
-        target = inspect.getattr_static(target, step, target)
-    found = target if hasattr(target, "__code__") else vars(type(target)).get("__call__")
-    code = getattr(found, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
 
+from tripwire.callables import find_code
 from tripwire.errors import CannotTrace
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
@@ -67,15 +68,6 @@ def place_of(target: Any) -> tuple[str, int]:
     """Where a callable's code begins."""
     code = find_code(target)
     return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
-
-
-def find_code(target: Any) -> CodeType | None:
-    """The code that runs when something is called, as far as that is Python."""
-    for step in ("forward", "func", "__func__", "__wrapped__"):
-        target = getattr(target, step, target)
-    found = target if hasattr(target, "__code__") else vars(type(target)).get("__call__")
-    code = getattr(found, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def describe_result(result: object) -> Returned:
