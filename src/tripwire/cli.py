@@ -83,9 +83,11 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     raised: Exception | None = None
     outcome: Outcome
     try:
-        outcome = describe_result(run())
+        result = run()
     except Exception as error:
         raised, outcome = error, describe_error(error, call.target)
+    else:  # trouble with describing it isn't the call's
+        outcome = describe_result(result)
     same = is_same(call.manifest.outcome, outcome)
     if as_json:
         click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))

@@ -218,9 +218,10 @@ def save_record(
             result = beginning.run_plainly(fn, args, kwargs)
         else:
             result = dispatcher(*args, **kwargs)
-        ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
     except Exception as error:
         ended = Ended.by(error, beginning, name, dispatcher)
+    else:  # trouble with describing it isn't the call's
+        ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
     finally:
         CURRENT.kept = outer
     return ended.write(Writing.to(path))

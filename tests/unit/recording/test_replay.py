@@ -388,3 +388,13 @@ def test_a_decorated_function_can_be_compiled(tmp_path) -> None:
     fail(compiled, torch.ones(2), 5)
     assert not (tmp_path / "a").exists()
     check_reproduces(only(tmp_path / "b"))
+
+
+def test_trouble_with_describing_a_result_is_not_taken_for_the_calls(monkeypatch, tmp_path) -> None:
+    def broken(result):
+        raise RuntimeError("a bug of tripwire's")
+
+    monkeypatch.setattr("tripwire.recording.failures.describe_result", broken)
+    with pytest.raises(RuntimeError, match="a bug of tripwire's"):
+        tripwire.save_record(tmp_path / "x.rec", lambda: 3)
+    assert not list(tmp_path.iterdir())
