@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -110,9 +111,16 @@ def refusal_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     raise AssertionError("it was traced")
 
 
-def run_python(code: str) -> str:
+def run_python(code: str, env: dict[str, str] | None = None) -> str:
     """What a program prints in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 

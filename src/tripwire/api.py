@@ -32,7 +32,7 @@ def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tra
 def compile(
     fn_or_module: Any = None,
     *,
-    backend: str | Backend = "eager",
+    backend: str | Backend | None = None,
     fullgraph: bool = False,
     dynamic: bool | None = None,
     mode: str | None = None,
@@ -41,16 +41,19 @@ def compile(
     name: str | None = None,
     cache_size: int = 8,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
+    on_backend_error: str = "raise",
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
 
     The first call runs for real and is observed; later calls run compiled code for as long as
     everything that the first one read is unchanged. Takes what `torch.compile` takes.
 
-    backend: a name, or a callable `(GraphModule, example_inputs) -> callable`.
+    backend: a name, or a callable `(GraphModule, example_inputs) -> callable`. Inductor where
+        neither this nor the environment variable TRIPWIRE_BACKEND names one.
     fullgraph: raise where a call can't be compiled, rather than run it as plain Python.
     dynamic: sizes are part of an entry; True is refused, None and False mean the same.
-    mode, options: handed to the back end.
+    mode, options: handed to the back end. Inductor's modes are "default", "reduce-overhead",
+        "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call it.
     cache_size: entries kept per callable.
@@ -60,6 +63,8 @@ def compile(
         replayed in a process of its own to see whether it shows the same, which takes seconds;
         TRIPWIRE_RECORD_CHECK=0 turns that off. `tripwire.record_on_error(folder, ...)` in place
         of a folder says how much of each tensor is kept.
+    on_backend_error: "raise" where the back end fails, or "eager": say so, and run the graph as
+        it is, one torch call after another.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -73,6 +78,7 @@ def compile(
             name=name,
             cache_size=cache_size,
             record_on_error=record_on_error,
+            on_backend_error=on_backend_error,
         )
     if not callable(fn_or_module):
         raise BadOption(
@@ -88,11 +94,16 @@ def compile(
         )
     if cache_size < 1:
         raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
+    if on_backend_error not in ("raise", "eager"):
+        raise BadOption(
+            f'on_backend_error is {on_backend_error!r}; it can be "raise" or "eager".',
+            slug="bad-option",
+        )
     if disable:
         return fn_or_module
     handed = {"mode": mode, "options": options}
     chosen = Options(
-        find_backend(backend),
+        find_backend(backend or os.environ.get("TRIPWIRE_BACKEND") or "inductor", mode),
         fullgraph,
         cache_size,
         tuple((key, value) for key, value in handed.items() if value is not None),
@@ -100,6 +111,7 @@ def compile(
             os.environ.get("TRIPWIRE_RECORD_DIR") if record_on_error is None else record_on_error
         ),
         _note_failed,
+        on_backend_error == "eager",
     )
     called = name or _name_of(fn_or_module)
     if isinstance(fn_or_module, nn.Module):

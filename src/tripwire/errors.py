@@ -5,6 +5,11 @@ A slug is a stable short name. docs/messages.md explains every one of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import fx
+
 
 class TripwireError(Exception):
     """The base of everything that tripwire raises on its own account."""
@@ -42,6 +47,8 @@ class BadOption(TripwireError):
 
 class BackendFailed(TripwireError):
     """A back end raised while it compiled a graph."""
+
+    graph_module: fx.GraphModule | None = None  # the graph, to look at or to try elsewhere
 
 
 class BadRecord(TripwireError):

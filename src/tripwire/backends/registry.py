@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.backends.torchs import find_registered, inductor, list_registered
+from tripwire.backends.torchs import (
+    INDUCTOR_MODES,
+    find_registered,
+    inductor,
+    list_registered,
+    prepare_inductor,
+)
 from tripwire.errors import BadOption
 
 Runtime = Callable[..., Any]
@@ -28,8 +34,13 @@ def list_backends() -> list[str]:
     return sorted({*_OWN, *list_registered()})
 
 
-def find_backend(backend: str | Backend) -> Backend:
+def find_backend(backend: str | Backend, mode: str | None = None) -> Backend:
     """The back end of a name; callables stand for themselves."""
+    if backend == "inductor" and mode not in (None, *INDUCTOR_MODES):
+        raise BadOption(
+            f"Inductor has no mode {mode!r}. Known: {', '.join(INDUCTOR_MODES)}.",
+            slug="bad-option",
+        )
     if isinstance(backend, str):
         found = find_known(backend) or find_registered(backend)
         if found is None:
@@ -50,6 +61,12 @@ def find_backend(backend: str | Backend) -> Backend:
 def find_known(name: str) -> Backend | None:
     """One of tripwire's own back ends; None for other names."""
     return _OWN.get(name)
+
+
+def prepare(backend: Backend) -> None:
+    """Import what a back end needs. What an import changes, a run that is observed must find."""
+    if backend is inductor:
+        prepare_inductor()
 
 
 def name_of(backend: Backend) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
+
+Runtime = Callable[..., Any]
+INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def inductor(
@@ -15,26 +18,43 @@ def inductor(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """Inductor, through AOTAutograd. Takes the modes and options that torch.compile takes."""
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
+) -> Runtime:
+    """Inductor. Takes the modes and options that torch.compile takes."""
+    from tripwire.backends.inductor import compile_graph
 
-    patches = {**(list_mode_options(mode) if mode is not None else {}), **(options or {})}
-    compiled = compile_fx(module, list(example_inputs), config_patches=patches or None)
-    return cast("Callable[..., Any]", compiled)
+    return compile_graph(module, example_inputs, mode, options)
 
 
-def find_registered(name: str) -> Callable[..., Callable[..., Any]] | None:
+def prepare_inductor() -> None:
+    """Import Inductor: it takes seconds, and registers classes with abstract ones."""
+    import tripwire.backends.inductor  # noqa: F401
+
+
+def find_registered(name: str) -> Callable[..., Runtime] | None:
     """A back end that is registered for torch.compile, by entry points too."""
     from torch._dynamo.backends.registry import lookup_backend
     from torch._dynamo.exc import InvalidBackend
 
     try:
-        found: Callable[..., Callable[..., Any]] = lookup_backend(name)
+        found: Callable[..., Runtime] = lookup_backend(name)
     except InvalidBackend:
         return None
-    return found
+    return _handed_over(found, name)
+
+
+def _handed_over(backend: Callable[..., Runtime], name: str) -> Callable[..., Runtime]:
+    """A back end of torch.compile's, given what Dynamo gives."""
+
+    def compile_graph(
+        module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any
+    ) -> Runtime:
+        from tripwire.backends.handover import handing_over
+
+        with handing_over(module) as copied:
+            return backend(copied, list(example_inputs), **options)
+
+    compile_graph.__name__ = compile_graph.__qualname__ = name
+    return compile_graph
 
 
 def list_registered() -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tripwire.backends.registry import Backend, Runtime, name_of
+from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.telling import (
     Callee,
@@ -32,8 +32,8 @@ from tripwire.dispatch.telling import (
     tell_retired,
     wants_reasons,
 )
-from tripwire.errors import BackendFailed, CannotTrace
-from tripwire.phases import PLAN, RETIRE
+from tripwire.errors import BackendFailed, BadOption, CannotTrace
+from tripwire.phases import BACKEND, PLAN, RETIRE
 from tripwire.tracing import Refusal, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
@@ -99,6 +99,7 @@ class Options:
     backend_options: tuple[tuple[str, Any], ...] = ()
     failures: Failures | None = None
     witness: Witness | None = None
+    eager_on_backend_error: bool = False
 
 
 class Dispatcher(Counted):
@@ -188,6 +189,8 @@ class Dispatcher(Counted):
             self._callee = Callee.of(self.name, self.target)
             follow(self)
         with compiling(self._callee, self._traces, name_of(self.options.backend)):
+            with BACKEND:
+                prepare(self.options.backend)
             return self._trace(args, kwargs, probed, key)
 
     def _trace(
@@ -296,15 +299,24 @@ class Dispatcher(Counted):
     def _compile(self, trace: Trace) -> Runtime:
         assert trace.completion is not None
         options = dict(self.options.backend_options)
-        examples = list(trace.completion.tensors)
+        pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
+        examples = [t if t is not None else wanted.meta.build() for t, wanted in pairs]
         try:
             return self.options.backend(trace.graph_module, examples, **options)
+        except BadOption:
+            raise
         except Exception as error:
-            raise BackendFailed(
+            reason = (
                 f"The back end {name_of(self.options.backend)} failed on the graph of "
-                f"{self.name}: {type(error).__name__}: {error}",
-                slug="backend-failed",
-            ) from error
+                f"{self.name}: {type(error).__name__}: {error}"
+            )
+            if self.options.eager_on_backend_error:
+                self._count_refusal(Refusal("backend-failed", reason))
+                self._warn_once("%s The graph runs as it is.", reason)
+                return eager(trace.graph_module, examples)
+            failed = BackendFailed(reason, slug="backend-failed")
+            failed.graph_module = trace.graph_module
+            raise failed from error
 
     def _note_retired(self, cause: Cause, compile_id: str | None) -> None:
         self._retired += 1
@@ -331,18 +343,25 @@ class Dispatcher(Counted):
 
     def _refuse(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         self._refusals += 1
-        self._told_refusals[refusal] += 1
-        assert self._callee is not None
-        tell_refusal(self._callee, refusal)
+        self._count_refusal(refusal)
         if self.options.fullgraph:
             raise refusal.error()
         self._refused[key] += 1
-        if str(refusal) not in self._told:
-            self._told.add(str(refusal))
-            refusals.warning("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
+        self._warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
         if self._refused[key] >= REFUSALS_ALLOWED:
             self._plain.add(key)
             self._compile_inside(modules)
+
+    def _count_refusal(self, refusal: Refusal) -> None:
+        self._told_refusals[refusal] += 1
+        assert self._callee is not None
+        tell_refusal(self._callee, refusal)
+
+    def _warn_once(self, message: str, *parts: object) -> None:
+        told = message % parts
+        if told not in self._told:
+            self._told.add(told)
+            refusals.warning("%s", told)
 
     def _compile_inside(self, modules: tuple[nn.Module, ...]) -> None:
         """Compile the modules that a refused run called, each on its own.

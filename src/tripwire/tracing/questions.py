@@ -55,7 +55,8 @@ def _question(
     return Question(about, frozenset(words.split()), ask, slug, home)
 
 
-def _backends() -> object:
+def sample_backends() -> object:
+    """The switches of torch.backends that change what a call computes."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cuda: Any = torch.backends.cuda
     return (
@@ -100,7 +101,7 @@ QUESTIONS = (
         "torch.backends",
         "backends cudnn mkldnn opt_einsum mha flash_sdp_enabled mem_efficient_sdp_enabled "
         "math_sdp_enabled cudnn_sdp_enabled",
-        _backends,
+        sample_backends,
     ),
     _question(
         "the seed of torch's generator", "initial_seed", torch.initial_seed, "generator-reseeded"

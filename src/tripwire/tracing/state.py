@@ -70,6 +70,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
 
 
 FACTS = "tripwire"
+STATE = "tripwire_state"  # in the meta of an input that is the same tensor on every call
 
 
 @dataclass(slots=True)

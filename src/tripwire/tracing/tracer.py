@@ -33,7 +33,7 @@ from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
 from tripwire.tracing.sources import Local, Running, Source
-from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
+from tripwire.tracing.state import CURRENT, FACTS, STATE, NodeFacts, TracingState
 from tripwire.tracing.structure import (
     Planner,
     Unbuildable,
@@ -516,6 +516,7 @@ class _Session:
             tensor = known()
             facts: NodeFacts = node.meta[FACTS]
             assert isinstance(facts.value, TensorMeta)
+            node.meta[STATE] = any(known.sources.values())
             rows.append(
                 Input(
                     node.name,

@@ -25,6 +25,17 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
     device: torch.device
     requires_grad: bool
 
+    def build(self) -> torch.Tensor:
+        """A tensor of this form; its values are anything."""
+        assert self.stride is not None
+        return torch.empty_strided(
+            self.shape,
+            self.stride,
+            dtype=self.dtype,
+            device=self.device,
+            requires_grad=self.requires_grad,
+        )
+
     @property
     def full(self) -> str:
         """Everything, for messages about differences."""

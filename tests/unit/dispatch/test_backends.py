@@ -8,6 +8,8 @@ from support import run_python
 from torch import nn
 
 import tripwire
+from tripwire.backends.torchs import inductor
+from tripwire.dispatch.compiled import find_dispatcher
 
 
 def build():
@@ -15,10 +17,10 @@ def build():
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
 
 
-def check_trains(backend) -> None:
+def check_trains(backend, **options) -> None:
     """Results and gradients of compiled calls are the plain module's."""
     model, twin, x = build(), build(), torch.randn(3, 4)
-    compiled = tripwire.compile(model, backend=backend, fullgraph=True)
+    compiled = tripwire.compile(model, backend=backend, fullgraph=True, **options)
     for _ in range(3):
         given, wanted = compiled(x), twin(x)
         torch.testing.assert_close(given, wanted)
@@ -35,8 +37,121 @@ def test_a_back_end_by_name_gives_results_and_gradients(backend) -> None:
 
 
 @pytest.mark.slow
-def test_inductor_gives_results_and_gradients() -> None:
-    check_trains("inductor")
+@pytest.mark.parametrize("mode", [None, "default", "max-autotune-no-cudagraphs"])
+def test_inductor_gives_results_and_gradients(mode) -> None:
+    check_trains("inductor", mode=mode)
+
+
+def test_inductor_is_the_default(monkeypatch) -> None:
+    monkeypatch.delenv("TRIPWIRE_BACKEND")
+    model, x = build().eval(), torch.randn(3, 4)
+    compiled = tripwire.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+    assert find_dispatcher(compiled).options.backend is inductor
+    assert compiled.statistics().traces == 1  # though Inductor was imported meanwhile
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "fastest"},
+        {"options": {"no_such_option": 1}},
+        {"mode": "default", "options": {}},
+        {"on_backend_error": "ignore"},
+    ],
+)
+def test_bad_options_are_errors(options) -> None:
+    with pytest.raises(tripwire.BadOption):
+        tripwire.compile(lambda x: x * 2, backend="inductor", **options)(torch.ones(2))
+
+
+def test_options_reach_inductor() -> None:
+    seen = []
+
+    def look(graph):
+        seen.append(len(graph.nodes))
+
+    options = {"post_grad_custom_post_pass": look, "fx_graph_cache": False}
+    compiled = tripwire.compile(lambda x: x.sin() * 2, backend="inductor", options=options)
+    x = torch.ones(3)
+    compiled(x)
+    torch.testing.assert_close(compiled(x), x.sin() * 2)
+    assert len(seen) == 1
+
+
+# --- a back end that fails ---------------------------------------------------------------------
+
+
+def broken(module, inputs):
+    raise RuntimeError("no such luck")
+
+
+def test_the_graph_is_kept_for_inspection() -> None:
+    with pytest.raises(tripwire.BackendFailed, match="broken.*no such luck") as caught:
+        tripwire.compile(lambda x: x * 2, backend=broken)(torch.ones(2))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    (result,) = caught.value.graph_module(torch.ones(2))
+    assert result.tolist() == [2.0, 2.0]
+
+
+def test_the_graph_runs_as_it_is_if_asked(caplog) -> None:
+    compiled = tripwire.compile(lambda x: x * 2, backend=broken, on_backend_error="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert compiled.statistics().hits == 2
+    assert caplog.text.count("no such luck") == 1
+    (refusal,) = find_dispatcher(compiled).refusals
+    assert refusal.slug == "backend-failed"
+
+
+# --- warm starts -------------------------------------------------------------------------------
+
+WARM = """
+import logging, torch, tripwire
+from torch import nn
+from torch._dynamo.utils import counters
+
+logging.basicConfig(level=logging.WARNING)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+x = torch.randn(3, 4)
+compiled = tripwire.compile(model, backend="inductor")
+with torch.set_grad_enabled({grad}):
+    for _ in range(2):
+        given, wanted = compiled(x), model(x)
+        torch.testing.assert_close(given, wanted)
+    if {grad}:
+        given.sum().backward()
+print(sorted(counters["aot_autograd"].items()))
+"""
+
+
+def start(tmp_path, *, grad: bool) -> str:
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),
+        "TRIPWIRE_CACHE_DIR": str(tmp_path / "own"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # a new folder would have each tried, with a compiler
+    }
+    return run_python(WARM.format(grad=grad), env=folders)
+
+
+def test_the_store_serves_a_warm_start(tmp_path) -> None:
+    assert "autograd_cache_miss" in start(tmp_path, grad=False)
+    assert start(tmp_path, grad=False).strip() == "[]"  # torch was asked nothing
+    (path,) = (tmp_path / "own").rglob("*.bin")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert "autograd_cache_hit" in start(tmp_path, grad=False)  # ignored, and written anew
+    assert start(tmp_path, grad=False).strip() == "[]"
+
+
+def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:
+    assert "autograd_cache_miss" in start(tmp_path, grad=True)
+    warm = start(tmp_path, grad=True)
+    assert "autograd_cache_hit" in warm
+    assert "miss" not in warm
+    assert "bypass" not in warm
 
 
 def test_all_back_ends_that_torch_knows_are_listed() -> None:

@@ -1,0 +1,71 @@
+"""Handover: a graph as torch's compilers expect it from Dynamo.
+
+They want more than nodes. Their caches accept a graph whose nodes carry example values, and that
+comes with a tracing context; CUDA graphs need to know which inputs keep their place in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tripwire.tracing.state import FACTS, STATE, NodeFacts
+from tripwire.tracing.values import TensorMeta
+
+
+@contextmanager
+def handing_over(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """A copy of a graph, which a compiler may change, with all that Dynamo would say of it."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    copied = _copy(module)
+    _add_examples(copied.graph, fake_mode)
+    _name_inputs(copied)
+    with tracing(TracingContext(fake_mode)):
+        yield copied
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    """The constants stay the same objects: they are state, like the inputs."""
+    shallow = copy.copy(module)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    shallow.graph = graph
+    shallow.meta = dict(module.meta)
+    return shallow
+
+
+def _add_examples(graph: fx.Graph, fake_mode: FakeTensorMode) -> None:
+    with fake_mode:
+        for node in graph.nodes:
+            facts: NodeFacts | None = node.meta.get(FACTS)
+            if facts is None or facts.value is None:
+                continue
+            if isinstance(facts.value, TensorMeta):
+                node.meta["example_value"] = _build(facts.value)
+            else:
+                node.meta["example_value"] = tuple(map(_build, facts.value))
+
+
+def _build(meta: TensorMeta | None) -> torch.Tensor | None:
+    return None if meta is None or meta.stride is None else meta.build()
+
+
+def _name_inputs(module: fx.GraphModule) -> None:
+    """Say where each input comes from, and which are state: the same memory on every call."""
+    from torch._dynamo.source import LocalSource
+
+    module.meta["dynamo_compile_id"] = None  # the sign of a graph whose inputs are named
+    owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    module._param_name_to_source = {name: LocalSource(name) for name in owned}  # type: ignore[assignment]
+    for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        node._dynamo_source = LocalSource(f"input_{index}")
+        if node.meta.get(STATE):
+            node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}

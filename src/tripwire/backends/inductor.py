@@ -1,0 +1,138 @@
+"""Inductor, through AOTAutograd. Imported when it is first used: its own imports take seconds.
+
+What it compiles for inference is kept in tripwire's store, whole, so that a warm start neither
+traces the graph again nor asks torch's caches. They serve where there is a backward pass, which
+is compiled when it is first run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch import fx
+from torch._dynamo.mutation_guard import GenerationTracker
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx
+
+from tripwire.backends.artifacts import Artifact, Store, find_store
+from tripwire.backends.handover import handing_over
+from tripwire.backends.keys import find_key
+from tripwire.errors import BadOption
+
+try:
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
+except ImportError:  # torch can't write compiled code as a whole yet
+    Bundle = None  # type: ignore[assignment, misc]
+
+Runtime = Callable[..., Any]
+
+
+def find_patches(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a mode and options change of Inductor's configuration."""
+    patches = dict(options or {}) if mode is None else list_mode_options(mode)
+    unknown = sorted(set(patches) - set(torch._inductor.config.get_config_copy()))
+    if unknown:
+        raise BadOption(
+            f"Inductor has no option {unknown[0]!r}; torch._inductor.list_options() lists them.",
+            slug="bad-option",
+        )
+    return patches
+
+
+def compile_graph(
+    module: fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> Runtime:
+    """Compiled code for a graph, from the store or made now."""
+    patches = find_patches(mode, options)
+    with torch._inductor.config.patch(patches):
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs)
+        store = None if Bundle is None or trains else find_store()
+        key = None if store is None else find_key(module, example_inputs, patches)
+        runtime = None
+        if store is not None and key is not None:
+            runtime = _load(store, key)
+        if runtime is None:
+            runtime = _compile(module, example_inputs, patches, store, key)
+        has_graphs = torch._inductor.config.triton.cudagraphs
+    return _in_generations(runtime) if has_graphs else runtime
+
+
+def _compile(
+    module: fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    patches: Mapping[str, Any],
+    store: Store | None,
+    key: str | None,
+) -> Runtime:
+    whole = {} if key is None else {"bundled_autograd_cache": True}
+    with torch._functorch.config.patch(whole), handing_over(module) as copied:
+        compiled = cast(
+            "Runtime",
+            compile_fx(
+                copied,
+                list(example_inputs),
+                config_patches=dict(patches) or None,  # the backward pass is compiled later
+                ignore_shape_env=True,
+            ),
+        )
+        if store is not None and key is not None and getattr(compiled, "serialize", None):
+            payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
+            store.write(key, Artifact(payload, {"every_isa": _has_every_isa()}))
+    return compiled
+
+
+def _load(store: Store, key: str) -> Runtime | None:
+    artifact = store.read(key)
+    if artifact is None:
+        return None
+    try:
+        with _trusting_isas(artifact.facts.get("every_isa", False)):
+            return cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
+    except Exception as error:
+        store.distrust(key, error)
+        return None
+
+
+def _in_generations(runtime: Runtime) -> Runtime:
+    """CUDA graphs reuse the memory of results once a new round begins: with each call."""
+
+    @functools.wraps(runtime)
+    def run(*inputs: Any) -> Any:
+        GenerationTracker.generation += 1
+        return runtime(*inputs)
+
+    return run
+
+
+# --- vector instructions: Inductor tries each set in a process of its own, two seconds in all ---
+
+
+def _has_every_isa() -> bool:
+    """Whether all sets that this processor has passed the trial."""
+    from torch._inductor import cpu_vec_isa
+
+    tried = cpu_vec_isa.valid_vec_isa_list
+    if not tried.cache_info().currsize:  # no code for a processor was needed
+        return False
+    has = cpu_vec_isa.x86_isa_checker()
+    offered = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= {*has}]
+    return bool(offered) and tried() == offered
+
+
+@contextmanager
+def _trusting_isas(every_isa: bool) -> Iterator[None]:
+    """What passed on this machine before, with the same versions, isn't tried again."""
+    if every_isa and torch._inductor.config.cpp.vec_isa_ok is None:
+        with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+            yield
+    else:
+        yield
