@@ -23,7 +23,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything that is worth knowing before asking for help."""
-    return [*_versions(), *_watching(), *_environment()]
+    return [*_versions(), *_watching(), *_cache(), *_environment()]
 
 
 def as_data(findings: list[Finding]) -> list[dict[str, Any]]:
@@ -73,9 +73,26 @@ def _watching() -> list[Finding]:
     ]
 
 
+def _cache() -> list[Finding]:
+    from tripwire.backends.artifacts import find_store
+
+    store = find_store()
+    if store is None:
+        return [Finding("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
+    number, size = store.measure()
+    fine = store.is_writable()
+    advice = "" if fine else "nothing can be kept there: every start is a cold one"
+    return [
+        Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
+        *([] if fine else [Finding("that folder", "not writable", False, advice)]),
+    ]
+
+
 _WRITERS = "file and line for attributes of modules; unknown elsewhere"
 _VARIABLES = (
     "TRIPWIRE_PURE",
+    "TRIPWIRE_BACKEND",
+    "TRIPWIRE_CACHE_DIR",
     "TRIPWIRE_LOG_DIR",
     "TRIPWIRE_LOGS",
     "TRIPWIRE_RECORD_DIR",

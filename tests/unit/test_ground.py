@@ -76,7 +76,7 @@ LAYERS = [
     {"validity.watching", "validity.plan"},
     {"validity.mutation"},
     {"validity"},
-    {"backends.artifacts", "backends.handover", "backends.keys"},
+    {"backends.artifacts", "backends.handover", "backends.keys", "backends.rounds"},
     {"backends.inductor"},
     {"backends.torchs"},
     {"backends.registry"},

@@ -87,6 +87,16 @@ class Store:
         except OSError as error:
             _log.warning("Compiled code can't be kept in %s: %s", self.folder, error)
 
+    def measure(self) -> tuple[int, int]:
+        """How many files there are, and their bytes."""
+        found = self._list()
+        return len(found), sum(size for _, size, _ in found)
+
+    def is_writable(self) -> bool:
+        """Whether something can be kept."""
+        there = next((f for f in (self.folder, *self.folder.parents) if f.exists()), self.folder)
+        return there.is_dir() and os.access(there, os.W_OK)
+
     def distrust(self, key: str, reason: Exception) -> None:
         """Say that an artifact isn't used."""
         _log.warning("The cached code %s is ignored: %s", self._path(key), reason)
@@ -94,12 +104,16 @@ class Store:
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.bin"
 
-    def _prune(self) -> None:
+    def _list(self) -> list[tuple[float, int, Path]]:
         found = []
         for path in self.folder.glob("??/*.bin"):
             with suppress(OSError):  # another process was faster
                 stat = path.stat()
                 found.append((stat.st_mtime, stat.st_size, path))
+        return found
+
+    def _prune(self) -> None:
+        found = self._list()
         surplus = sum(size for _, size, _ in found) - _LARGEST_FOLDER
         for _, size, path in sorted(found):
             if surplus <= 0:

@@ -7,7 +7,6 @@ is compiled when it is first run.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -16,13 +15,13 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import fx
-from torch._dynamo.mutation_guard import GenerationTracker
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
 
 from tripwire.backends.artifacts import Artifact, Store, find_store
 from tripwire.backends.handover import handing_over
 from tripwire.backends.keys import find_key
+from tripwire.backends.rounds import in_rounds
 from tripwire.errors import BadOption
 
 try:
@@ -63,7 +62,7 @@ def compile_graph(
         if runtime is None:
             runtime = _compile(module, example_inputs, patches, store, key)
         has_graphs = torch._inductor.config.triton.cudagraphs
-    return _in_generations(runtime) if has_graphs else runtime
+    return in_rounds(runtime) if has_graphs else runtime
 
 
 def _compile(
@@ -100,17 +99,6 @@ def _load(store: Store, key: str) -> Runtime | None:
     except Exception as error:
         store.distrust(key, error)
         return None
-
-
-def _in_generations(runtime: Runtime) -> Runtime:
-    """CUDA graphs reuse the memory of results once a new round begins: with each call."""
-
-    @functools.wraps(runtime)
-    def run(*inputs: Any) -> Any:
-        GenerationTracker.generation += 1
-        return runtime(*inputs)
-
-    return run
 
 
 # --- vector instructions: Inductor tries each set in a process of its own, two seconds in all ---

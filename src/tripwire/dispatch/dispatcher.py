@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
+from tripwire.backends.rounds import one_round
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.telling import (
     Callee,
@@ -167,6 +168,12 @@ class Dispatcher(Counted):
             raise
 
     def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._inner:
+            with one_round():
+                return self._run_target(args, kwargs)
+        return self._run_target(args, kwargs)
+
+    def _run_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if CURRENT.kept is not None:
             return CURRENT.kept.run_plainly(self.target, args, kwargs)
         return self.target(*args, **kwargs)

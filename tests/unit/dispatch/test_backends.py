@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from support import run_python
@@ -79,6 +81,43 @@ def test_options_reach_inductor() -> None:
     compiled(x)
     torch.testing.assert_close(compiled(x), x.sin() * 2)
     assert len(seen) == 1
+
+
+# --- rounds of CUDA graphs ---------------------------------------------------------------------
+
+
+class Refuses(nn.Module):
+    """Not compiled as a whole; its two blocks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = build_block(), build_block()
+
+    def forward(self, x):
+        time.monotonic()
+        return self.second(self.first(x))
+
+
+def build_block():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+def test_each_call_is_a_round_and_so_is_one_whose_modules_are_compiled() -> None:
+    """Else the second block would take the memory that holds the first one's result."""
+    options = {"triton.cudagraphs": True, "fx_graph_cache": False}
+    for model in (build_block(), Refuses()):
+        compiled = tripwire.compile(model.eval(), backend="inductor", options=options)
+        x = torch.randn(2, 4)
+        with torch.no_grad():
+            wanted = model(x)
+            for _ in range(5):
+                compiled(x)
+            from torch._dynamo.mutation_guard import GenerationTracker
+
+            before = GenerationTracker.generation
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), wanted)
+        assert GenerationTracker.generation - before == 3
 
 
 # --- a back end that fails ---------------------------------------------------------------------
