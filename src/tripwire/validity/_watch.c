@@ -8,6 +8,9 @@
    write goes through one C function pointer in a PyGetSetDef or PyMethodDef. While any sentry
    watches an object, those pointers lead through our trampolines; afterwards they are as before.
 
+   Functions. A trampoline would take a tenth of `fn.__defaults__ = ...`, so what a watched function
+   is made of is compared in is_quiet(): three pointers.
+
    Invariants:
    - An address in a table belongs to a living object. An object's weakref calls on_death, and a
      dict's watcher is told, before the address can be used again. 3.11 tells nobody of a dict's
@@ -21,6 +24,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 #ifndef _WIN32
@@ -34,6 +38,12 @@
 #define HAS_WATCHERS (PY_VERSION_HEX >= 0x030C0000)
 
 typedef struct Sentry Sentry;
+
+/* What a watched function was made of when it was last settled. */
+typedef struct {
+    PyFunctionObject *function;
+    PyObject *code, *defaults, *kwdefaults; /* kept: no other object gets their addresses */
+} Function;
 
 /* One write: the key, and the code and line that wrote. */
 typedef struct {
@@ -53,6 +63,7 @@ typedef struct Watch {
     PyObject *keys; /* frozenset of exact str; NULL: all keys */
     PyObject *writer; /* code object of the first write since the last take() */
     int line;
+    Function *function; /* of the sentry; NULL where the object is none */
     Note *notes; /* what was written since the last take(), key by key */
     int n_notes;
     char is_touched;
@@ -71,6 +82,8 @@ struct Sentry {
     char state;
     Py_ssize_t n_dicts, n_objects;
     Watch *watches; /* dicts, then objects */
+    Py_ssize_t n_functions;
+    Function *functions; /* the objects that are functions; none once the sentry let go */
 #if !HAS_WATCHERS
     PyDictObject **dicts; /* once more, apart from Watch: is_quiet() walks 8 bytes per dict */
     uint64_t tags; /* the sum of the watches' tags */
@@ -158,6 +171,23 @@ static void remove_from(Table *table, Watch *watch) {
     }
     watch->back = NULL;
     table->n_watches--;
+}
+
+/* How many watches begin at addresses that end alike, up to 255, from where nobody counts any more.
+   A hook asks this first: with the table alone it took 1.7 ns instead of 0.8, as measured on
+   `obj.__class__ = C`. Strangers that share a byte with a watched object are looked up. */
+static unsigned char marks[1 << 16];
+
+static inline unsigned char *mark_of(const void *address) {
+    uintptr_t bits = (uintptr_t)address;
+    return &marks[(bits >> 4 ^ bits >> 20) & (sizeof marks - 1)];
+}
+
+static void add_mark(const void *address, int change) {
+    unsigned char *mark = mark_of(address);
+    if (*mark != UCHAR_MAX) {
+        *mark = (unsigned char)(*mark + change);
+    }
 }
 
 /* ---- Touching -------------------------------------------------------------------------------- */
@@ -298,7 +328,7 @@ static int n_hooks;
 
 static inline size_t touch_before(PyObject *self) {
     size_t n_added = objects.n_added;
-    if (first_at(&objects, self) == NULL) {
+    if (*mark_of(self) == 0) {
         return n_added;
     }
     touch_object(self, NULL);
@@ -311,17 +341,23 @@ static inline void touch_after(PyObject *self, size_t before) {
     }
 }
 
-static int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
-    setter original = (setter)hooks[number].original;
-    int is_watched = first_at(&objects, self) != NULL;
+/* Apart, so that the way of strangers needs few registers. */
+static Py_NO_INLINE int
+run_setter_on_watched(int number, PyObject *self, PyObject *value, void *closure)
+{
+    touch_object(self, NULL);
+    int result = ((setter)hooks[number].original)(self, value, closure);
+    touch_object(self, NULL);
+    return result;
+}
+
+static inline int run_setter(int number, PyObject *self, PyObject *value, void *closure) {
+    if (*mark_of(self) != 0) {
+        return run_setter_on_watched(number, self, value, closure);
+    }
     size_t n_added = objects.n_added;
-    if (is_watched) {
-        touch_object(self, NULL);
-    }
-    int result = original(self, value, closure);
-    if (is_watched || objects.n_added != n_added) {
-        touch_object(self, NULL);
-    }
+    int result = ((setter)hooks[number].original)(self, value, closure);
+    touch_after(self, n_added);
     return result;
 }
 
@@ -608,6 +644,25 @@ static void uninstall_setters(void) {
 }
 #endif
 
+/* ---- Functions ------------------------------------------------------------------------------- */
+
+static inline int is_as_settled(const Function *kept) {
+    return PyFunction_GET_CODE(kept->function) == kept->code &&
+           PyFunction_GET_DEFAULTS(kept->function) == kept->defaults &&
+           PyFunction_GET_KW_DEFAULTS(kept->function) == kept->kwdefaults;
+}
+
+/* What is released may run any code: it goes last. */
+static void settle_function(Function *kept) {
+    Function before = *kept;
+    kept->code = Py_XNewRef(PyFunction_GET_CODE(kept->function));
+    kept->defaults = Py_XNewRef(PyFunction_GET_DEFAULTS(kept->function));
+    kept->kwdefaults = Py_XNewRef(PyFunction_GET_KW_DEFAULTS(kept->function));
+    Py_XDECREF(before.code);
+    Py_XDECREF(before.defaults);
+    Py_XDECREF(before.kwdefaults);
+}
+
 /* ---- Sentries -------------------------------------------------------------------------------- */
 
 static void unsubscribe(Watch *watch) {
@@ -625,6 +680,7 @@ static void unsubscribe(Watch *watch) {
     }
 #endif
     remove_from(&objects, watch);
+    add_mark(watch->address, -1);
     if (objects.n_watches == 0) {
         for (int i = 0; i < n_hooks; i++) {
             uninstall(&hooks[i]);
@@ -640,8 +696,16 @@ static void let_go(Sentry *self, char state) {
     Py_ssize_t n = self->n_dicts + self->n_objects;
     self->is_touched = self->is_loud = 1;
     self->state = Py_MAX(self->state, state);
+    Py_ssize_t n_functions = self->n_functions;
+    self->n_functions = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         unsubscribe(&self->watches[i]);
+        self->watches[i].function = NULL;
+    }
+    for (Py_ssize_t i = 0; i < n_functions; i++) {
+        Py_CLEAR(self->functions[i].code);
+        Py_CLEAR(self->functions[i].defaults);
+        Py_CLEAR(self->functions[i].kwdefaults);
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_CLEAR(self->watches[i].hold);
@@ -744,6 +808,12 @@ static int watch_object(Sentry *self, Py_ssize_t index, PyObject *object) {
     if (add_to(&objects, watch) < 0) {
         return -1;
     }
+    add_mark(object, 1);
+    if (PyFunction_Check(object)) {
+        watch->function = &self->functions[self->n_functions++];
+        watch->function->function = (PyFunctionObject *)object;
+        settle_function(watch->function);
+    }
     if (objects.n_watches == 1) {
         for (int i = 0; i < n_hooks; i++) {
             install(&hooks[i]);
@@ -771,6 +841,14 @@ static int watch_all(Sentry *self, PyObject *dict_items, PyObject *object_items)
     return 0;
 }
 
+static size_t count_functions(PyObject *tuple) {
+    size_t n = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        n += PyFunction_Check(PyTuple_GET_ITEM(tuple, i));
+    }
+    return n;
+}
+
 static PyObject *sentry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"dicts", "objects", NULL};
     PyObject *dict_items, *object_items;
@@ -785,7 +863,8 @@ static PyObject *sentry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (self != NULL) {
         size_t n = (size_t)PyTuple_GET_SIZE(dict_items) + (size_t)PyTuple_GET_SIZE(object_items);
         self->watches = PyMem_Calloc(n, sizeof(Watch));
-        int is_allocated = self->watches != NULL;
+        self->functions = PyMem_Calloc(count_functions(object_items), sizeof(Function));
+        int is_allocated = self->watches != NULL && self->functions != NULL;
 #if !HAS_WATCHERS
         self->dicts = PyMem_Calloc((size_t)PyTuple_GET_SIZE(dict_items), sizeof(PyDictObject *));
         is_allocated = is_allocated && self->dicts != NULL;
@@ -819,6 +898,11 @@ static PyObject *is_quiet(Sentry *self, PyObject *Py_UNUSED(none)) {
         Py_RETURN_FALSE;
     }
 #endif
+    for (Py_ssize_t i = 0; i < self->n_functions; i++) {
+        if (!is_as_settled(&self->functions[i])) {
+            Py_RETURN_FALSE;
+        }
+    }
     Py_RETURN_TRUE;
 }
 
@@ -835,6 +919,11 @@ static int settle(Sentry *self, Py_ssize_t index) {
         watch->tag = tag;
     }
 #endif
+    if (watch->function != NULL && !is_as_settled(watch->function)) {
+        Py_CLEAR(watch->writer); /* whoever it was wrote something else */
+        settle_function(watch->function);
+        is_touched = 1;
+    }
     return is_touched;
 }
 
@@ -914,6 +1003,11 @@ static int sentry_traverse(Sentry *self, visitproc visit, void *arg) {
             Py_VISIT(self->watches[i].notes[j].code);
         }
     }
+    for (Py_ssize_t i = 0; i < self->n_functions; i++) {
+        Py_VISIT(self->functions[i].code);
+        Py_VISIT(self->functions[i].defaults);
+        Py_VISIT(self->functions[i].kwdefaults);
+    }
     return 0;
 }
 
@@ -927,6 +1021,7 @@ static void sentry_dealloc(Sentry *self) {
     PyObject_GC_UnTrack(self);
     let_go(self, CLOSED);
     PyMem_Free(self->watches);
+    PyMem_Free(self->functions);
 #if !HAS_WATCHERS
     PyMem_Free(self->dicts);
 #endif

@@ -58,11 +58,10 @@ def _find_writers() -> Iterator[tuple[str, object]]:
     """Yield each C function that writes to objects, with a name for it.
 
     What replaces a `__dict__` isn't among them: `_watch.c` finds it through each object's class.
+    Nor is what a function is made of: that is compared.
     """
     yield "object.__class__", vars(object)["__class__"]
     yield "type.__bases__", vars(type)["__bases__"]
-    for name in ("__code__", "__defaults__", "__kwdefaults__"):
-        yield f"function.{name}", vars(FunctionType)[name]
     yield "functools.partial.__setstate__", vars(functools.partial)["__setstate__"]
     try:
         import torch

@@ -308,6 +308,53 @@ def test_changed_function_is_seen(sentry_class, name, value):
     )
 
 
+def test_changed_function_is_seen_though_the_new_value_has_an_old_address(sentry_class):
+    target = types.FunctionType(a_function.__code__, {}, "target", tuple([object()]))
+    guard = sentry_class([], [target])
+    for _ in range(100):  # a freed tuple's address goes to the next one
+        target.__defaults__ = tuple([object()])
+        target.__defaults__ = tuple([object()])
+        assert not guard.is_quiet()
+        assert named(guard.take()) == [(False, 0)]
+
+
+def test_nothing_is_kept_of_a_changed_function_once_it_was_taken(sentry_class):
+    kept = Plain()
+    reference = weakref.ref(kept)
+    target = types.FunctionType(a_function.__code__, {}, "target", (kept,))
+    guard = sentry_class([], [target])
+    del kept
+    target.__defaults__ = ()
+    guard.take()
+    assert reference() is None
+    guard.close()
+
+
+def test_a_function_that_died_is_not_looked_at(sentry_class):
+    target = types.FunctionType(a_function.__code__, {}, "target", (1,))
+    guard = sentry_class([], [target])
+    del target
+    assert not guard.is_quiet()
+    guard.take()
+
+
+def test_the_finalizer_of_old_defaults_can_take_and_close(sentry_class):
+    class Closing:
+        def __del__(self):
+            guard.take()
+            guard.close()
+
+    target = types.FunctionType(a_function.__code__, {}, "target", (Closing(),))
+    guard = sentry_class([], [target])
+    target.__defaults__ = ()
+    assert not guard.is_quiet()
+    guard.take()
+    target.__defaults__ = (1,)
+    assert not guard.is_quiet()
+    guard.close()
+    assert guard.take() == []
+
+
 TENSOR_WRITES = {
     "data": lambda t, torch: setattr(t, "data", torch.zeros(3)),
     "data of a descriptor": lambda t, torch: torch.Tensor.data.__set__(t, torch.zeros(3)),
