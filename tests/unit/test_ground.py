@@ -81,6 +81,7 @@ LAYERS = [
     {"backends.torchs"},
     {"backends.registry"},
     {"backends"},
+    {"dispatch.undo"},
     {"dispatch.entry"},
     {"dispatch.telling"},
     {"dispatch.dispatcher"},

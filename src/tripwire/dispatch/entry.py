@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tripwire.backends.registry import Runtime
+from tripwire.dispatch.undo import build_undo
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
@@ -62,7 +63,7 @@ Retired = Callable[[], "Callable[[Cause, str | None], None] | None"]
 
 
 class RunAgain(Exception):
-    """The compiled code raised, and did nothing that running plainly would do twice."""
+    """The compiled code raised, and left nothing behind that running plainly would do twice."""
 
 
 class Entry:
@@ -131,6 +132,10 @@ class Entry:
             else {}
         )
         self._can_repeat = can_repeat(trace)
+        effects = bool(self._effects)
+        self._undo = (
+            None if self._can_repeat else build_undo(trace, self._runtime, has_effects=effects)
+        )
         self._leaves_traces = not self._can_repeat or is_opaque(trace)
         self._generators = tuple(
             constant.value
@@ -299,14 +304,16 @@ class Entry:
             inputs = fetched + state
             for index in self._written:
                 CURRENT.kept.before_write(inputs[index])
+        saved = None if self._undo is None else self._undo.save(fetched + state)
         depth = _NO_DEPTH if self._contexts is None else sample_depth()
         try:
             tensors = call(self._runtime, fetched, state)
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
-            if self._can_repeat and isinstance(error, Exception):
-                raise RunAgain from error
+            if isinstance(error, Exception):
+                if self._can_repeat or (saved is not None and saved.restore()):
+                    raise RunAgain from error
             raise
         if self._direct is not None:
             return tensors[self._direct]

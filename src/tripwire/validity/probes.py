@@ -248,13 +248,25 @@ def _is_constant(leading: set[fx.Node]) -> bool:
 
 def can_repeat(trace: Trace) -> bool:
     """Whether running a trace's graph leaves nothing behind: it draws and writes nothing."""
-    return not any(wanted.written for wanted in trace.inputs) and not any(
-        node.meta["tripwire"].python is not None
-        or _is_random(node)
-        or _name_of(node) in ("backward", "setitem", "setattr")
-        for node in trace.graph.nodes
-        if node.op in ("call_function", "call_method")
+    writes = any(wanted.written for wanted in trace.inputs)
+    return not (writes or draws(trace) or acts(trace))
+
+
+def draws(trace: Trace) -> bool:
+    """Whether a graph draws random numbers."""
+    return any(map(_is_random, _calls_of(trace)))
+
+
+def acts(trace: Trace) -> bool:
+    """Whether a graph does more than to compute, draw and write to tensors' memory."""
+    return any(
+        node.meta[FACTS].python is not None or _name_of(node) in ("backward", "setattr")
+        for node in _calls_of(trace)
     )
+
+
+def _calls_of(trace: Trace) -> list[fx.Node]:
+    return [node for node in trace.graph.nodes if node.op in ("call_function", "call_method")]
 
 
 def is_opaque(trace: Trace) -> bool:

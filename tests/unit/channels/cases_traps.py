@@ -188,7 +188,22 @@ effect(
         return x * torch.rand(4) + torch.ones(3)[i]
     """,
     inputs=["x, torch.tensor([0])", "x, torch.tensor([9])", "x, torch.tensor([1])"],
-    state="torch.get_rng_state().sum()",
+    state="len(SEEN), torch.get_rng_state().sum()",
+)
+effect(
+    "error on a hit, after a write in place and effects",
+    """
+    SEEN, TOTAL = [], torch.zeros(3)
+    def call(x, i):
+        SEEN.append(1)
+        TOTAL.add_(1)
+        y = x + torch.ones(3)[i]
+        SEEN.append(2)
+        TOTAL.mul_(2)
+        return y
+    """,
+    inputs=["x, torch.tensor([0])", "x, torch.tensor([9])", "x, torch.tensor([1])"],
+    state="list(SEEN), TOTAL",
 )
 
 # --- what is handed out --------------------------------------------------------------------------
