@@ -6,6 +6,8 @@ branches that it took. Calling it checks the first and runs the graph.
 
 from __future__ import annotations
 
+import linecache
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,8 +110,21 @@ class _LazyModule:
             root = nn.Module()
             for constant in self.constants:
                 setattr(root, constant.name, constant.value)
-            self.built = fx.GraphModule(root, self.graph, class_name=self.name)
+            self.built = build_module(root, self.graph, self.name)
         return self.built
+
+
+def build_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph's module. What fx keeps of its generated source goes when the module does."""
+    module = fx.GraphModule(root, graph, class_name=name)
+    key = module.forward.__code__.co_filename
+    weakref.finalize(module, _forget_source, key).atexit = False
+    return module
+
+
+def _forget_source(key: str) -> None:
+    linecache.cache.pop(key, None)
+    fx.graph_module._loader.eval_cache.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

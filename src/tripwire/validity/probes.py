@@ -21,7 +21,7 @@ from tripwire.tracing.branches import Branch
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
-from tripwire.tracing.result import Trace
+from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.rules import Call, Target, rule_for, words
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.structure import same_plain
@@ -123,7 +123,7 @@ def build_probe(trace: Trace) -> Probe | None:
         return None
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
-    module = fx.GraphModule(_root_of(trace), past.build_graph(needed, branches), "Probe")
+    module = build_module(_root_of(trace), past.build_graph(needed, branches), "Probe")
     sources = tuple(str(trace.inputs[i].source) for i in indices)
     targets = [_target_of(node, module) for node in module.graph.nodes]
     key = (module.code, sources, *targets)

@@ -2,6 +2,7 @@
 
 import abc
 import gc
+import linecache
 import threading
 import types
 import weakref
@@ -9,7 +10,7 @@ import weakref
 import pytest
 import torch
 from support import check_compiles, check_same, write
-from torch import nn
+from torch import fx, nn
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
@@ -626,3 +627,25 @@ def test_what_a_proxy_that_is_passed_in_stands_for_may_change_and_die() -> None:
     del config
     for _ in range(5):
         check_same(X * 7, compiled(X, proxy))
+
+
+def test_the_source_of_a_dropped_graph_is_forgotten() -> None:
+    box = types.SimpleNamespace(scale=0.0)
+
+    def scaled(x):
+        return x * box.scale if x.sum() > 0 else x  # with a probe, which is a graph as well
+
+    gc.collect()
+    before = len(fx.graph_module._loader.eval_cache), generated_sources()
+    compiled = tripwire.compile(scaled, fullgraph=True)
+    for box.scale in (1.0, 2.0, 3.0):
+        compiled(torch.ones(2))
+        compiled(torch.ones(2))
+    assert len(generated_sources()) > len(before[1])
+    del compiled
+    gc.collect()
+    assert (len(fx.graph_module._loader.eval_cache), generated_sources()) == before
+
+
+def generated_sources():
+    return [name for name in linecache.cache if "eval_with_key" in name]
