@@ -9,7 +9,7 @@
    watches an object, those pointers lead through our trampolines; afterwards they are as before.
 
    Functions. A trampoline would take a tenth of `fn.__defaults__ = ...`, so what a watched function
-   is made of is compared in is_quiet(): three pointers.
+   is made of is compared in is_quiet(): eight pointers.
 
    Invariants:
    - An address in a table belongs to a living object. An object's weakref calls on_death, and a
@@ -39,10 +39,12 @@
 
 typedef struct Sentry Sentry;
 
+#define N_PARTS 8
+
 /* What a watched function was made of when it was last settled. */
 typedef struct {
     PyFunctionObject *function;
-    PyObject *code, *defaults, *kwdefaults; /* kept: no other object gets their addresses */
+    PyObject *parts[N_PARTS]; /* kept: no other object gets their addresses */
 } Function;
 
 /* One write: the key, and the code and line that wrote. */
@@ -646,21 +648,37 @@ static void uninstall_setters(void) {
 
 /* ---- Functions ------------------------------------------------------------------------------- */
 
+static inline void read_parts(const PyFunctionObject *function, PyObject *parts[N_PARTS]) {
+    parts[0] = function->func_code;
+    parts[1] = function->func_defaults;
+    parts[2] = function->func_kwdefaults;
+    parts[3] = function->func_name;
+    parts[4] = function->func_qualname;
+    parts[5] = function->func_module;
+    parts[6] = function->func_doc;
+    parts[7] = function->func_annotations;
+}
+
+/* One by one: filling an array and comparing that took 3 ns instead of 1.3. */
 static inline int is_as_settled(const Function *kept) {
-    return PyFunction_GET_CODE(kept->function) == kept->code &&
-           PyFunction_GET_DEFAULTS(kept->function) == kept->defaults &&
-           PyFunction_GET_KW_DEFAULTS(kept->function) == kept->kwdefaults;
+    const PyFunctionObject *function = kept->function;
+    PyObject *const *parts = kept->parts;
+    return function->func_code == parts[0] && function->func_defaults == parts[1] &&
+           function->func_kwdefaults == parts[2] && function->func_name == parts[3] &&
+           function->func_qualname == parts[4] && function->func_module == parts[5] &&
+           function->func_doc == parts[6] && function->func_annotations == parts[7];
 }
 
 /* What is released may run any code: it goes last. */
 static void settle_function(Function *kept) {
     Function before = *kept;
-    kept->code = Py_XNewRef(PyFunction_GET_CODE(kept->function));
-    kept->defaults = Py_XNewRef(PyFunction_GET_DEFAULTS(kept->function));
-    kept->kwdefaults = Py_XNewRef(PyFunction_GET_KW_DEFAULTS(kept->function));
-    Py_XDECREF(before.code);
-    Py_XDECREF(before.defaults);
-    Py_XDECREF(before.kwdefaults);
+    read_parts(kept->function, kept->parts);
+    for (int i = 0; i < N_PARTS; i++) {
+        Py_XINCREF(kept->parts[i]);
+    }
+    for (int i = 0; i < N_PARTS; i++) {
+        Py_XDECREF(before.parts[i]);
+    }
 }
 
 /* ---- Sentries -------------------------------------------------------------------------------- */
@@ -703,9 +721,9 @@ static void let_go(Sentry *self, char state) {
         self->watches[i].function = NULL;
     }
     for (Py_ssize_t i = 0; i < n_functions; i++) {
-        Py_CLEAR(self->functions[i].code);
-        Py_CLEAR(self->functions[i].defaults);
-        Py_CLEAR(self->functions[i].kwdefaults);
+        for (int j = 0; j < N_PARTS; j++) {
+            Py_CLEAR(self->functions[i].parts[j]);
+        }
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_CLEAR(self->watches[i].hold);
@@ -1004,9 +1022,9 @@ static int sentry_traverse(Sentry *self, visitproc visit, void *arg) {
         }
     }
     for (Py_ssize_t i = 0; i < self->n_functions; i++) {
-        Py_VISIT(self->functions[i].code);
-        Py_VISIT(self->functions[i].defaults);
-        Py_VISIT(self->functions[i].kwdefaults);
+        for (int j = 0; j < N_PARTS; j++) {
+            Py_VISIT(self->functions[i].parts[j]);
+        }
     }
     return 0;
 }

@@ -61,7 +61,8 @@ def _find_writers() -> Iterator[tuple[str, object]]:
     Nor is what a function is made of: that is compared.
     """
     yield "object.__class__", vars(object)["__class__"]
-    yield "type.__bases__", vars(type)["__bases__"]
+    for name in ("__bases__", "__name__", "__qualname__"):
+        yield f"type.{name}", vars(type)[name]
     yield "functools.partial.__setstate__", vars(functools.partial)["__setstate__"]
     try:
         import torch

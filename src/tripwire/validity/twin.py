@@ -39,8 +39,8 @@ class Sentry:
 
     A dict is touched when an item under one of its keys (None: under any key) is added, replaced
     or deleted, by whatever means. An object is touched when its class or its whole `__dict__` is
-    replaced, a function also when its code or defaults are, a tensor also when its data or layout
-    or `requires_grad` are.
+    replaced, a function also when its code, defaults or names are, a class also when its bases or
+    names are, a tensor also when its data or layout or `requires_grad` are.
 
     Nothing is kept alive by being watched, save dicts on Python 3.11 and objects whose type allows
     no weak reference. Once anything watched has died, the sentry is spent: never quiet again, it

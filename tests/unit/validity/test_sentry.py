@@ -299,6 +299,11 @@ def test_deleted_dict_is_seen(sentry_class):
         ("__defaults__", (5,)),
         ("__defaults__", None),
         ("__kwdefaults__", {"z": 5}),
+        ("__name__", "another name"),
+        ("__qualname__", "another name"),
+        ("__module__", "another module"),
+        ("__doc__", "another text"),
+        ("__annotations__", {"x": int}),
     ],
 )
 def test_changed_function_is_seen(sentry_class, name, value):
@@ -308,12 +313,20 @@ def test_changed_function_is_seen(sentry_class, name, value):
     )
 
 
+@pytest.mark.parametrize("name", ["__name__", "__qualname__"])
+def test_renamed_class_is_seen(sentry_class, name):
+    target = type("Target", (), {})
+    check_seen(
+        sentry_class, lambda: setattr(target, name, "Other"), objects=[target], names=[(False, 0)]
+    )
+
+
 def test_changed_function_is_seen_though_the_new_value_has_an_old_address(sentry_class):
-    target = types.FunctionType(a_function.__code__, {}, "target", tuple([object()]))
+    target = types.FunctionType(a_function.__code__, {}, "target", (object(),))
     guard = sentry_class([], [target])
     for _ in range(100):  # a freed tuple's address goes to the next one
-        target.__defaults__ = tuple([object()])
-        target.__defaults__ = tuple([object()])
+        target.__defaults__ = (object(),)
+        target.__defaults__ = (object(),)
         assert not guard.is_quiet()
         assert named(guard.take()) == [(False, 0)]
 
