@@ -557,6 +557,17 @@ class Holders:
                 return self._facts.get(id(kept)) if type(kept) is weakref.ref else None
         return None
 
+    def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:
+        """Which of these names the run changed in modules and classes of libraries."""
+        for holder in self.all:
+            if isinstance(holder.kind, (LibraryClass, LibraryNames)):
+                before = holder.before()
+                now = dict(zip(*holder.kind.read(holder.owner), strict=True))
+                for name in sorted(names & (before.keys() | now.keys())):
+                    old, new = unhooked(before.get(name, ABSENT)), unhooked(now.get(name, ABSENT))
+                    if old is not new and not same_plain(old, new):
+                        yield holder, name
+
     def find_writes(self) -> Iterator[Write]:
         """What the run changed."""
         # Functions of one module share its globals; the first of them saw those before the run,

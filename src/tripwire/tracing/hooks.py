@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -381,12 +381,15 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
 
 def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Names in code are read off the code; names that are computed are noted here."""
+    stores = plain.__name__ in ("setattr", "delattr")
 
     @functools.wraps(plain)  # pickles as what it stands for
     def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
         state = CURRENT.state
         if state is not None and isinstance(name, str):
             state.computed_names.add(str(name))
+            if stores and isinstance(owner, ModuleType):  # seen before it is written
+                state.reach.walk_names(frozenset({str(name)}))
         return plain(owner, name, *rest)
 
     return by_name

@@ -203,7 +203,7 @@ class Reach:
             self._passed.setdefault(name, f"{code.co_filename}:{line}")
             if name in globals_:
                 self._judge(name, namespace.get(name, vars(builtins).get(name)))
-        names = frozenset(uses.attributes) - self._names
+        names = (frozenset(uses.attributes) | uses.stored_attributes) - self._names
         self._names |= names
         for name in sorted(globals_ & namespace.keys()):
             if namespace[name] is sys:
@@ -375,8 +375,11 @@ class Reach:
         for name in sorted(new & self._passed.keys()) if library else ():
             self._judge(name, space.get(name))
         for name in sorted(new & space.keys()):
-            if not (library and _is_constant(space[name])):
-                yield space[name], Attr(path, name)
+            value = space[name]
+            if not (library and _is_constant(value)):
+                yield value, Attr(path, name)
+            elif isinstance(value, type):
+                self._remember_library_class(value, Attr(path, name))
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
         """What decides whether a logger is on: its level, or the nearest above it that has one."""

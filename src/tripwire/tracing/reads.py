@@ -57,6 +57,8 @@ SPECIAL = frozenset(
         "class_getitem init_subclass prepare torch_function dict slots match_args del"
     )
 )
+# What functions and classes are called; no dict of theirs holds all of it.
+LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
 _WHOLE = Use(whole=True)
 _UNUSED = Use()
 # Steps that no instruction names: what lies behind them may be used in any way.
@@ -140,6 +142,34 @@ class ReadSet:
             not {"isinstance", "issubclass"}.isdisjoint(find_uses(code).globals)
             for code in self._codes
             if not is_library_file(code.co_filename)
+        )
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """Which of the names and texts of functions and classes a user's function may read."""
+        names = (
+            LABELS & find_uses(code).attributes.keys()
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+        return (LABELS & self._computed).union(*names)
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Attribute names that a user's function stores, or that the run computed."""
+        names = (
+            find_uses(code).stored_attributes
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+        return self._computed.union(*names)
+
+    @cached_property
+    def compares_identity(self) -> bool:
+        """Whether a user's function asks with `is` for more than None, True and False."""
+        return any(
+            find_uses(code).compares_identity and not is_library_file(code.co_filename)
+            for code in self._codes
         )
 
     @cached_property

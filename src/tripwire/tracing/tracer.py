@@ -337,6 +337,7 @@ class _Session:
         if self.complete:
             self._check_reads(reads)
             self._check_tables()
+            self._check_libraries(reads)
             self._check_tensor_attributes()
         writes = list(state.reach.holders.find_writes())
         self._writes = writes
@@ -447,6 +448,14 @@ class _Session:
                     f"the run put something into {path}.{table}, which was empty: a hook, a "
                     "parameter, a buffer or a submodule. Do it before the first call.",
                 )
+
+    def _check_libraries(self, reads: ReadSet) -> None:
+        for holder, key in self.state.reach.holders.find_library_writes(reads.stored):
+            raise Refused(
+                "library-changed",
+                f"the run sets {holder.step(key)}, and every later call of anybody would find it "
+                "there. Keep it in a module or a class of your own.",
+            )
 
     def _completion(self, effects: Effects, planner: Planner, reads: ReadSet) -> Completion:
         reach = self.state.reach

@@ -79,6 +79,7 @@ class Uses:
     passed: dict[str, int]  # globals and attributes that are handed to a call
     steps: dict[Step, Use]
     computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
+    compares_identity: bool = False  # `a is b`, where neither is None, True, False or `...`
 
 
 def find_uses(code: CodeType) -> Uses:
@@ -115,7 +116,7 @@ def join(uses: Iterable[Uses]) -> Uses:
     stored_attributes: set[str] = set()
     stored_globals: set[str] = set()
     imports: set[str] = set()
-    dynamic = opens_self = computes_names = False
+    dynamic = opens_self = computes_names = compares_identity = False
     refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
@@ -131,6 +132,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         dynamic = dynamic or one.has_dynamic_names
         opens_self = opens_self or one.opens_self
         computes_names = computes_names or one.computes_names
+        compares_identity = compares_identity or one.compares_identity
         refused = refused or one.refused
         for step, use in one.steps.items():
             known = steps.get(step)
@@ -150,6 +152,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         passed,
         steps,
         computes_names,
+        compares_identity,
     )
 
 
@@ -196,6 +199,7 @@ _SUMS = frozenset(
     for number, (_, sign) in enumerate(dis._nb_ops)  # type: ignore[attr-defined]
     if sign in ("+", "-", "+=", "-=")
 )
+_IDENTITY_FUNCTIONS = frozenset({"is_", "is_not"})  # of the module operator
 _GROWING = frozenset({"append", "extend", "add"})
 # Taken without being called, such a method carries the whole container with it.
 _CONTAINER_METHODS = frozenset(
@@ -279,6 +283,13 @@ class _Const(_Value):
 
     def __init__(self, value: object) -> None:
         self.value = value
+
+
+def _is_singleton(value: _Value | None) -> bool:
+    """Whether a value is one that Python has once."""
+    return isinstance(value, _Const) and (
+        value.value is None or value.value is ... or isinstance(value.value, bool)
+    )
 
 
 class _Loaded(_Value):
@@ -389,6 +400,7 @@ class _Walk:
         self.dynamic = False
         self.opens_self = False
         self.computes_names = False
+        self.compares_identity = not _IDENTITY_FUNCTIONS.isdisjoint(code.co_names)
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
         self.passed: dict[str, int] = {}
@@ -461,6 +473,7 @@ class _Walk:
             self.lines(self.passed),
             steps,
             self.computes_names,
+            self.compares_identity,
         )
 
     def lines(self, offsets: dict[str, int]) -> dict[str, int]:
@@ -784,6 +797,14 @@ class _Walk:
             owner.escape()
         self.stack.append(None)
 
+    def is_op(self, _: int) -> None:
+        values = [self.pop(), self.pop()]
+        self.compares_identity = self.compares_identity or not any(map(_is_singleton, values))
+        for value in values:
+            if value is not None:
+                value.escape()
+        self.stack.append(None)
+
     def binary_op(self, operation: int) -> None:
         right = self.pop_const()
         left = self.pop()
@@ -989,6 +1010,7 @@ _BY_NAME: dict[str, _CarryOut] = {
     "STORE_SUBSCR": _Walk.store_subscr,
     "DELETE_SUBSCR": _Walk.delete_subscr,
     "CONTAINS_OP": _Walk.contains_op,
+    "IS_OP": _Walk.is_op,
     "BINARY_OP": _Walk.binary_op,
     "POP_TOP": _Walk.pop_top,
     "COPY": _Walk.copy,
@@ -1015,7 +1037,7 @@ for _names, _carry_out in {
     "CONVERT_VALUE FORMAT_SIMPLE GET_ITER LIST_TO_TUPLE TO_BOOL "
     "UNARY_INVERT UNARY_NEGATIVE UNARY_NOT UNARY_POSITIVE": _plain(1, 1),
     "DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND SET_ADD SET_UPDATE": _plain(1, 0),
-    "CALL_INTRINSIC_2 COMPARE_OP FORMAT_WITH_SPEC IS_OP SET_FUNCTION_ATTRIBUTE": _plain(2, 1),
+    "CALL_INTRINSIC_2 COMPARE_OP FORMAT_WITH_SPEC SET_FUNCTION_ATTRIBUTE": _plain(2, 1),
     "BUILD_LIST BUILD_SET BUILD_SLICE BUILD_STRING BUILD_TUPLE": _counted(lambda count: count),
 }.items():
     _BY_NAME.update(dict.fromkeys(_names.split(), _carry_out))

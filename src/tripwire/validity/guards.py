@@ -86,12 +86,12 @@ class GuardWriter:
             "_keys": _dispatch_keys,
             "_fingerprint": fingerprint,
             "_own_dict": own_dict,
-            "_same_members": _same_members,
             "_same_array": _same_array,
         }
         self._lines: list[tuple[str, Check | None]] = []  # an assignment, or a check
         self.variables: dict[int, str] = {}  # fresh objects met so far
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
+        self.plain: list[tuple[str, object]] = []  # values of which Python can have several
         self._alive: list[object] = []
 
     # --- building blocks ---
@@ -141,6 +141,8 @@ class GuardWriter:
         name = self.assign(expression)
         found = f"_fingerprint({name})"
         cls = type(value)
+        if cls in _SEVERAL:
+            self.plain.append((name, value))
         if value is None or cls is bool or value is ...:
             condition = f"{name} is {value!r}"
         elif cls is int or cls is str:
@@ -226,9 +228,7 @@ class GuardWriter:
             case dict():
                 self._add_items(path, name, value)
             case set() | frozenset():
-                held = self._holders.get((id(value), MEMBERS))
-                members = frozenset(value if held is None else held.before().values())
-                self._compare(path, name, "_same_members", members)
+                self._add_members(path, name, value)
             case _ if is_array(value) or isinstance(value, bytearray):
                 seen = self._holders[id(value), ARRAY].before()["values"]
                 self._compare(path, name, "_same_array", seen)
@@ -286,6 +286,15 @@ class GuardWriter:
             if wanted is None or key in wanted:
                 spelled = repr(key) if type(key) in (str, int) else self.constant(key)
                 self.add(f"{path}[{key!r}]", f"{get}({name}, {spelled})", item)
+
+    def _add_members(self, path: str, name: str, value: Any) -> None:
+        """Equal sets can be walked through in different orders."""
+        held = self._holders.get((id(value), MEMBERS))
+        kind: Any = set if isinstance(value, set) else frozenset
+        members = kind.__iter__(value) if held is None else held.before().values()
+        kept, walk = self.constant(list(map(Kept, members))), self.constant(kind.__iter__)
+        condition = f"{self.constant(_same_keys)}(list({walk}({name})), {kept})"
+        self.check(path, condition, "equal values in one order", "'other values'")
 
     def _add_attributes(self, path: str, name: str, value: object) -> None:
         held: dict[Any, object] = {}
@@ -365,6 +374,7 @@ class GuardWriter:
 _CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
 
 
+_SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
 # What Python can ask a tensor beside its metadata; asked only where executed code names it.
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
 
@@ -403,15 +413,6 @@ def _is_empty(slot: Any, value: object) -> bool:
     except AttributeError:
         return True
     return False
-
-
-def _same_members(value: Any, expected: frozenset[Any]) -> bool:
-    if len(value) != len(expected):
-        return False
-    mine = sorted((type(item).__name__, repr(item)) for item in value if type(item) in PLAIN)
-    theirs = sorted((type(item).__name__, repr(item)) for item in expected if type(item) in PLAIN)
-    others = {id(item) for item in value if type(item) not in PLAIN}
-    return mine == theirs and others == {id(i) for i in expected if type(i) not in PLAIN}
 
 
 def _same_array(value: Any, seen: object) -> bool:

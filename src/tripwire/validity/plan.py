@@ -223,7 +223,12 @@ class _Planner:
             for value, path, anchored in self.reach.objects
             if anchored and id(value) in live
         ]
-        objects += [(f, path) for f, path in self.reach.functions if self.reads.is_executed(f)]
+        labels = self.reads.labels
+        objects += [
+            (f, path)
+            for f, path in self.reach.functions
+            if self.reads.is_executed(f) or (labels and id(f) in live)
+        ]
         objects += [(cls, path) for cls, path in self.reach.classes if id(cls) in live]
         carried = {str(c.source) for c in self.completion.effects.carried}
         for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
@@ -237,7 +242,8 @@ class _Planner:
                     _join(spaces, own, names, attribute, frozenset())
         forms = self.forms
         wires = [
-            ObjectWire(value, path, held, on_death, forms.get(id(value))) for value, path in objects
+            ObjectWire(value, path, held, on_death, forms.get(id(value)), labels)
+            for value, path in objects
         ]
         dicts = [
             DictWire(
@@ -436,6 +442,28 @@ class _Planner:
             ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
             writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
         self._write_overlap(writer)
+        if self.reads.compares_identity:
+            self._write_identities(writer)
+
+    def _write_identities(self, writer: GuardWriter) -> None:
+        """Equal numbers and strings, where the code asks whether they are one object."""
+        groups: dict[tuple[type, str], list[tuple[str, object]]] = {}
+        for name, value in writer.plain:
+            groups.setdefault((type(value), repr(value)), []).append((name, value))
+        kept = {}  # of state, those that equal an argument
+        classes = {cls for cls, _ in groups}
+        for holder in self.reads.holders if groups else ():
+            for value in holder.kept if holder.anchored else ():
+                if type(value) in classes and (type(value), repr(value)) in groups:
+                    kept[id(value)] = value
+        pattern = writer.constant(_identities)
+        for key, group in groups.items():
+            others = [v for v in kept.values() if (type(v), repr(v)) == key]
+            if len(group) + len(others) > 1:
+                seen = _identities(*(value for _, value in group), *others)
+                listed = ", ".join([*(name for name, _ in group), *map(writer.constant, others)])
+                condition = f"{pattern}({listed}) == {seen!r}"
+                writer.check("arguments", condition, "one object where one was", "'not'")
 
     def _write_overlap(self, writer: GuardWriter) -> None:
         """Where a tensor is changed in place, which others share its memory matters."""
@@ -449,6 +477,11 @@ class _Planner:
         writer.check(
             "arguments", f"{pattern}({listed}) == {seen!r}", "memory shared as traced", "'not'"
         )
+
+
+def _identities(*values: object) -> tuple[int, ...]:
+    ids = list(map(id, values))
+    return tuple(map(ids.index, ids))
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from tripwire.tracing.holders import (
     unhooked,
 )
 from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.sources import Source, cells_of
+from tripwire.tracing.sources import Attr, Source, cells_of
 from tripwire.tracing.structure import PLAIN, own_dict, same_plain
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.sentry import Hidden, Touch, same_items
@@ -263,7 +263,7 @@ class ObjectWire:
     so does the entry.
     """
 
-    __slots__ = ("_cls", "_facts", "_path", "_ref", "_space")
+    __slots__ = ("_cls", "_facts", "_labels", "_path", "_ref", "_space")
 
     def __init__(
         self,
@@ -272,12 +272,14 @@ class ObjectWire:
         held: Held,
         on_death: Callable[[object], None],
         facts: Facts | None = None,
+        labels: frozenset[str] = frozenset(),
     ) -> None:
         self._ref = held.refer_to(value) or _refer(value, on_death)
         self._path = path
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = facts or _facts_of(value)
+        self._labels = {name: _label_of(value, name) for name in sorted(labels)}
 
     @property
     def value(self) -> object:
@@ -308,6 +310,11 @@ class ObjectWire:
         facts = _facts_of(value)
         if not all(map(_same_fact, facts, self._facts)):
             return Cause(self._path, _describe(self._facts), _describe(facts), writers.whole)
+        for name, seen in self._labels.items():
+            found = _label_of(value, name)
+            if not same_plain(found, seen):
+                old, new = str(fingerprint(seen)), str(fingerprint(found))
+                return Cause(Attr(self._path, name), old, new, writers.whole)
         return None
 
 
@@ -324,6 +331,15 @@ def _referring(value: object) -> type[weakref.ref[Any]]:
 
 def _class(cls: type) -> str:
     return f"{cls.__qualname__} object"
+
+
+def _label_of(value: object, name: str) -> object:
+    """What a function or a class is called; what a class holds in its dict has a wire there."""
+    if isinstance(value, FunctionType):
+        return getattr(value, name)
+    if isinstance(value, type) and name in ("__name__", "__qualname__"):
+        return type.__dict__[name].__get__(value)
+    return None
 
 
 Facts = tuple[object, ...]
@@ -411,7 +427,7 @@ class PulledWire:
         if isinstance(self._kind, Members) and self._wanted is None:
             values = tuple(k.value for k in kept)
             if all(type(value) in (str, type) for value in values):  # equal means the same
-                return f"{constant(owner)} == {constant(type(owner)(values))}"
+                return f"list({constant(owner)}) == {constant(list(values))}"
         if isinstance(self._kind, Context):
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"

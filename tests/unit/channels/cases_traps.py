@@ -800,3 +800,142 @@ effect(
     writes=["SCALE = 3.0"],
     state="SCALE",
 )
+
+# --- what things are called -----------------------------------------------------------------------
+
+case(
+    "name of a class as a key",
+    """
+    class Plain: pass
+    SCALES = {"Plain": 2.0, "Other": 3.0, "Third": 4.0}
+    thing = Plain()
+    def call(x): return x * SCALES[type(thing).__name__]
+    """,
+    writes=["Plain.__name__ = 'Other'", "Plain.__name__ = 'Third'"],
+    unrelated=["Plain.__qualname__ = 'Elsewhere'"],
+)
+case(
+    "qualified name, module and text of a class",
+    """
+    class Plain:
+        "Text."
+    def call(x): return x * len(Plain.__qualname__ + Plain.__module__ + Plain.__doc__)
+    """,
+    writes=["Plain.__qualname__ = 'P'", "Plain.__module__ = 'm'", "Plain.__doc__ = ''"],
+)
+case(
+    "name of a function that is passed in",
+    """
+    def twice(x): return x * 2
+    def call(x, f): return f(x) if f.__name__ == "twice" else x
+    """,
+    inputs=["x, twice"],
+    writes=["twice.__name__ = 'other'", "twice.__name__ = 'twice'"],
+)
+case(
+    "names and text of a function that doesn't run",
+    """
+    def told(x): "Text."
+    told.__module__ = "somewhere"
+    def call(x):
+        return x * len(told.__name__ + told.__qualname__ + told.__module__ + told.__doc__)
+    """,
+    writes=[
+        "told.__name__ = 't'",
+        "told.__qualname__ = 't'",
+        "told.__module__ = 'm'",
+        "told.__doc__ = 'Another text.'",
+    ],
+    unrelated=["told.__annotations__ = {'x': int}"],
+)
+case(
+    "annotations of a function",
+    """
+    def told(x: int): pass
+    def call(x): return x * len(told.__annotations__)
+    """,
+    writes=["told.__annotations__ = {'x': int, 'return': int}"],
+)
+
+# --- the order of sets, and objects that only equal -----------------------------------------------
+
+case(
+    "equal sets with another order",
+    """
+    def call(x, found):
+        for number in found:
+            x = x * 2 + number
+        return x
+    """,
+    inputs=["x, {8, 0}", "x, {0, 8}", "x, frozenset([8, 0])", "x, frozenset([0, 8])"],
+)
+case(
+    "set that is filled again in another order",
+    """
+    FOUND = {8, 0}
+    def call(x):
+        for number in FOUND:
+            x = x * 2 + number
+        return x
+    """,
+    writes=["FOUND.clear(); FOUND.add(0); FOUND.add(8)"],
+)
+case(
+    "equal numbers and strings that are one object or two",
+    """
+    A, B = int("100000"), int("100000")
+    S, T = "".join(["a b", "c"]), "".join(["a", " bc"])
+    def call(x, a, b): return x * 2 if a is b else x * 3
+    """,
+    inputs=["x, A, A", "x, A, B", "x, S, S", "x, S, T", "x, 2.5, float('2.5')"],
+    changes=False,
+)
+case(
+    "string that is the default object, or only equals it",
+    """
+    import operator
+    DEFAULT = "".join(["a b", "c"])
+    EQUAL = "".join(["a", " bc"])
+    def call(x, mode): return x * 2 if operator.is_(mode, DEFAULT) else x * 3
+    """,
+    inputs=["x, DEFAULT", "x, EQUAL"],
+)
+
+# --- what a run leaves on modules and classes -----------------------------------------------------
+
+effect(
+    "attribute that a call puts on a module of the user's",
+    """
+    import neighbour as beside
+    def call(x):
+        beside.last = x * 2
+        return x * 3
+    """,
+    neighbour="scale = 2.0",
+    state="beside.last",
+)
+effect(
+    "attribute that a call puts on a library's module",
+    """
+    import json
+    modes.callback(vars(json).pop, "last_of_a_call", None)
+    def call(x):
+        json.last_of_a_call = x * 2
+        return x * 3
+    """,
+    state="json.last_of_a_call",
+)
+effect(
+    "attribute that a call puts on a library's class",
+    """
+    import json
+    def forget():
+        if "calls_so_far" in vars(json.JSONDecoder):
+            del json.JSONDecoder.calls_so_far
+    modes.callback(forget)
+    def call(x):
+        json.JSONDecoder.calls_so_far = getattr(json.JSONDecoder, "calls_so_far", 0) + 1
+        return x * 3
+    """,
+    state="json.JSONDecoder.calls_so_far",
+)

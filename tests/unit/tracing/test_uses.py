@@ -4,6 +4,8 @@ import dis
 import functools
 import types
 
+import pytest
+
 from tripwire.tracing import uses as module
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 
@@ -698,3 +700,20 @@ def test_the_stack_is_kept_as_deep_as_the_interpreter_says(monkeypatch) -> None:
             module._Walk(code).run()
             waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("a is b", True),
+        ("a is not b.c", True),
+        ("operator.is_(a, b)", True),
+        ("a is None", False),
+        ("a is not True or a is ...", False),
+        ("(a or b) is None", False),
+        ("a == b", False),
+    ],
+)
+def test_comparing_identity_is_noted(text, asks):
+    code = compile(f"def f(a, b, operator): return {text}", "<text>", "exec").co_consts[0]
+    assert find_uses(code).compares_identity is asks
