@@ -5,9 +5,9 @@ The plain call raises the same error at the user's line, after all the effects t
 write at any moment, and Inductor's doesn't count its writes. Only where the runtime is the graph
 itself do the tensors' version counters tell whether anything was written.
 
-Not undone: what is large, gradients, and what the user's code did inside a custom autograd
-function. An error comes out as it is then, and effects outside tensors that came before it are
-lost.
+Not undone: what is large, gradients, what the user's code did inside a custom autograd function,
+and anything on another device than the CPU, where values raise no error that a call could catch.
+An error comes out as it is then, and effects outside tensors that came before it are lost.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from tripwire.tracing.result import Trace
 from tripwire.tracing.values import TensorMeta, meta_of, version_of
 from tripwire.validity.probes import acts, draws
 
-# Bytes that are copied before each run, at most; each copy counts for some. On a CPU a copy of a
-# small tensor takes 1 µs.
+# Bytes that are copied before each run, at most; each copy counts for some, and takes about 3 µs.
 LARGEST_COPY = 1 << 18
-COST_OF_A_COPY = 1 << 12
+COST_OF_A_COPY = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +104,13 @@ def build_undo(trace: Trace, runtime: Runtime, *, has_effects: bool) -> Undo | N
     copies = sum(COST_OF_A_COPY + _bytes_of(meta) for meta in metas) <= LARGEST_COPY
     if not copies and not is_graph:
         return None
+    if any(wanted.meta.device.type != "cpu" for wanted in trace.inputs):
+        return None
     generators: tuple[torch.Generator, ...] = ()
     if draws(trace):
-        devices = {wanted.meta.device for wanted in trace.inputs}
-        if not all(device.type in ("cpu", "cuda") for device in devices):
-            return None
         given = (constant.value for constant in trace.constants)
         generators = (
             torch.default_generator,
-            *(torch.cuda.default_generators[d.index] for d in devices if d.type == "cuda"),
             *(value for value in given if isinstance(value, torch.Generator)),
         )
     return Undo(written, generators, is_graph, copies)
