@@ -1,0 +1,496 @@
+"""The grammar: programs that read state through slots, and what happens to them between calls.
+
+A program is one callable in one of several forms, whose body makes a tensor `t` of its
+arguments, statement by statement. Statements use a slot, use torch, have an effect, or wrap
+others in control flow. Everything is text: what was drawn can be read, saved and run again.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
+from twins import Call, Do, Scenario, Step
+
+FREE = (
+    "t = t.sin()",
+    "t = torch.relu(t)",
+    "t = t.flip(-1)",
+    "t = t + y",
+    "t = x",
+    "t = x * 1",
+    "t = x.view_as(x)",
+    "t = t.detach()",
+    "t = t * torch.ones(4)",
+    "t = t + torch.rand(4)",
+    "t = F.dropout(t, 0.5)",
+    "t = t.to(torch.float64)",
+    "t = F.linear(t, torch.eye(4, dtype=t.dtype))",
+    "t = t * t.shape[0]",
+    "t = t + t.numel()",
+    "if t.dim() > 1:\n    t = t.sum(0)",
+    "if x.requires_grad:\n    t = t * 2",
+    "if torch.is_grad_enabled():\n    t = t + 1",
+    "if torch.is_autocast_enabled('cpu'):\n    t = t + 1",
+    "if torch.is_inference_mode_enabled():\n    t = t + 1",
+    "if torch.get_default_dtype() == torch.float64:\n    t = t + 1",
+    "if x is y:\n    t = t * 3",
+    "if (x > 0).all():\n    t = t * 2",
+    "if x.sum() > 0:\n    t = t - 1",
+    "t = t * (2 if bool(y[0] > 0) else 3)",
+    "t = t + x.stride(-1)",
+    "if x.is_contiguous():\n    t = t * 2",
+    "if x.dtype == torch.float64:\n    t = t + 1",
+    "t = t * (2 if x.is_leaf else 3)",
+    "t = t + getattr(x, 'tag', 1.0)",
+    "t = t.clone()\nt[..., 0] = 5.0",
+    "v = t.clone()\nv[..., :2].mul_(2)\nt = v",
+    "t = t.clone()\nt.mul_(2).add_(1)",
+    "t = torch.cat([t, t], -1)[..., 2:6]",
+    "a, b = t.chunk(2, -1)\nt = torch.cat([b, a], -1)",
+    "t = t.unsqueeze(0).squeeze(0)",
+    "t = torch.where(t > 0, t, -t)",
+    "t = t + x.storage_offset()",
+    "t = Double.apply(t)",
+    "assert x.dim() < 4, 'too deep'",
+    "if x.shape[0] == 3:\n    raise ValueError(f'{x.shape[0]} rows')",
+    "t = t + abs(-2)",
+    "t = t + len([1, 2])",
+    "t = t * max(1, 2)",
+    "t = t + sum([i * 2 for i in range(3)])",
+    "t = t + math.floor(2.5)",
+    "t = (lambda v, *rest, k=1: v * k + len(rest))(t, 1, 2, k=3)",
+    "while t.dim() < 2:\n    t = t[None]",
+)
+
+BLOCKS = (
+    "for _ in range(2):\n    %b",
+    "for i in range(3):\n    if i == 1:\n        continue\n    %b",
+    "with torch.no_grad():\n    %b",
+    "with torch.enable_grad():\n    %b",
+    "with torch.autocast('cpu', torch.bfloat16):\n    %b",
+    "with contextlib.nullcontext():\n    %b",
+    "with scope():\n    %b",
+    "try:\n    %b\nexcept (LookupError, AttributeError, NameError, TypeError):\n    t = t - 1",
+    "try:\n    %b\nfinally:\n    t = t * 2",
+    "def inner(t):\n    %b\n    return t\nt = inner(t)",
+    "def inner(t):\n    %b\n    return t\nt = sum([inner(t) for _ in range(2)])",
+    "def turns(t):\n    %b\n    yield t\nt = next(turns(t))",
+    "if x.shape[0] > 2:\n    %b",
+    "if x.dim() == 1:\n    %b\nelse:\n    t = t + 3",
+    "if torch.is_grad_enabled():\n    %b",
+    "if y.sum() > 0:\n    %b",
+)
+
+# Outside of the call: what the block reads must be readable there.
+HELPERS = (
+    ("def h%n(t, x, y):\n    %b\n    return t", "t = h%n(t, x, y)"),
+    ("def h%n(t, x, y):\n    %b\n    return t", "t = functools.partial(h%n, y=y)(t, x)"),
+    (
+        "class H%n:\n    def run(self, t, x, y):\n        %b\n        return t\nh%n = H%n()",
+        "t = h%n.run(t, x, y)",
+    ),
+    (
+        "class G%n:\n    def run(self, t, x, y):\n        %b\n        return t\n"
+        "class H%n(G%n):\n    def run(self, t, x, y):\n        return super().run(t, x, y) + 1\n"
+        "h%n = H%n()",
+        "t = h%n.run(t, x, y)",
+    ),
+    (
+        "class H%n(nn.Module):\n    def forward(self, t, x, y):\n        %b\n        return t\n"
+        "h%n = H%n()",
+        "t = h%n(t, x, y)",
+    ),
+    (
+        "class H%n:\n    @staticmethod\n    def run(t, x, y):\n        %b\n        return t",
+        "t = H%n.run(t, x, y)",
+    ),
+    (
+        "def twice%n(f):\n    @functools.wraps(f)\n    def both(*a, **k):\n"
+        "        return f(*a, **k) + f(*a, **k)\n    return both\n"
+        "@twice%n\ndef h%n(t, x, y):\n    %b\n    return t",
+        "t = h%n(t, x, y)",
+    ),
+)
+HELPER_SITES = ("h%n = lambda t, x, y: t * 13", "H%n.run = lambda *a: a[-3] * 13")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A statement that writes, and what else may write there."""
+
+    setup: str
+    statement: str
+    sites: tuple[str, ...] = ()
+
+
+_STATE = "class State:\n    n = 0\nstate = State()"
+_STATES = ("state.n = 10", "state = State()", "state.__dict__.clear()", "State.n = 5")
+EFFECTS = (
+    Effect("log = []", "log.append(1.0)", ("log.clear()", "log = []", "log.append(None)")),
+    Effect("log = []", "log.append(t.detach())", ("log.clear()", "log = []")),
+    Effect("log = []", "log[:] = [t.detach(), len(t.shape)]", ("log.clear()",)),
+    Effect(_STATE, "state.n += 1", (*_STATES, "state.n = 1.5", "state.n = None")),
+    Effect(_STATE, "state.n += 1\nt = t * state.n", _STATES),
+    Effect(_STATE, "State.n = State.n + 1", _STATES),
+    Effect(_STATE, "state.last = t.detach()", _STATES),
+    Effect(_STATE, "state.last, state.n = x, [t, 1.0]", _STATES),
+    Effect(_STATE, "state.flag = not getattr(state, 'flag', False)", _STATES),
+    Effect(_STATE, "if not hasattr(state, 'ready'):\n    state.ready = True\n    t = t + 1", _STATES),
+    Effect(_STATE, "state.tmp = 1\ndel state.tmp", _STATES),
+    Effect("table = {}", "table['last'] = tuple(t.shape)", ("table.clear()", "table = {'b': 1}")),
+    Effect("table = {'z': 1}", "table['t'] = t", ("table.clear()",)),
+    Effect("table = {'z': 1}", "table.pop('z', None)", ("table['z'] = 2", "table = {'z': 1}")),
+    Effect("seen = set()", "seen.add(x.dim())", ("seen.clear()", "seen = {1}")),
+    Effect(
+        "count = 0\ndef bump():\n    global count\n    count += 1",
+        "bump()",
+        ("count = 10", "count = 1.5", "bump = lambda: None"),
+    ),
+    Effect(
+        "def counter():\n    n = 0\n    def tick():\n        nonlocal n\n        n += 1\n"
+        "        return n\n    return tick\ntick = counter()",
+        "tick()",
+        ("tick = counter()",),
+    ),
+    Effect("total = torch.zeros(4)", "total.add_(1)", ("total = torch.ones(4)", "total.zero_()")),
+    Effect(
+        "total = torch.zeros(4)",
+        "with torch.no_grad():\n    total.add_(t.sum())",
+        ("total = torch.ones(4, dtype=torch.float64)", "total.zero_()"),
+    ),
+    Effect("total = torch.zeros(4)", "total.add_(1)\nt = t + total", ("total = torch.ones(4)",)),
+    Effect(
+        "total = torch.zeros(4)\ndef add(v):\n    global total\n    total = total + v",
+        "add(1.0)\nt = t + total",
+        ("total = torch.ones(4)", "total = torch.ones(2, 4)"),
+    ),
+    Effect("", "x.add_(1)"),
+    Effect("", "x.mul_(2)\nt = t + y"),
+    Effect("", "y[0] = 3.0\nt = t + y"),
+    Effect("", "x.tag = 2.0"),
+    Effect(
+        "ring = collections.deque([0.0, 1.0], maxlen=2)",
+        "ring.append(1.0)",
+        ("ring.clear()", "ring.append(5.0)"),
+    ),
+)
+
+RETURNS = (
+    "t",
+    "t, x",
+    "{'t': t, 'shape': x.shape}",
+    "[t, t]",
+    "x",
+    "t.view(-1)",
+    "t, t.detach()",
+    "t.unbind(-1)",
+    "types.SimpleNamespace(t=t, y=y)",
+    "(t, y[:2])",
+)
+VECTORS = (
+    "new(4)",
+    "new(2, 4)",
+    "new(3, 4)",
+    "new(4, 4)",
+    "new(4, dtype=torch.float64)",
+    "new(4, 2).t()",
+    "new(8)[::2]",
+    "new(8)[4:]",
+    "new(1, 4).expand(2, 4)",
+    "new(4).requires_grad_()",
+    "new(4).requires_grad_() * 1",
+    "nn.Parameter(new(4))",
+    "new(4).abs() + 1",
+    "-new(4).abs() - 1",
+    "torch.ones(4, dtype=torch.int64)",
+)
+PAIRS = (
+    "(z := new(4)), z",
+    "(z := new(8))[:4], z[4:]",
+    "(z := new(8))[:4], z[2:6]",
+    "(z := new(2, 4)), z[0]",
+    "(z := new(4)), z.view(4)",
+    "(z := new(4)), z.detach()",
+)
+AROUND = (
+    "torch.no_grad()",
+    "torch.inference_mode()",
+    "torch.autocast('cpu', torch.bfloat16)",
+    "torch.enable_grad()",
+)
+TORCH_SITES = (
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_default_dtype(torch.float32)",
+    "torch.set_grad_enabled(False)",
+    "torch.set_grad_enabled(True)",
+    "torch.use_deterministic_algorithms(True)",
+    "torch.set_float32_matmul_precision('high')",
+    "gc.collect()",
+    "len = lambda v: 7",
+    "abs = lambda v: 9.0",
+    "max = lambda *a, **k: 5.0",
+    "isinstance = lambda *a: True",
+    "del len, abs",
+)
+CALL_SITES = ("call = copy.copy(call)", "call = copy.deepcopy(call)")
+MODULE_SITES = (
+    "call = pickle.loads(pickle.dumps(call))",
+    "call.train(not call.training)",
+    "handle = call.register_forward_hook(lambda m, a, o: (o, 1))",
+    "handle = me.register_forward_pre_hook(lambda m, a: (a[0] + 1, *a[1:]))",
+    "handle.remove()",
+    "Net.forward = lambda self, x, y, *a, **k: x + y",
+    "me.forward = lambda x, y, *a, **k: x - y",
+    "del me.forward",
+    "call.double()",
+)
+METHOD_SITES = ("me.__class__ = type('Net2', (Net,), {})", "me = copy.deepcopy(me); call = me.run")
+
+FORMS = ("function", "closure", "module", "method")
+_SCOPES = {"closure": "closure", "self": "self"}
+
+
+@dataclass
+class Program:
+    """A program that is being written."""
+
+    form: str
+    slots: list[Slot]
+    before: list[str] = field(default_factory=list)  # definitions ahead of the call
+    sites: list[str] = field(default_factory=list)
+    deletes: list[tuple[Slot, str]] = field(default_factory=list)
+    helpers: int = 0
+
+
+def _fits(place: Place, form: str) -> bool:
+    match place.scope:
+        case "closure":
+            return form == "closure"
+        case "self":
+            return form in ("module", "method")
+        case "default":
+            return form == "function"
+    return True
+
+
+_PLACES = {form: [p for p in PLACES if _fits(p, form)] for form in FORMS}
+_CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for p in PLACES}
+
+
+@st.composite
+def draw_slots(draw: st.DrawFn, form: str) -> list[Slot]:
+    """One to three slots."""
+    slots = []
+    for number in range(draw(st.integers(1, 3))):
+        place = draw(st.sampled_from(_PLACES[form]))
+        slots.append(Slot(number, place, draw(st.sampled_from(_CONTENTS[place.name]))))
+    return slots
+
+
+def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
+    return "\n".join(
+        _write_statement(draw, program, slots, depth) for _ in range(draw(st.integers(1, 2)))
+    )
+
+
+def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
+    kind = draw(st.integers(0, 9 if depth else 5))
+    if kind <= 3 and slots:
+        slot = draw(st.sampled_from(slots))
+        return slot.fill(draw(st.sampled_from(slot.content.uses)))
+    if kind <= 5:
+        text = draw(st.sampled_from(FREE))
+        if "Double" in text:
+            _add(program, _DOUBLE)
+        return text
+    if kind == 6:
+        effect = draw(st.sampled_from(EFFECTS))
+        _add(program, effect.setup)
+        program.sites += effect.sites
+        return effect.statement
+    if kind <= 8:
+        text = draw(st.sampled_from(BLOCKS))
+        if "scope()" in text:
+            _add(program, _SCOPE)
+        return _nest(text, _write_block(draw, program, slots, depth - 1))
+    definition, use = draw(st.sampled_from(HELPERS))
+    anywhere = [slot for slot in slots if not slot.place.scope]
+    block = _write_block(draw, program, anywhere, depth - 1)
+    number, program.helpers = str(program.helpers), program.helpers + 1
+    program.before.append(_nest(definition, block).replace("%n", number))
+    program.sites += [site.replace("%n", number) for site in HELPER_SITES]
+    return use.replace("%n", number)
+
+
+_DOUBLE = (
+    "class Double(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, t):\n"
+    "        return t * 2\n    @staticmethod\n    def backward(ctx, g):\n        return g * 3"
+)
+_SCOPE = "@contextlib.contextmanager\ndef scope():\n    with torch.no_grad():\n        yield"
+
+
+def _add(program: Program, definition: str) -> None:
+    if definition and definition not in program.before:
+        program.before.append(definition)
+
+
+def _nest(text: str, block: str) -> str:
+    """Put a block where `%b` stands, indented alike."""
+    lines = []
+    for line in text.splitlines():
+        if line.strip() == "%b":
+            lines.append(textwrap.indent(block, line.removesuffix("%b")))
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """A program, and steps."""
+    form = draw(st.sampled_from(FORMS))
+    program = Program(form, draw(draw_slots(form)))
+    block = [
+        _write_statement(draw, program, program.slots, 2) for _ in range(draw(st.integers(1, 4)))
+    ]
+    first = [draw(st.sampled_from(slot.content.values[:3])) for slot in program.slots]
+    body = "\n".join(["t = x", *block, f"return {_write_return(draw, program)}"])
+    used = [slot for slot in program.slots if slot.fill("%r") in body + "\n".join(program.before)]
+    setups = [
+        slot.fill(slot.place.setup, value)
+        for slot, value in zip(program.slots, first, strict=True)
+        if slot in used and slot.place.setup
+    ]
+    values = {slot.number: value for slot, value in zip(program.slots, first, strict=True)}
+    text = "\n".join([*setups, *program.before, _write_call(form, used, values, body)]) + "\n"
+    steps = _draw_steps(draw, program, used, values)
+    return Scenario(_add_common(text, steps) + text, tuple(steps))
+
+
+def _write_return(draw: st.DrawFn, program: Program) -> str:
+    if draw(st.integers(0, 5)) == 5:
+        return f"(t, {draw(st.sampled_from(program.slots)).fill('%r')})"
+    return draw(st.sampled_from(RETURNS))
+
+
+def _add_common(text: str, steps: list[Step]) -> str:
+    text += "\n".join(map(repr, steps))
+    return "".join(
+        part
+        for names, part in COMMON.items()
+        if any(re.search(rf"\b{name}\b", text) for name in names)
+    )
+
+
+def _write_call(form: str, slots: list[Slot], values: dict[int, str], body: str) -> str:
+    parameters = ["x", "y"]
+    parameters += [f"p{s.number}" for s in slots if s.place.scope == "argument"]
+    defaults = [f"e{s.number}={values[s.number]}" for s in slots if s.place.scope == "default"]
+    if defaults:
+        parameters += ["*", *defaults]
+    mine = [s for s in slots if s.place.scope == "self"]
+    own = [s for s in mine if not s.place.setup]
+    bases = [f"Base{s.number}" for s in mine if s.place.setup]
+    inits = [f"        self.s{s.number} = {values[s.number]}" for s in own]
+    indented = textwrap.indent(body, "    ")
+    listed = ", ".join(parameters)
+    match form:
+        case "function":
+            return f"def call({listed}):\n{indented}\nplain = call"
+        case "closure":
+            cells = [s for s in slots if s.place.scope == "closure"]
+            names = [f"c{s.number}" for s in cells]
+            lines = [f"def build({', '.join(names)}):", f"    def call({listed}):"]
+            lines.append(textwrap.indent(indented, "    "))
+            given = ["call"]
+            for s in cells:
+                n = s.number
+                lines.append(f"    def get{n}(): return c{n}")
+                lines.append(f"    def put{n}(v):\n        nonlocal c{n}\n        c{n} = v")
+                given += [f"get{n}", f"put{n}"]
+            lines.append(f"    return {', '.join(given)}{',' if len(given) == 1 else ''}")
+            made = ", ".join(values[s.number] for s in cells)
+            targets = ", ".join(given) + ("," if len(given) == 1 else "")
+            lines.append(f"{targets} = build({made})")
+            return "\n".join(lines)
+        case "module":
+            head = f"class Net({', '.join([*bases, 'nn.Module'])}):\n    def __init__(self):\n"
+            start = "\n".join(["        super().__init__()", *inits])
+            run = f"    def forward(self, {listed}):\n{textwrap.indent(indented, '    ')}"
+            return f"{head}{start}\n{run}\ncall = Net()\nme = call"
+    head = f"class Net({', '.join(bases) or 'object'}):\n    def __init__(self):\n"
+    start = "\n".join(["        pass", *inits])
+    run = f"    def run(self, {listed}):\n{textwrap.indent(indented, '    ')}"
+    return f"{head}{start}\n{run}\nme = Net()\ncall = me.run"
+
+
+def _draw_steps(
+    draw: st.DrawFn, program: Program, slots: list[Slot], values: dict[int, str]
+) -> list[Step]:
+    forms = [_draw_arguments(draw, slots) for _ in range(draw(st.integers(1, 2)))]
+    steps: list[Step] = [Call(forms[0], times=draw(st.integers(2, 3)))]
+    general = [*TORCH_SITES, *CALL_SITES, *program.sites]
+    if program.form == "module":
+        general += MODULE_SITES
+    if program.form == "method":
+        general += METHOD_SITES
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.integers(0, 9))
+        if kind <= 5 and slots:
+            steps += _draw_write(draw, draw(st.sampled_from(slots)), values, forms)
+        elif kind <= 8:
+            steps.append(Do(draw(st.sampled_from(general))))
+        steps.append(_draw_call(draw, forms))
+    return steps
+
+
+def _draw_write(
+    draw: st.DrawFn, slot: Slot, values: dict[int, str], forms: list[str]
+) -> list[Step]:
+    place, content = slot.place, slot.content
+    options = [(text, "write") for text in place.writes]
+    options += [(text, "change") for text in content.changes] * 2
+    options += [(text, "other") for text in place.others]
+    options += [(text, "delete") for text in place.deletes]
+    if not options:
+        return []
+    text, kind = draw(st.sampled_from(options))
+    if kind == "write":
+        return [Do(slot.fill(text, draw(st.sampled_from(content.values))))]
+    steps: list[Step] = [Do(slot.fill(text))]
+    if kind == "delete":
+        steps.append(_draw_call(draw, forms))
+        if place.writes:
+            steps.append(Do(slot.fill(draw(st.sampled_from(place.writes)), values[slot.number])))
+    return steps
+
+
+def _draw_call(draw: st.DrawFn, forms: list[str]) -> Call:
+    arguments = draw(st.sampled_from(forms))
+    around = draw(st.sampled_from(("",) * 12 + AROUND))
+    return Call(arguments, around, draw(st.integers(2, 4)), draw(st.integers(0, 11)) == 11)
+
+
+def _draw_arguments(draw: st.DrawFn, slots: list[Slot]) -> str:
+    if draw(st.integers(0, 5)) == 5:
+        given = [draw(st.sampled_from(PAIRS))]
+    else:
+        given = [draw(st.sampled_from(VECTORS)), "new(4)"]
+    for slot in slots:
+        if slot.place.scope == "argument":
+            given.append(_draw_argument(draw, slot))
+    return ", ".join(given)
+
+
+def _draw_argument(draw: st.DrawFn, slot: Slot) -> str:
+    name = f"p{slot.number}"
+    if slot.place.name == "argument" and draw(st.booleans()):
+        return f"{name}={draw(st.sampled_from(slot.content.values))}"
+    return f"{name}=a{slot.number}"
+
+
+__all__ = ["Content", "scenarios"]

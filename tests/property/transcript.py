@@ -1,0 +1,153 @@
+"""Transcripts: what the outside can see of a world, as plain data that compares.
+
+Tensors are written out to the last bit, with their layout. What is one object, or one stretch
+of memory, is numbered alike: so identity and aliasing are compared as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from enum import Enum
+from typing import Any
+
+import torch
+
+from tripwire.dispatch.compiled import find_dispatcher
+
+_PLAIN = (type(None), int, float, complex, str, bytes, range, slice, torch.dtype, type(...))
+TOOLS = frozenset({"new", "take", "modes"})  # what players put into a world
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")  # keys: a global counter
+_DULL = frozenset(
+    "__module__ __qualname__ __doc__ __dict__ __weakref__ __annotations__ __slots__ "
+    "__static_attributes__ __firstlineno__ _abc_impl __abstractmethods__ __parameters__ "
+    "_compiled_call_impl __match_args__ __dataclass_fields__ __dataclass_params__".split()
+)
+
+
+class Writer:
+    """Writes values out, each object once."""
+
+    def __init__(self, world: str) -> None:
+        self._world = world  # the module whose classes and functions are looked into
+        self._met: dict[int, tuple[int, object]] = {}  # by id; the object is kept, so is its id
+        self._memory: dict[int, int] = {}
+        self.tensors: list[torch.Tensor] = []
+
+    def write(self, value: Any) -> Any:
+        """Nested tuples and strings that are equal for equal values only."""
+        dispatcher = find_dispatcher(value)
+        if dispatcher is not None:
+            value = dispatcher.target
+        kind = type(value).__name__
+        if isinstance(value, Enum):
+            return f"{kind}.{value.name}"
+        if isinstance(value, _PLAIN):
+            return f"{kind} {value!r}"
+        if isinstance(value, tuple | frozenset | torch.Size):
+            return (kind, *self._parts(value))
+        if id(value) in self._met:
+            return f"{kind} #{self._met[id(value)][0]} again"
+        self._met[id(value)] = len(self._met), value
+        return (f"{kind} #{self._met[id(value)][0]}", *self._parts(value))
+
+    def _parts(self, value: Any) -> tuple[Any, ...]:
+        match value:
+            case torch.Tensor():
+                self.tensors.append(value)
+                return (*self._tensor(value), *self._dict(dict(value.__dict__)))
+            case Mapping():
+                items = [(self.write(k), self.write(v)) for k, v in value.items()]
+                return (*items, *self._dict(getattr(value, "__dict__", {})))
+            case list() | tuple() | deque():
+                items = [self.write(item) for item in value]
+                return (*items, *self._dict(getattr(value, "__dict__", {})))
+            case set() | frozenset():
+                return tuple(sorted(map(repr, value)))
+            case weakref.ref():
+                return ("dead" if value() is None else "alive",)
+            case ContextVar():
+                return (self.write(value.get(None)),)
+            case types.FunctionType():
+                return self._function(value)
+            case types.MethodType():
+                return self.write(value.__func__), self.write(value.__self__)
+            case functools.partial():
+                return self.write(value.func), self.write(value.args), self.write(value.keywords)
+            case property():
+                return (self.write(value.fget),)
+            case staticmethod() | classmethod():
+                return (self.write(value.__func__),)
+            case type():
+                if value.__module__ != self._world:
+                    return (value.__qualname__,)
+                names = [base.__qualname__ for base in value.__mro__[1:]]
+                return (value.__qualname__, *names, *self._dict(dict(vars(value))))
+            case types.ModuleType():
+                return self._module(value) if hasattr(value, "of_the_world") else ()
+            case torch.Generator():
+                return (value.get_state().sum().item(),)
+            case torch.utils.hooks.RemovableHandle():
+                return ()
+            case _:
+                return (*self._dict(getattr(value, "__dict__", {})), *self._slots(value))
+
+    def _tensor(self, value: torch.Tensor) -> tuple[str, ...]:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            memory = value.untyped_storage()._cdata
+            number = self._memory.setdefault(memory, len(self._memory))
+            grad = "" if value.grad is None else str(value.grad.tolist())
+            return (
+                f"{value.dtype} {tuple(value.shape)} strides {value.stride()} "
+                f"memory {number}+{value.storage_offset()} requires_grad={value.requires_grad} "
+                f"leaf={value.is_leaf} inference={value.is_inference()}",
+                str(value.detach().tolist()),
+                grad,
+            )
+
+    def _function(self, value: types.FunctionType) -> tuple[Any, ...]:
+        if value.__module__ != self._world:
+            return (value.__qualname__,)
+        cells = []
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                cells.append((name, self.write(cell.cell_contents)))
+            except ValueError:
+                cells.append((name, "empty"))
+        defaults = self.write(value.__defaults__), self.write(value.__kwdefaults__)
+        return (value.__code__.co_name, *defaults, *cells, *self._dict(value.__dict__))
+
+    def _module(self, value: types.ModuleType) -> tuple[Any, ...]:
+        space = vars(value)
+        mine = {k: v for k, v in space.items() if k not in TOOLS and not k.startswith("__")}
+        return self._dict(mine)
+
+    def _dict(self, space: Mapping[str, Any]) -> tuple[Any, ...]:
+        parts = []
+        for name, value in space.items():
+            if name in _HOOKS:
+                parts.append((name, *[self.write(hook) for hook in value.values()]))
+            elif name not in _DULL:
+                parts.append((name, self.write(value)))
+        return tuple(parts)
+
+    def _slots(self, value: object) -> tuple[Any, ...]:
+        found = [n for c in type(value).__mro__ for n in c.__dict__.get("__slots__", ())]
+        names = [n for n in found if n not in _DULL]
+        return tuple((n, self.write(getattr(value, n))) for n in names if hasattr(value, n))
+
+
+def find_difference(left: Any, right: Any, path: str = "") -> str:
+    """Where two transcripts part, in words."""
+    if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a != b:
+                name = a[0] if isinstance(a, tuple) and a and isinstance(a[0], str) else index
+                return find_difference(a, b, f"{path}/{name}")
+    return f"{path}:\n  plain:    {left}\n  compiled: {right}"
+
+

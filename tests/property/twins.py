@@ -1,0 +1,306 @@
+"""Twins: one program in two worlds, plain and compiled, that must never differ.
+
+A scenario is a program's text and steps, as text. It is played twice, each time in a new
+Python module with state of its own: first plainly, then with `call` compiled. After every step
+all that the outside can see is written down: results, arguments, the world, gradients, torch's
+state, the exception. The first line that differs breaks a law.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import itertools
+import linecache
+import os
+import pickle
+import re
+import sys
+import tempfile
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from transcript import Writer, find_difference
+
+import tripwire
+from tripwire.dispatch.compiled import find_dispatcher
+
+WORLD = "law_world"
+PRELUDE = """\
+import collections, contextlib, contextvars, copy, dataclasses, enum, functools, gc, math, os
+import pickle, threading, types, weakref
+import torch
+from torch import nn
+from torch.nn import functional as F
+"""
+_FOLDER = tempfile.TemporaryDirectory(prefix="laws-")
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A step that calls: with these arguments, inside these contexts, perhaps in a thread."""
+
+    arguments: str
+    around: str = ""
+    times: int = 1
+    thread: bool = False
+
+
+@dataclass(frozen=True)
+class Do:
+    """A step that does anything else to the world."""
+
+    text: str
+
+
+Step = Call | Do
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program and what happens to it."""
+
+    program: str
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        steps = "".join(f"    {step!r},\n" for step in self.steps)
+        return f'PROGRAM = """\n{self.program}"""\nSTEPS = [\n{steps}]\n'
+
+
+@dataclass
+class Figures:
+    """What was done so far."""
+
+    scenarios: int = 0
+    steps: int = 0
+    calls: int = 0
+    hits: int = 0
+    traces: int = 0
+    raised: int = 0
+    slugs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of calls that ran compiled code."""
+        return self.hits / max(1, self.calls)
+
+
+class Difference(AssertionError):
+    """The twins differ."""
+
+
+def check_twins(program: str, steps: list[Step], figures: Figures | None = None) -> None:
+    """Nothing that the outside can see differs between a program and its compiled twin."""
+    figures = figures if figures is not None else Figures()
+    scenario = Scenario(program, tuple(steps))
+    plain = list(play(scenario))
+    compiled = play(scenario, lambda f: tripwire.compile(f, backend="eager"), figures)
+    with contextlib.closing(compiled):
+        for number, step in enumerate(steps):
+            got = next(compiled)
+            if got != plain[number]:
+                where = find_difference(plain[number], got)
+                raise Difference(f"after step {number}, {step!r}: {where}")
+
+
+def play(
+    scenario: Scenario,
+    wrap: Callable[[Any], Any] = lambda call: call,
+    figures: Figures | None = None,
+) -> Iterator[Any]:
+    """What the outside sees after each step."""
+    with _kept_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        world = _World(scenario.program, figures)
+        with world.modes:
+            world.modes.callback(world.count_refusals)
+            world.space["call"] = wrap(world.space["call"])
+            for number, step in enumerate(scenario.steps):
+                yield world.take(number, step)
+
+
+class _World:
+    def __init__(self, program: str, figures: Figures | None) -> None:
+        self.module = types.ModuleType(WORLD)
+        self.module.of_the_world = True
+        self.space = self.module.__dict__
+        self.modes = contextlib.ExitStack()
+        self._figures = figures
+        self._count = 0
+        path = Path(_FOLDER.name, f"program_{next(_NUMBERS)}.py")
+        text = PRELUDE + program
+        path.write_text(text)
+        linecache.getlines(str(path))
+        path.unlink()
+        self.modes.callback(linecache.cache.pop, str(path), None)
+        self.module.__file__ = str(path)
+        self.space |= {"new": self._new, "modes": self.modes, "take": _take}
+        sys.modules[WORLD] = self.module
+        self.modes.callback(sys.modules.pop, WORLD, None)
+        torch.default_generator.manual_seed(0)
+        exec(compile(text, str(path), "exec", dont_inherit=True), self.space)
+
+    def _new(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor with values that no earlier one had, short in binary: sums are exact."""
+        self._count += 1
+        numbers = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.int64)
+        values = (numbers * 7919 + self._count * 104729) % 17 - 8
+        return (values / 4).to(dtype).reshape(shape)
+
+    def take(self, number: int, step: Step) -> Any:
+        """Do one step; what is seen then."""
+        if self._figures is not None:
+            self._figures.steps += 1
+        outcomes: list[Any] = []
+        if isinstance(step, Do):
+            outcomes.append(self._try(lambda: self._exec(step.text)))
+        else:
+            for turn in range(step.times):
+                torch.default_generator.manual_seed(100 * number + turn)
+                _, outcome = self._call(step)
+                outcomes.append(outcome)
+        return (*outcomes, self._write_world())
+
+    def _try(self, act: Callable[[], Any]) -> str:
+        try:
+            act()
+        except Exception as error:
+            return _spell(error)
+        return ""
+
+    def _exec(self, text: str) -> None:
+        name = f"<step {next(_NUMBERS)}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        self.modes.callback(linecache.cache.pop, name, None)
+        exec(compile(text, name, "exec", dont_inherit=True), self.space)
+
+    def _call(self, step: Call) -> tuple[Any, Any]:
+        found: list[Any] = []
+
+        def run() -> None:
+            around = eval(f"({step.around},)" if step.around else "()", self.space)
+            with contextlib.ExitStack() as stack:
+                args, kwargs = eval(f"take({step.arguments})", self.space)
+                for context in around:
+                    stack.enter_context(context)
+                found.append((args, kwargs))
+                found.append(self.space["call"](*args, **kwargs))
+
+        before = _counts(self.space["call"]) if self._figures is not None else None
+        if step.thread:
+            raised = self._try_in_thread(run)
+        else:
+            raised = self._try(run)
+        if self._figures is not None and before is not None:
+            hits, traces = (now - old for now, old in zip(_counts(self.space["call"]), before))
+            self._figures.calls += 1
+            self._figures.hits += max(hits, 0)
+            self._figures.traces += max(traces, 0)
+            self._figures.raised += bool(raised)
+        writer = Writer(WORLD)
+        seen = writer.write(found[::-1])  # the result first, then the arguments
+        return raised, (raised, seen, self._write_gradients(found, writer))
+
+    def _try_in_thread(self, run: Callable[[], Any]) -> str:
+        raised: list[str] = []
+        context = copy_context()
+        thread = threading.Thread(target=lambda: raised.append(context.run(self._try, run)))
+        thread.start()
+        thread.join()
+        return raised[0]
+
+    def _write_gradients(self, found: list[Any], writer: Writer) -> Any:
+        if len(found) < 2:
+            return ()
+        results = Writer(WORLD)
+        results.write(found[1])
+        wanted = [t for t in results.tensors if t.requires_grad and t.is_floating_point()]
+        if not wanted:
+            return ()
+        everything = Writer(WORLD)
+        everything.write([found[0], self.module])
+        leaves = [t for t in everything.tensors if t.requires_grad and t.is_leaf]
+        if not leaves:
+            return ()
+
+        def differentiate() -> list[Any]:
+            weights = [torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for t in wanted]
+            total = sum((t.float() * w).sum() for t, w in zip(wanted, weights, strict=True))
+            found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)
+            return [None if g is None else (str(g.dtype), g.tolist()) for g in found]
+
+        try:
+            with torch.enable_grad():
+                return str(differentiate())
+        except RuntimeError as error:
+            return _spell(error)
+
+    def _write_world(self) -> Any:
+        flags = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            str(torch.get_default_dtype()),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.default_generator.get_state().sum().item(),
+            {k: v for k, v in os.environ.items() if k.startswith("LAW_")},
+        )
+        return Writer(WORLD).write(self.module), str(flags)
+
+    def count_refusals(self) -> None:
+        """Note why calls were refused."""
+        dispatcher = find_dispatcher(self.space["call"])
+        if self._figures is not None and dispatcher is not None:
+            for refusal, count in dispatcher.refusals.items():
+                slugs = self._figures.slugs
+                slugs[refusal.slug] = slugs.get(refusal.slug, 0) + count
+
+
+def _take(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
+def _counts(call: Any) -> tuple[int, int]:
+    dispatcher = find_dispatcher(call)
+    if dispatcher is None:
+        return 0, 0
+    statistics = dispatcher.statistics()
+    return statistics.hits, statistics.traces
+
+
+def _spell(error: BaseException) -> str:
+    text = re.sub(r"0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}")
+    return re.sub(r"program_\d+", "program", text)
+
+
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+@contextlib.contextmanager
+def _kept_state() -> Iterator[None]:
+    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    generator = torch.default_generator.get_state()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for key in [key for key in os.environ if key.startswith("LAW_")]:
+            del os.environ[key]
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.default_generator.set_state(generator)
+        for name in _GLOBAL_HOOKS:
+            getattr(nn_module, name).clear()
