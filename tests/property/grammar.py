@@ -139,7 +139,9 @@ EFFECTS = (
     Effect(_STATE, "state.last = t.detach()", _STATES),
     Effect(_STATE, "state.last, state.n = x, [t, 1.0]", _STATES),
     Effect(_STATE, "state.flag = not getattr(state, 'flag', False)", _STATES),
-    Effect(_STATE, "if not hasattr(state, 'ready'):\n    state.ready = True\n    t = t + 1", _STATES),
+    Effect(
+        _STATE, "if not hasattr(state, 'ready'):\n    state.ready = True\n    t = t + 1", _STATES
+    ),
     Effect(_STATE, "state.tmp = 1\ndel state.tmp", _STATES),
     Effect("table = {}", "table['last'] = tuple(t.shape)", ("table.clear()", "table = {'b': 1}")),
     Effect("table = {'z': 1}", "table['t'] = t", ("table.clear()",)),

@@ -711,7 +711,7 @@ CONTENTS = (
 
 # What programs have in common, each part present where one of its names is used.
 COMMON = {
-    ("Box", "Special"): '''\
+    ("Box", "Special"): """\
 class Box:
     bonus = 1.0
     def __init__(self, value):
@@ -735,12 +735,12 @@ class Special(Box):
         return super().scaled(t) - 1
     def __bool__(self):
         return self.value > 2
-''',
-    ("double", "triple"): '''\
+""",
+    ("double", "triple"): """\
 def double(t, k=2.0): return t * k
 def triple(t, k=3.0): return t * k
-''',
-    ("Layer",): '''\
+""",
+    ("Layer",): """\
 class Layer(nn.Module):
     gain = 2.0
     def __init__(self, scale):
@@ -752,5 +752,5 @@ class Layer(nn.Module):
         if self.training:
             t = t * self.gain
         return t * self.weight + self.scale
-''',
+""",
 }

@@ -149,5 +149,3 @@ def find_difference(left: Any, right: Any, path: str = "") -> str:
                 name = a[0] if isinstance(a, tuple) and a and isinstance(a[0], str) else index
                 return find_difference(a, b, f"{path}/{name}")
     return f"{path}:\n  plain:    {left}\n  compiled: {right}"
-
-

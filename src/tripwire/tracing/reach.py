@@ -301,7 +301,7 @@ class Reach:
                 yield item(), Referent(path)
             case ContextVar():
                 self.holders.remember(item, CONTEXT, path, anchored)
-                yield item.get(None), Referent(path)
+                yield _value_of(item), Referent(path)
             case _ if isinstance(item, threading.local):
                 self.holders.remember(item, THREAD_LOCAL, path, anchored)
                 for name, value in item.__dict__.items():
@@ -527,8 +527,7 @@ class Reach:
             yield function.__defaults__, Attr(path, "__defaults__")
         if function.__kwdefaults__:
             yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
-        if function.__dict__:
-            yield from self._attributes(function, path, True)
+        yield from self._attributes(function, path, True)  # those that aren't there, too
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
         if function.__closure__:
@@ -644,6 +643,13 @@ def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _value_of(variable: ContextVar[object]) -> object:
+    try:
+        return variable.get()  # given a default, it would pass over its own
+    except LookupError:
+        return None
 
 
 def _ignore(tensor: torch.Tensor, source: Source, anchored: bool) -> None:

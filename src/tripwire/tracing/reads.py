@@ -297,8 +297,7 @@ class ReadSet:
             case Attributes() | Slots() | ThreadLocal():
                 return None if self.is_open(type(holder.owner)) else self.names
             case Table():
-                whole = self._walks_tables or type(holder.owner).__module__ == _CONTAINER_MODULE
-                return None if whole or _is_container(holder.owner) else self.names
+                return self.filter_of_tables(holder.owner)
             case LibraryClass():
                 return self._class_names if issubclass(holder.owner, nn.Module) else self.names
             case ClassDict():
@@ -318,6 +317,11 @@ class ReadSet:
                     return None  # what is added may push out its like
                 adds = use.appended and isinstance(holder.kind, Members)  # adds nothing, perhaps
                 return None if adds else frozenset()
+
+    def filter_of_tables(self, module: nn.Module) -> frozenset[str] | None:
+        """The keys of a module's tables that count; None where all of them do."""
+        whole = self._walks_tables or type(module).__module__ == _CONTAINER_MODULE
+        return None if self.is_dynamic or whole or _is_container(module) else self.names
 
     def use_of_container(self, container: object) -> Use:
         """How the executed code uses a container, by whatever path it comes to it."""

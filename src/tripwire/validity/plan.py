@@ -266,9 +266,6 @@ class _Planner:
             _join(spaces, vars(builtins), missing, step, frozenset())
 
     def _watch_tables(self, spaces: dict[int, _Space]) -> None:
-        names: frozenset[str] | None = self.reads.names
-        if self.reads.is_dynamic:
-            names = None
         for module, table, path, anchored in self.reach.empty_tables:
             space = module.__dict__.get(table)
             if anchored and space is not None and id(module) in self.reads.live:
@@ -278,7 +275,8 @@ class _Planner:
                     if hooks
                     else (functools.partial(Attr, path))
                 )
-                _join(spaces, space, None if hooks else names, step, frozenset())
+                names = None if hooks else self.reads.filter_of_tables(module)
+                _join(spaces, space, names, step, frozenset())
                 spaces[id(space)].owner = id(module)
         if self.reach.modules:
             for name in _GLOBAL_HOOKS:

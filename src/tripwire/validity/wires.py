@@ -318,7 +318,7 @@ class ObjectWire:
         return None
 
 
-def _refer(value: object, on_death: Callable[[object], None]) -> Callable[[], object]:
+def _refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
     try:
         return _referring(value)(value, on_death)
     except TypeError:  # an object with slots alone, kept for as long as the entry
@@ -391,7 +391,7 @@ class PulledWire:
         ignored: frozenset[Any],
         before: dict[Any, object],
     ) -> None:
-        self._owner = owner
+        self._owner = _refer(owner)
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored
@@ -404,7 +404,8 @@ class PulledWire:
         self._kept = [Kept(value) for value in values]
 
     def _read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        keys, values = self._kind.read(self._owner)
+        owner = self._owner()
+        keys, values = (("gone",), (ABSENT,)) if owner is None else self._kind.read(owner)
         if self._wanted is None:
             return keys, values
         pairs = [(k, v) for k, v in zip(keys, values, strict=True) if k in self._wanted]
@@ -412,7 +413,7 @@ class PulledWire:
 
     def spell(self, constant: Callable[[object], str]) -> str | None:
         """A quick test of the same, as an expression; a miss proves nothing."""
-        owner: Any = self._owner
+        owner: Any = self._owner()
         kept = self._kept
         if isinstance(self._kind, Cells) and self._wanted is None:
             cells = cells_of(owner)
@@ -427,7 +428,7 @@ class PulledWire:
         if isinstance(self._kind, Members) and self._wanted is None:
             values = tuple(k.value for k in kept)
             if all(type(value) in (str, type) for value in values):  # equal means the same
-                return f"list({constant(owner)}) == {constant(list(values))}"
+                return f"list({constant(self._owner)}() or ()) == {constant(list(values))}"
         if isinstance(self._kind, Context):
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"

@@ -6,6 +6,7 @@ import linecache
 import threading
 import types
 import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -393,6 +394,37 @@ def test_a_replaced_submodule_dies_at_once(no_cycles) -> None:
     net[1] = nn.Tanh()
     assert old() is None
     check_same(net(X), compiled(X))
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "scale")
+
+
+def make_getter(value):
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (Slotted, lambda x, held: x * held[0].scale),
+        (lambda: make_getter(2.0), lambda x, held: x * held[0]()),
+        (lambda: {"a"}, lambda x, held: x * len(held[0])),
+        (lambda: deque([2.0]), lambda x, held: x * held[0][0]),
+    ],
+    ids=["slots", "cell", "set", "deque"],
+)
+def test_what_no_sentry_watches_dies_when_it_is_replaced(make, use, no_cycles) -> None:
+    held = [make()]
+    if isinstance(held[0], Slotted):
+        held[0].scale = 2.0
+    compiled = tripwire.compile(lambda x: use(x, held), fullgraph=True)
+    compiled(X)
+    compiled(X)
+    assert compiled.statistics().hits == 1
+    old = weakref.ref(held[0])
+    held.clear()
+    assert old() is None
 
 
 def test_arguments_die_after_the_call(no_cycles) -> None:
