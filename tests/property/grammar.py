@@ -190,7 +190,7 @@ RETURNS = (
     "t.view(-1)",
     "t, t.detach()",
     "t.unbind(-1)",
-    "types.SimpleNamespace(t=t, y=y)",
+    "collections.OrderedDict(y=y, t=t)",
     "(t, y[:2])",
 )
 VECTORS = (
@@ -434,7 +434,7 @@ def _draw_steps(
     draw: st.DrawFn, program: Program, slots: list[Slot], values: dict[int, str]
 ) -> list[Step]:
     forms = [_draw_arguments(draw, slots) for _ in range(draw(st.integers(1, 2)))]
-    steps: list[Step] = [Call(forms[0], times=draw(st.integers(2, 3)))]
+    steps: list[Step] = [Call(forms[0], times=draw(st.integers(2, 4)))]
     general = [*TORCH_SITES, *CALL_SITES, *program.sites]
     if program.form == "module":
         general += MODULE_SITES
@@ -474,7 +474,7 @@ def _draw_write(
 def _draw_call(draw: st.DrawFn, forms: list[str]) -> Call:
     arguments = draw(st.sampled_from(forms))
     around = draw(st.sampled_from(("",) * 12 + AROUND))
-    return Call(arguments, around, draw(st.integers(2, 4)), draw(st.integers(0, 11)) == 11)
+    return Call(arguments, around, draw(st.integers(3, 5)), draw(st.integers(0, 11)) == 11)
 
 
 def _draw_arguments(draw: st.DrawFn, slots: list[Slot]) -> str:

@@ -269,7 +269,7 @@ PLACES = (
         "default",
         "f%n()",
         "def f%n(d=%v): return d",
-        ("f%n.__defaults__ = (%v,)", "f%n = lambda d=%v: d", "f%n = functools.partial(f%n, %v)"),
+        ("f%n.__defaults__ = (%v,)", "f%n = lambda d=%v: d", "f%n = functools.partial(lambda d: d, %v)"),
         ("f%n.__defaults__ = None",),
     ),
     Place(
@@ -345,10 +345,10 @@ PLACES = (
     ),
     Place(
         "thread's own",
-        "getattr(h%n, 'a', 1.0)",
-        "h%n = threading.local()\nh%n.a = %v",
-        ("h%n.a = %v",),
-        ("del h%n.a",),
+        "getattr(z%n, 'a', 1.0)",
+        "z%n = threading.local()\nz%n.a = %v",
+        ("z%n.a = %v",),
+        ("del z%n.a",),
         only=("number",),
     ),
     Place(

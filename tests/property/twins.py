@@ -42,6 +42,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 """
+VARIABLES = ("LAW_0", "LAW_1", "LAW_2", "LAW_BESIDE")  # of the environment, for programs
 _FOLDER = tempfile.TemporaryDirectory(prefix="laws-")
 _NUMBERS = itertools.count()
 
@@ -254,7 +255,7 @@ class _World:
             str(torch.get_default_dtype()),
             torch.are_deterministic_algorithms_enabled(),
             torch.default_generator.get_state().sum().item(),
-            {k: v for k, v in os.environ.items() if k.startswith("LAW_")},
+            [os.environ.get(key) for key in VARIABLES],
         )
         return Writer(WORLD).write(self.module), str(flags)
 
@@ -296,8 +297,8 @@ def _kept_state() -> Iterator[None]:
         with torch.enable_grad():
             yield
     finally:
-        for key in [key for key in os.environ if key.startswith("LAW_")]:
-            del os.environ[key]
+        for key in VARIABLES:
+            os.environ.pop(key, None)
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic)
