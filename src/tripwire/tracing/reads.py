@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType
@@ -239,7 +239,11 @@ class ReadSet:
                 return frozenset(live)
             waiting = left
 
-    def _is_live(self, path: Source, live: set[int]) -> bool:
+    def is_reachable(self, path: Source) -> bool:
+        """Whether the executed code can come to what a path leads to."""
+        return self._is_live(path, self.live)
+
+    def _is_live(self, path: Source, live: Set[int]) -> bool:
         base = path.base
         if base is None:
             return True

@@ -71,6 +71,7 @@ class Completion:
     reach: Reach
     tensors: tuple[torch.Tensor | None, ...]  # of the inputs, those that are still alive
     sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
+    asked: tuple[tuple[torch.Tensor, Source], ...]  # state that is no input: its form may be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
@@ -471,7 +471,20 @@ class _Session:
             reach,
             tuple(known() for _, known in self.state.inputs),
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
+            tuple(self._find_asked(reads)),
         )
+
+    def _find_asked(self, reads: ReadSet) -> Iterator[tuple[torch.Tensor, Source]]:
+        """State that Python could ask for its form, and that no recorded call got."""
+        lifted = {id(known) for _, known in self.state.inputs}
+        written = {str(write.source) for write in self._writes}
+        for tensor, known in self.state.values.live():
+            if id(known) not in lifted:
+                anchored = (path for path, is_anchored in known.sources.items() if is_anchored)
+                paths = (path for path in anchored if not written or str(path) not in written)
+                path = next(filter(reads.is_reachable, paths), None)
+                if path is not None:
+                    yield tensor, path
 
     def _environment(self, reads: ReadSet) -> frozenset[str] | None:
         variables = self.state.environment

@@ -33,7 +33,7 @@ from tripwire.tracing.torchstate import (
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe
-from tripwire.validity.sentry import Sentry
+from tripwire.validity.sentry import Hidden, Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 
 _GLOBAL_HOOKS = (
@@ -42,6 +42,9 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+
+
+_OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +237,9 @@ class _Planner:
         for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
             anchored = [source for source, is_anchored in sources if is_anchored]
             if tensor is not None and anchored and str(anchored[0]) not in carried:
-                objects.append((tensor, anchored[0]))
-                own = own_dict(tensor)
-                if own is not None:
-                    attribute = functools.partial(Attr, anchored[0])
-                    names = None if self.reads.is_dynamic else self.reads.names
-                    _join(spaces, own, names, attribute, frozenset())
+                self._watch_tensor(spaces, objects, tensor, anchored[0])
+        for tensor, path in self.completion.asked:
+            self._watch_tensor(spaces, objects, tensor, path)
         forms = self.forms
         wires = [
             ObjectWire(value, path, held, on_death, forms.get(id(value)), labels)
@@ -255,6 +255,20 @@ class _Planner:
         for wire, found in zip(dicts, spaces.values(), strict=True):
             wire.owner = positions.get(found.owner)
         return dicts, wires, [value for value, _ in objects]
+
+    def _watch_tensor(
+        self,
+        spaces: dict[int, _Space],
+        objects: list[tuple[object, Source]],
+        tensor: torch.Tensor,
+        path: Source,
+    ) -> None:
+        """A tensor's form, and what attributes it has."""
+        objects.append((tensor, path))
+        own = own_dict(tensor)
+        if own is not None:
+            names = None if self.reads.is_dynamic else self.reads.names
+            _join(spaces, own, names, functools.partial(Attr, path), frozenset())
 
     def _watch_builtins(self, spaces: dict[int, _Space], holder: Holder) -> None:
         """A name that isn't in the module was looked for in builtins."""
@@ -340,6 +354,11 @@ class _Planner:
         if frozen and torch_state[0]:
             wants = writer.constant(held.wants_grad)
             writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
+        if _OF_GRADIENTS & self.reads.names:
+            asked = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
+            for ref in map(Hidden, asked):  # arithmetic in place can bring the need for one
+                found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
+                writer.check("state", f"not {found}", "no gradient wanted", found)
         for wire in self.pulled:
             self._write_pulled(writer, wire)
         return self._write_arguments(writer)

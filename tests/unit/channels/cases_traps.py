@@ -939,34 +939,3 @@ effect(
     """,
     state="json.JSONDecoder.calls_so_far",
 )
-
-# --- found by the law machine ---------------------------------------------------------------------
-
-case(
-    "list that is a context variable's default",
-    """
-    import contextvars
-    V = contextvars.ContextVar("V", default=[2.0, 3.0])
-    def call(x): return x * sum(V.get())
-    """,
-    writes=["V.get().append(2.5)", "V.set([1.0])", "V.get().append(1.0)"],
-)
-case(
-    "parameter that a module without any gets",
-    """
-    NET = nn.Sequential(nn.ReLU())
-    def call(x): return x + sum([p.sum() for p in NET.parameters()])
-    """,
-    writes=[
-        "NET.weight = nn.Parameter(torch.ones(4))",
-        "NET[0].bias = nn.Parameter(torch.ones(2))",
-    ],
-)
-case(
-    "attribute that a function gets later",
-    """
-    def helper(x): return x * 2
-    def call(x): return helper(x) * getattr(helper, "scale", 1.0)
-    """,
-    writes=["helper.scale = 3.0", "del helper.scale"],
-)
