@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
-from slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
+from slots import COMMON, CONTENTS, PLACES, Place, Slot
 from twins import Call, Do, Scenario, Step
 
 FREE = (
@@ -29,23 +29,10 @@ FREE = (
     "t = F.dropout(t, 0.5)",
     "t = t.to(torch.float64)",
     "t = F.linear(t, torch.eye(4, dtype=t.dtype))",
-    "t = t * t.shape[0]",
     "t = t + t.numel()",
     "if t.dim() > 1:\n    t = t.sum(0)",
-    "if x.requires_grad:\n    t = t * 2",
-    "if torch.is_grad_enabled():\n    t = t + 1",
-    "if torch.is_autocast_enabled('cpu'):\n    t = t + 1",
-    "if torch.is_inference_mode_enabled():\n    t = t + 1",
-    "if torch.get_default_dtype() == torch.float64:\n    t = t + 1",
-    "if x is y:\n    t = t * 3",
-    "if (x > 0).all():\n    t = t * 2",
     "if x.sum() > 0:\n    t = t - 1",
     "t = t * (2 if bool(y[0] > 0) else 3)",
-    "t = t + x.stride(-1)",
-    "if x.is_contiguous():\n    t = t * 2",
-    "if x.dtype == torch.float64:\n    t = t + 1",
-    "t = t * (2 if x.is_leaf else 3)",
-    "t = t + getattr(x, 'tag', 1.0)",
     "t = t.clone()\nt[..., 0] = 5.0",
     "v = t.clone()\nv[..., :2].mul_(2)\nt = v",
     "t = t.clone()\nt.mul_(2).add_(1)",
@@ -53,13 +40,9 @@ FREE = (
     "a, b = t.chunk(2, -1)\nt = torch.cat([b, a], -1)",
     "t = t.unsqueeze(0).squeeze(0)",
     "t = torch.where(t > 0, t, -t)",
-    "t = t + x.storage_offset()",
     "t = Double.apply(t)",
     "assert x.dim() < 4, 'too deep'",
     "if x.shape[0] == 3:\n    raise ValueError(f'{x.shape[0]} rows')",
-    "t = t + abs(-2)",
-    "t = t + len([1, 2])",
-    "t = t * max(1, 2)",
     "t = t + sum([i * 2 for i in range(3)])",
     "t = t + math.floor(2.5)",
     "t = (lambda v, *rest, k=1: v * k + len(rest))(t, 1, 2, k=3)",
@@ -181,6 +164,164 @@ EFFECTS = (
     ),
 )
 
+
+@dataclass(frozen=True)
+class Trait:
+    """Something of a call's arguments or of torch's state that Python can ask for.
+
+    A program that asks is called with each of the forms, and inside each of the contexts.
+    """
+
+    name: str
+    statements: tuple[str, ...]
+    forms: tuple[str, ...] = ("new(4), new(4)",)
+    around: tuple[str, ...] = ("",)
+    sites: tuple[str, ...] = ()
+
+
+TRAITS = (
+    Trait(
+        "dtype",
+        ("if x.dtype == torch.float64:\n    t = t + 1", "t = t * x.element_size()"),
+        ("new(4), new(4)", "new(4, dtype=torch.float64), new(4)"),
+    ),
+    Trait(
+        "shape",
+        (
+            "t = t * x.shape[0]",
+            "t = t + x.numel()",
+            "for row in x:\n    t = t + row.sum()",
+            "t = t + len(x)",
+            "t = t.reshape(x.shape[0], -1)",
+            "if x.dim() == 1:\n    t = t * 2",
+            "t = t + torch.ones(x.size(0), 4).sum()",
+        ),
+        ("new(2, 4), new(4)", "new(3, 4), new(4)", "new(4), new(4)", "new(0, 4), new(4)"),
+    ),
+    Trait(
+        "stride",
+        ("t = t + x.stride(0)", "if x.is_contiguous():\n    t = t * 2"),
+        ("new(2, 4), new(4)", "new(4, 2).t(), new(4)", "new(1, 4).expand(2, 4), new(4)"),
+    ),
+    Trait("offset", ("t = t + x.storage_offset()",), ("new(8)[:4], new(4)", "new(8)[4:], new(4)")),
+    Trait(
+        "need for gradients",
+        ("if x.requires_grad:\n    t = t * 2", "t = t + (x * 2).requires_grad"),
+        ("new(4), new(4)", "new(4).requires_grad_(), new(4)"),
+    ),
+    Trait(
+        "leaf",
+        ("t = t * (2 if x.is_leaf else 3)", "if x.grad_fn is None:\n    t = t * 2"),
+        ("new(4).requires_grad_(), new(4)", "new(4).requires_grad_() * 1, new(4)"),
+    ),
+    Trait(
+        "class of a tensor",
+        ("if isinstance(x, nn.Parameter):\n    t = t * 2",),
+        ("new(4).requires_grad_(), new(4)", "nn.Parameter(new(4)), new(4)"),
+    ),
+    Trait(
+        "attribute of a tensor",
+        ("t = t * getattr(x, 'tag', 1.0)",),
+        ("new(4), new(4)", "tagged(new(4), 2.0), new(4)", "tagged(new(4), 3.0), new(4)"),
+    ),
+    Trait(
+        "identity",
+        ("if x is y:\n    t = t * 3", "t = t + len({id(x), id(y)})"),
+        ("new(4), new(4)", "(z := new(4)), z"),
+    ),
+    Trait(
+        "memory",
+        (
+            "x.mul_(2)\nt = t + y",
+            "y[0] = 3.0\nt = t + x * 2",
+            "x.add_(1)\nif y[0] > 0:\n    t = t - 1",
+        ),
+        (
+            "new(4), new(4)",
+            "(z := new(8))[:4], z[4:]",
+            "(z := new(8))[:4], z[2:6]",
+            "(z := new(4)), z.view(4)",
+            "(z := new(4)), z.detach()",
+        ),
+    ),
+    Trait(
+        "value",
+        (
+            "if (x > 0).all():\n    t = t * 2",
+            "if x.sum() > 0:\n    t = t - 1",
+            "t = t * (2 if bool(x[..., 0].sum() > 0) else 3)",
+            "t = t + int((x > 0).sum())",
+            "while t.sum() < 0:\n    t = t + 10",
+            "assert x.min() > -9, 'too small'",
+            "t = t[t > 0].sum() + y",
+            "if x.sum().item() > 0:\n    t = t + 1",
+            "t = t * (x.max() > 0).item()",
+        ),
+        ("new(4).abs() + 1, new(4)", "-new(4).abs() - 1, new(4)"),
+    ),
+    Trait(
+        "grad mode",
+        ("if torch.is_grad_enabled():\n    t = t + 1", "t = t * (t * 2).requires_grad"),
+        ("new(4).requires_grad_(), new(4)",),
+        ("", "torch.no_grad()", "torch.enable_grad()"),
+        ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"),
+    ),
+    Trait(
+        "inference mode",
+        (
+            "if torch.is_inference_mode_enabled():\n    t = t + 1",
+            "t = t * (1 if (t * 2).is_inference() else 2)",
+        ),
+        around=("", "torch.inference_mode()", "torch.no_grad()"),
+    ),
+    Trait(
+        "autocast",
+        (
+            "if torch.is_autocast_enabled('cpu'):\n    t = t + 1",
+            "if (t @ torch.eye(4)).dtype == torch.bfloat16:\n    t = t * 2",
+            "t = t * (2 if torch.get_autocast_dtype('cpu') == torch.float16 else 1)",
+        ),
+        around=(
+            "",
+            "torch.autocast('cpu', torch.bfloat16)",
+            "torch.autocast('cpu', torch.float16)",
+        ),
+    ),
+    Trait(
+        "default dtype",
+        (
+            "if torch.get_default_dtype() == torch.float64:\n    t = t + 1",
+            "if torch.ones(4).dtype == torch.float64:\n    t = t + 1",
+            "t = t * torch.tensor(2.0).element_size()",
+        ),
+        sites=("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)"),
+    ),
+    Trait(
+        "other flags",
+        (
+            "if torch.are_deterministic_algorithms_enabled():\n    t = t + 1",
+            "t = t + len(torch.get_float32_matmul_precision())",
+        ),
+        sites=(
+            "torch.use_deterministic_algorithms(True)",
+            "torch.use_deterministic_algorithms(False)",
+            "torch.set_float32_matmul_precision('high')",
+        ),
+    ),
+    Trait(
+        "builtins",
+        ("t = t + len([1, 2])", "t = t + abs(-2)", "t = t * max(1, 2)", "t = t + round(2.6)"),
+        sites=(
+            "len = lambda v: 7",
+            "abs = lambda v: 9.0",
+            "max = lambda *a, **k: 5.0",
+            "round = lambda v: 4",
+            "del len, abs, max, round",
+            "__builtins__ = {**vars(__import__('builtins'))}",
+        ),
+    ),
+)
+
 RETURNS = (
     "t",
     "t, x",
@@ -210,35 +351,13 @@ VECTORS = (
     "-new(4).abs() - 1",
     "torch.ones(4, dtype=torch.int64)",
 )
-PAIRS = (
-    "(z := new(4)), z",
-    "(z := new(8))[:4], z[4:]",
-    "(z := new(8))[:4], z[2:6]",
-    "(z := new(2, 4)), z[0]",
-    "(z := new(4)), z.view(4)",
-    "(z := new(4)), z.detach()",
-)
 AROUND = (
     "torch.no_grad()",
     "torch.inference_mode()",
     "torch.autocast('cpu', torch.bfloat16)",
     "torch.enable_grad()",
 )
-TORCH_SITES = (
-    "torch.set_default_dtype(torch.float64)",
-    "torch.set_default_dtype(torch.float32)",
-    "torch.set_grad_enabled(False)",
-    "torch.set_grad_enabled(True)",
-    "torch.use_deterministic_algorithms(True)",
-    "torch.set_float32_matmul_precision('high')",
-    "gc.collect()",
-    "len = lambda v: 7",
-    "abs = lambda v: 9.0",
-    "max = lambda *a, **k: 5.0",
-    "isinstance = lambda *a: True",
-    "del len, abs",
-)
-CALL_SITES = ("call = copy.copy(call)", "call = copy.deepcopy(call)")
+GENERAL_SITES = ("gc.collect()", "call = copy.copy(call)", "call = copy.deepcopy(call)")
 MODULE_SITES = (
     "call = pickle.loads(pickle.dumps(call))",
     "call.train(not call.training)",
@@ -253,7 +372,6 @@ MODULE_SITES = (
 METHOD_SITES = ("me.__class__ = type('Net2', (Net,), {})", "me = copy.deepcopy(me); call = me.run")
 
 FORMS = ("function", "closure", "module", "method")
-_SCOPES = {"closure": "closure", "self": "self"}
 
 
 @dataclass
@@ -262,6 +380,7 @@ class Program:
 
     form: str
     slots: list[Slot]
+    traits: list[Trait]
     before: list[str] = field(default_factory=list)  # definitions ahead of the call
     sites: list[str] = field(default_factory=list)
     deletes: list[tuple[Slot, str]] = field(default_factory=list)
@@ -283,14 +402,14 @@ _PLACES = {form: [p for p in PLACES if _fits(p, form)] for form in FORMS}
 _CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for p in PLACES}
 
 
-@st.composite
-def draw_slots(draw: st.DrawFn, form: str) -> list[Slot]:
-    """One to three slots."""
+def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
+    """What the program is about: slots, or traits, or both."""
+    n_slots, n_traits = draw(st.sampled_from([(1, 0), (0, 1), (2, 0), (1, 1), (3, 0), (2, 1)]))
     slots = []
-    for number in range(draw(st.integers(1, 3))):
+    for number in range(n_slots):
         place = draw(st.sampled_from(_PLACES[form]))
         slots.append(Slot(number, place, draw(st.sampled_from(_CONTENTS[place.name]))))
-    return slots
+    return Program(form, slots, [draw(st.sampled_from(TRAITS)) for _ in range(n_traits)])
 
 
 def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
@@ -301,9 +420,12 @@ def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: in
 
 def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
     kind = draw(st.integers(0, 9 if depth else 5))
-    if kind <= 3 and slots:
-        slot = draw(st.sampled_from(slots))
-        return slot.fill(draw(st.sampled_from(slot.content.uses)))
+    subjects = [*slots, *program.traits]
+    if kind <= 3 and subjects:
+        subject = draw(st.sampled_from(subjects))
+        if isinstance(subject, Trait):
+            return draw(st.sampled_from(subject.statements))
+        return subject.fill(draw(st.sampled_from(subject.content.uses)))
     if kind <= 5:
         text = draw(st.sampled_from(FREE))
         if "Double" in text:
@@ -355,7 +477,7 @@ def _nest(text: str, block: str) -> str:
 def scenarios(draw: st.DrawFn) -> Scenario:
     """A program, and steps."""
     form = draw(st.sampled_from(FORMS))
-    program = Program(form, draw(draw_slots(form)))
+    program = _draw_subjects(draw, form)
     block = [
         _write_statement(draw, program, program.slots, 2) for _ in range(draw(st.integers(1, 4)))
     ]
@@ -374,7 +496,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def _write_return(draw: st.DrawFn, program: Program) -> str:
-    if draw(st.integers(0, 5)) == 5:
+    if program.slots and draw(st.integers(0, 5)) == 5:
         return f"(t, {draw(st.sampled_from(program.slots)).fill('%r')})"
     return draw(st.sampled_from(RETURNS))
 
@@ -433,9 +555,16 @@ def _write_call(form: str, slots: list[Slot], values: dict[int, str], body: str)
 def _draw_steps(
     draw: st.DrawFn, program: Program, slots: list[Slot], values: dict[int, str]
 ) -> list[Step]:
-    forms = [_draw_arguments(draw, slots) for _ in range(draw(st.integers(1, 2)))]
+    forms = _draw_forms(draw, program, slots)
+    around = ["", *AROUND]
+    if any(len(trait.around) > 1 for trait in program.traits):
+        around = [one for trait in program.traits for one in trait.around]
+    elif draw(st.integers(0, 2)):
+        around = [""]
     steps: list[Step] = [Call(forms[0], times=draw(st.integers(2, 4)))]
-    general = [*TORCH_SITES, *CALL_SITES, *program.sites]
+    general = [*GENERAL_SITES, *program.sites]
+    for trait in program.traits:
+        general += trait.sites * 3
     if program.form == "module":
         general += MODULE_SITES
     if program.form == "method":
@@ -443,15 +572,25 @@ def _draw_steps(
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.integers(0, 9))
         if kind <= 5 and slots:
-            steps += _draw_write(draw, draw(st.sampled_from(slots)), values, forms)
+            steps += _draw_write(draw, draw(st.sampled_from(slots)), values, forms, around)
         elif kind <= 8:
             steps.append(Do(draw(st.sampled_from(general))))
-        steps.append(_draw_call(draw, forms))
+        steps.append(_draw_call(draw, forms, around))
     return steps
 
 
+def _draw_forms(draw: st.DrawFn, program: Program, slots: list[Slot]) -> list[str]:
+    """Arguments to call with: of all forms that a trait has, or of one or two."""
+    if program.traits:
+        vectors = list(program.traits[0].forms)
+    else:
+        some = draw(st.lists(st.sampled_from(VECTORS), min_size=1, max_size=2))
+        vectors = [f"{vector}, new(4)" for vector in some]
+    return [_draw_arguments(draw, vector, slots) for vector in vectors]
+
+
 def _draw_write(
-    draw: st.DrawFn, slot: Slot, values: dict[int, str], forms: list[str]
+    draw: st.DrawFn, slot: Slot, values: dict[int, str], forms: list[str], around: list[str]
 ) -> list[Step]:
     place, content = slot.place, slot.content
     options = [(text, "write") for text in place.writes]
@@ -465,23 +604,24 @@ def _draw_write(
         return [Do(slot.fill(text, draw(st.sampled_from(content.values))))]
     steps: list[Step] = [Do(slot.fill(text))]
     if kind == "delete":
-        steps.append(_draw_call(draw, forms))
+        steps.append(_draw_call(draw, forms, around))
         if place.writes:
             steps.append(Do(slot.fill(draw(st.sampled_from(place.writes)), values[slot.number])))
     return steps
 
 
-def _draw_call(draw: st.DrawFn, forms: list[str]) -> Call:
+def _draw_call(draw: st.DrawFn, forms: list[str], around: list[str]) -> Call:
     arguments = draw(st.sampled_from(forms))
-    around = draw(st.sampled_from(("",) * 12 + AROUND))
-    return Call(arguments, around, draw(st.integers(3, 5)), draw(st.integers(0, 11)) == 11)
+    return Call(
+        arguments,
+        draw(st.sampled_from(around)),
+        draw(st.integers(3, 5)),
+        draw(st.integers(0, 11)) == 11,
+    )
 
 
-def _draw_arguments(draw: st.DrawFn, slots: list[Slot]) -> str:
-    if draw(st.integers(0, 5)) == 5:
-        given = [draw(st.sampled_from(PAIRS))]
-    else:
-        given = [draw(st.sampled_from(VECTORS)), "new(4)"]
+def _draw_arguments(draw: st.DrawFn, vectors: str, slots: list[Slot]) -> str:
+    given = [vectors]
     for slot in slots:
         if slot.place.scope == "argument":
             given.append(_draw_argument(draw, slot))
@@ -493,6 +633,3 @@ def _draw_argument(draw: st.DrawFn, slot: Slot) -> str:
     if slot.place.name == "argument" and draw(st.booleans()):
         return f"{name}={draw(st.sampled_from(slot.content.values))}"
     return f"{name}=a{slot.number}"
-
-
-__all__ = ["Content", "scenarios"]

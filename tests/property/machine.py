@@ -6,22 +6,12 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import logging
-import os
-import random
-import re
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
-import click
 import hypothesis
 from grammar import scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from twins import Difference, Figures, Scenario, check_twins
 
 BATCH = 200  # scenarios drawn from one seed: hypothesis remembers all of a batch

@@ -269,7 +269,11 @@ PLACES = (
         "default",
         "f%n()",
         "def f%n(d=%v): return d",
-        ("f%n.__defaults__ = (%v,)", "f%n = lambda d=%v: d", "f%n = functools.partial(lambda d: d, %v)"),
+        (
+            "f%n.__defaults__ = (%v,)",
+            "f%n = lambda d=%v: d",
+            "f%n = functools.partial(lambda d: d, %v)",
+        ),
         ("f%n.__defaults__ = None",),
     ),
     Place(

@@ -9,12 +9,9 @@ state, the exception. The first line that differs breaks a law.
 from __future__ import annotations
 
 import contextlib
-import copy
-import gc
 import itertools
 import linecache
 import os
-import pickle
 import re
 import sys
 import tempfile
@@ -146,7 +143,7 @@ class _World:
         path.unlink()
         self.modes.callback(linecache.cache.pop, str(path), None)
         self.module.__file__ = str(path)
-        self.space |= {"new": self._new, "modes": self.modes, "take": _take}
+        self.space |= {"new": self._new, "tagged": _tag, "modes": self.modes, "take": _take}
         sys.modules[WORLD] = self.module
         self.modes.callback(sys.modules.pop, WORLD, None)
         torch.default_generator.manual_seed(0)
@@ -199,10 +196,7 @@ class _World:
                 found.append(self.space["call"](*args, **kwargs))
 
         before = _counts(self.space["call"]) if self._figures is not None else None
-        if step.thread:
-            raised = self._try_in_thread(run)
-        else:
-            raised = self._try(run)
+        raised = self._try_in_thread(run) if step.thread else self._try(run)
         if self._figures is not None and before is not None:
             hits, traces = (now - old for now, old in zip(_counts(self.space["call"]), before))
             self._figures.calls += 1
@@ -266,6 +260,11 @@ class _World:
             for refusal, count in dispatcher.refusals.items():
                 slugs = self._figures.slugs
                 slugs[refusal.slug] = slugs.get(refusal.slug, 0) + count
+
+
+def _tag(tensor: torch.Tensor, tag: float) -> torch.Tensor:
+    tensor.tag = tag
+    return tensor
 
 
 def _take(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
