@@ -13,7 +13,7 @@ grow, and tensors that carry state from call to call are no hindrance; others ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -36,7 +36,7 @@ from tripwire.tracing.holders import (
 )
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan
+from tripwire.tracing.structure import Building, Plan, own_dict
 from tripwire.tracing.values import TensorMeta, Traits
 
 
@@ -157,6 +157,29 @@ class Count(EffectStep):
 
 
 @dataclass(frozen=True, slots=True)
+class Mark(EffectStep):
+    """A Python attribute of a tensor, which the graph returns so that it can be marked."""
+
+    tensor: Plan
+    name: str
+    value: Plan
+
+    def apply(self, building: Building) -> None:
+        self.tensor.build(building).__dict__[self.name] = self.value.build(building)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark(EffectStep):
+    """An attribute that a tensor no longer has."""
+
+    tensor: Plan
+    name: str
+
+    def apply(self, building: Building) -> None:
+        self.tensor.build(building).__dict__.pop(self.name, None)
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """A tensor that the run replaces: fetched on every call, and any of its kind will do."""
 
@@ -165,6 +188,7 @@ class Carried:
     source: Source
     meta: TensorMeta
     traits: Traits
+    attributes: dict[str, object]  # Python's own, of the tensor that was replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +229,13 @@ def plan_effects(
     reads: ReadSet,
     plan: Callable[[object], Plan],
     facts_of: Callable[[Holder, Any], tuple[TensorMeta, Traits] | None],
+    attributes_of: Callable[[object], dict[str, object]],
 ) -> Effects:
-    """The steps that repeat these writes. `facts_of` knows tensors that are gone by now."""
-    planner = _EffectPlanner(reads, plan, facts_of)
+    """The steps that repeat these writes.
+
+    `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
+    """
+    planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
     for _, group in groupby(writes, key=lambda write: id(write.holder)):
         planner.add(list(group))
     return Effects(
@@ -220,11 +248,24 @@ def plan_effects(
     )
 
 
+def plan_marks(
+    tensor: torch.Tensor, before: dict[str, object], plan: Callable[[object], Plan]
+) -> Iterator[EffectStep]:
+    """The steps that give a tensor the attributes that it has now."""
+    now = own_dict(tensor) or {}
+    for name in before.keys() - now.keys():
+        yield Unmark(plan(tensor), name)
+    for name, value in tuple(now.items()):
+        if name not in before or before[name] is not value:
+            yield Mark(plan(tensor), name, plan(value))
+
+
 class _EffectPlanner:
-    def __init__(self, reads: ReadSet, plan: Any, facts_of: Any) -> None:
+    def __init__(self, reads: ReadSet, plan: Any, facts_of: Any, attributes_of: Any) -> None:
         self.reads = reads
         self.plan = plan
         self.facts_of = facts_of
+        self.attributes_of = attributes_of
         self.steps: list[EffectStep] = []
         self.carried: list[Carried] = []
         self.counted: list[Counted] = []
@@ -312,7 +353,9 @@ class _EffectPlanner:
         if facts is None or not isinstance(write.after, torch.Tensor):
             return False
         if self._is_read(write):
-            self.carried.append(Carried(place, write.key, write.source, *facts))
+            meta, traits = facts
+            attributes = self.attributes_of(write.before)
+            self.carried.append(Carried(place, write.key, write.source, meta, traits, attributes))
         return True
 
     def _note_volatile(self, writes: list[Write]) -> None:

@@ -72,6 +72,7 @@ class Completion:
     tensors: tuple[torch.Tensor | None, ...]  # of the inputs, those that are still alive
     sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
     asked: tuple[tuple[torch.Tensor, Source], ...]  # state that is no input: its form may be read
+    attributes: dict[int, dict[str, object]]  # of tensors, by identity, before the run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
@@ -23,7 +23,7 @@ from tripwire.phases import OBSERVE, TRACE
 from tripwire.tracing import hooks
 from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
-from tripwire.tracing.effects import Effects, plan_effects, refer_to
+from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import observing
 from tripwire.tracing.questions import Answer, ask_all
@@ -40,7 +40,6 @@ from tripwire.tracing.structure import (
     build_skeleton,
     holds_mutable,
     iter_tensors,
-    own_dict,
 )
 from tripwire.tracing.torchstate import sample_torch_state
 from tripwire.tracing.uses import find_uses
@@ -338,7 +337,6 @@ class _Session:
             self._check_reads(reads)
             self._check_tables()
             self._check_libraries(reads)
-            self._check_tensor_attributes()
         writes = list(state.reach.holders.find_writes())
         self._writes = writes
         planner = self._planner(writes)
@@ -346,8 +344,10 @@ class _Session:
         try:
             if self.complete:
                 facts_of = state.reach.holders.facts_of
-                effects = plan_effects(writes, reads, planner.plan, facts_of)
+                effects = plan_effects(writes, reads, planner.plan, facts_of, self._attributes_of)
             plan = planner.plan(result)
+            if effects is not None:
+                effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
         except Unbuildable as error:
             raise Refused(
                 "unbuildable-result",
@@ -428,17 +428,29 @@ class _Session:
                     "outside.",
                 )
 
-    def _check_tensor_attributes(self) -> None:
+    def _attributes_of(self, value: object) -> dict[str, object]:
+        """What Python had put on a tensor before the run."""
+        return self.state.attributes.get(id(value), (None, {}))[1]
+
+    def _plan_marks(self, planner: Planner) -> list[EffectStep]:
+        """Attributes that the run puts on tensors, on those that it returns or stores as well."""
+        steps: list[EffectStep] = []
         for tensor, known in self.state.values.live():
-            before = self.state.attributes.get(id(tensor), (None, {}))[1]
-            now = own_dict(tensor) or {}
-            same = now.keys() == before.keys() and all(now[k] is before[k] for k in now)
-            if known.sources and not same:
-                raise Refused(
-                    "tensor-attribute",
-                    f"the run sets an attribute of the tensor {next(iter(known.sources))}, and a "
-                    "compiled call wouldn't. Keep it elsewhere.",
-                )
+            if known.sources:
+                marks = list(plan_marks(tensor, self._attributes_of(tensor), planner.plan))
+                if marks and any(known.sources.values()):
+                    raise Refused(
+                        "tensor-attribute",
+                        f"the run sets an attribute of the tensor {next(iter(known.sources))}, "
+                        "which is the same on every call. Set it before the first call, or keep "
+                        "it elsewhere.",
+                    )
+                steps += marks
+        for tensor in planner.tensors:  # grows: an attribute may hold more tensors
+            found = self.state.values.find(tensor)
+            if found is None or not found.sources:
+                steps += plan_marks(tensor, {}, planner.plan)
+        return steps
 
     def _check_tables(self) -> None:
         for module, table, path, _ in self.state.reach.empty_tables:
@@ -472,6 +484,7 @@ class _Session:
             tuple(known() for _, known in self.state.inputs),
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
             tuple(self._find_asked(reads)),
+            {key: attributes for key, (_, attributes) in self.state.attributes.items()},
         )
 
     def _find_asked(self, reads: ReadSet) -> Iterator[tuple[torch.Tensor, Source]]:

@@ -72,7 +72,9 @@ class GuardWriter:
         reads: ReadSet,
         counted: frozenset[tuple[int, Any]],
         forms: dict[int, tuple[TensorMeta, Traits]],
+        attributes: dict[int, dict[str, object]],
     ) -> None:
+        self._attributes = attributes  # of tensors, as the run found them
         self._forms = forms  # of tensors, as the run found them
         self._reads = reads
         self._counted = counted  # holders and keys whose value doesn't matter
@@ -182,15 +184,17 @@ class GuardWriter:
         for query in sorted(_QUERIES & self._reads.names):
             answer = getattr(tensor, query)()
             parts.append(f"{name}.{query}() == {self.constant(answer)}")
-        own = own_dict(tensor)
-        held = {k: v for k, v in (own or {}).items() if k in self._reads.names}
-        if held:
-            for attribute, value in held.items():
-                self.add(f"{path}.{attribute}", f"{name}.__dict__[{attribute!r}]", value)
-        rest = self.constant(self._reads.names - held.keys())
-        parts.append(f"(not {name}.__dict__ or {name}.__dict__.keys().isdisjoint({rest}))")
+        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
         describe = self.constant(_describe_tensor)
         self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+
+    def spell_attributes(self, path: str, name: str, attributes: dict[str, object]) -> str:
+        """Checks for a tensor's own attributes; a condition that it has no others."""
+        held = {k: v for k, v in attributes.items() if k in self._reads.names}
+        for attribute, value in held.items():
+            self.add(f"{path}.{attribute}", f"{name}.__dict__[{attribute!r}]", value)
+        rest = self.constant(self._reads.names - held.keys())
+        return f"(not {name}.__dict__ or {name}.__dict__.keys().isdisjoint({rest}))"
 
     def _add_object(self, path: str, expression: str, value: Any) -> None:
         name = self.assign(expression)

@@ -322,7 +322,12 @@ class _Planner:
         held: Held,
     ) -> Guards:
         """The function that admits a call."""
-        writer = GuardWriter(self.reads, self.completion.effects.counted_keys, self.forms)
+        writer = GuardWriter(
+            self.reads,
+            self.completion.effects.counted_keys,
+            self.forms,
+            self.completion.attributes,
+        )
         space = writer.space
         count, keywords, ordered = self.completion.shape
         named = (
@@ -414,9 +419,10 @@ class _Planner:
         self._carried_variables[str(carried.source)] = name
         facts = writer.constant((carried.meta, carried.traits))
         has = writer.constant(_has_facts)
+        unmarked = writer.spell_attributes(str(carried.source), name, carried.attributes)
         writer.check(
             str(carried.source),
-            f"{has}({name}, {facts})",
+            f"{has}({name}, {facts}) and {unmarked}",
             carried.meta.full,
             f"_fingerprint({name})",
         )
