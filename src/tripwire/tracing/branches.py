@@ -26,6 +26,7 @@ class Branch:
     where: SourceRange
     scope: Scope
     writes: int = 0  # calls before this one that changed a tensor in place
+    instead: tuple[Branch, ...] = ()  # values that settle this one, where it is a size
 
     def __str__(self) -> str:
         text = repr(self.value)

@@ -35,7 +35,7 @@ from tripwire.tracing.rules import (
     Rule,
     rule_for,
 )
-from tripwire.tracing.sizes import is_sized_by_data
+from tripwire.tracing.sizes import find_decisive, find_inherited
 from tripwire.tracing.state import (
     CURRENT,
     FACTS,
@@ -105,7 +105,7 @@ class Recorder(TorchFunctionMode):
         if type(rule) is Query:
             value = func(*args, **kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
-                self._note_query(rule, args, value)
+                self._note_query(rule, args, kwargs, value)
             return value
         observer = state.observer
         if observer is None:
@@ -156,7 +156,9 @@ class Recorder(TorchFunctionMode):
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__
 
-    def _note_query(self, rule: Query, args: tuple[Any, ...], value: object) -> None:
+    def _note_query(
+        self, rule: Query, args: tuple[Any, ...], kwargs: dict[str, Any], value: object
+    ) -> None:
         state = self.state
         if rule.of_strides:
             state.strides_matter = True
@@ -166,9 +168,17 @@ class Recorder(TorchFunctionMode):
                 state.refuse(Refusal("autograd-graph", _GRAD_FN, self._range()))
         if rule.of_size and state.met_data_sizes and isinstance(args[0], torch.Tensor):
             known = state.values.find(args[0])
-            if known is not None and known.sized_by_data and known.node is not None:
-                take = functools.partial(_ask, rule.name)
-                add_branch(state, rule.name, take, (known.node,), {}, value, self._range())
+            if known is not None and known.sized_by and known.node is not None:
+                add_branch(
+                    state,
+                    rule.name,
+                    functools.partial(_ask, rule.name),
+                    (known.node, *args[1:]),
+                    kwargs,
+                    value,
+                    self._range(),
+                    instead=known.sized_by,
+                )
 
 
 def _look_inside(
@@ -189,7 +199,10 @@ def _look_inside(
             isinstance(value, (tuple, list)) and any(map(_is_number, value))
         )
         inside.is_plain = not (
-            hands_out or _may_be_elsewhere(rule) or is_sized_by_data(state, rule, args, kwargs)
+            hands_out
+            or _may_be_elsewhere(rule)
+            or find_decisive(rule, args, kwargs) != ()
+            or find_inherited(state, rule, args, kwargs)
         )
     return value
 
@@ -347,7 +360,7 @@ def record(
         return None
     state.calls += 1
     state.written = {}
-    by_data = rule.opaque or is_sized_by_data(state, rule, args, kwargs)
+    deciders = None if rule.opaque else _find_deciders(state, rule, args, kwargs, where)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
     if rule.may_write or kwargs:
@@ -379,22 +392,24 @@ def record(
     state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
-    _stand_for(state, node, value, by_data, names if isinstance(names, tuple) else ())
+    _stand_for(state, node, value, deciders, names if isinstance(names, tuple) else ())
     if state.quiet and rule.target is GETATTR and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
         seen = str(describe(value))
         add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
-    if rule.attribute == "data" and rule.writes and by_data:
-        _stand_for(state, state.node_of(args[0]), args[0], by_data, ())
+    if rule.attribute == "data" and rule.writes and deciders != ():
+        _stand_for(state, state.node_of(args[0]), args[0], deciders, ())
     if rule.name == "deepcopy":
         _check_copied_once(state, value)
     if isinstance(value, (tuple, list)):
         plain = tuple(filter(_is_number, value))
-        if plain or (by_data and (rule.splits or rule.opaque)):
+        if plain or (deciders != () and (rule.splits or rule.opaque)):
             if state.written:
                 raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
             take = functools.partial(_count_parts, _taker(rule))
-            add_branch(state, rule.name, take, nodes[0], nodes[1], (len(value), *plain), where)
+            count = (len(value), *plain)
+            instead = () if plain or deciders is None else deciders
+            add_branch(state, rule.name, take, *nodes, count, where, instead=instead)
     return node
 
 
@@ -432,9 +447,9 @@ def _describe_attribute(owner: torch.Tensor, name: str) -> str:
     return str(describe(getattr(owner, name)))
 
 
-def _ask(name: str, tensor: torch.Tensor) -> object:
+def _ask(name: str, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> object:
     answer = getattr(tensor, name)
-    return answer() if callable(answer) else answer
+    return answer(*args, **kwargs) if callable(answer) else answer
 
 
 def _count_parts(call: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
@@ -506,14 +521,19 @@ def _choose_names(
 
 
 def _stand_for(
-    state: TracingState, node: fx.Node, value: Any, by_data: bool, names: tuple[str, ...]
+    state: TracingState,
+    node: fx.Node,
+    value: Any,
+    deciders: tuple[Branch, ...] | None,
+    names: tuple[str, ...],
 ) -> None:
     if isinstance(value, torch.Tensor):
         known = state.values.add(value)
         known.node = node
         known.seen_at = state.calls
-        if by_data and value.dim() > 0:
-            known.sized_by_data = state.met_data_sizes = True
+        if deciders != () and value.dim() > 0:
+            known.sized_by = (_shape_of(state, node),) if deciders is None else deciders
+            state.met_data_sizes = True
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor) or _is_nested(item):
@@ -528,7 +548,7 @@ def _stand_for(
                     opaque=False,
                 )
                 state.parts.append(part)
-                _stand_for(state, part, item, by_data, ())
+                _stand_for(state, part, item, deciders, ())
 
 
 def _tensor_nodes(nodes: Arguments) -> tuple[fx.Node, ...]:
@@ -546,16 +566,65 @@ def add_branch(
     value: Any,
     where: SourceRange,
     taken: tuple[torch.Tensor, ...] = (),
+    instead: tuple[Branch, ...] = (),
 ) -> None:
-    """Note that Python used a tensor's value, and warn at the user's line."""
+    """Note that Python used a tensor's value, and warn at the user's line.
+
+    instead: other values that settle this one, where it is a size.
+    """
     if type(value).__module__ == "numpy":
         value = value.copy()  # it shares the tensor's memory
         for tensor in taken:
             state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
     inputs = _tensor_nodes((args, kwargs))
     branch = Branch(
-        op, take, inputs, args, kwargs, value, where, state.scopes.current, state.writes
+        op,
+        take,
+        inputs,
+        args,
+        kwargs,
+        value,
+        where,
+        state.scopes.current,
+        state.writes,
+        instead,
     )
     state.branches.append(branch)
     if not state.quiet:
         warn_of(branch)
+
+
+def _find_deciders(
+    state: TracingState,
+    rule: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    where: SourceRange,
+) -> tuple[Branch, ...] | None:
+    """What decides on the shape of a call's result by values; None: nothing but the result."""
+    decisive = find_decisive(rule, args, kwargs)
+    if decisive is None:
+        return None
+    inherited = find_inherited(state, rule, args, kwargs)
+    if not decisive:
+        return inherited
+    found = []
+    for op, tensor in decisive:
+        node, take = state.node_of(tensor), functools.partial(_take_number, op)
+        value, scope = take(tensor), state.scopes.current
+        found.append(Branch(op, take, (node,), (node,), {}, value, where, scope, state.writes))
+    return (*inherited, *found)
+
+
+def _take_number(op: str, tensor: torch.Tensor) -> object:
+    value = getattr(tensor.detach(), op)()
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _shape_of(state: TracingState, node: fx.Node) -> Branch:
+    """The shape of a call's result, as it was made."""
+    facts: NodeFacts = node.meta[FACTS]
+    assert isinstance(facts.value, TensorMeta)
+    shape, take = torch.Size(facts.value.shape), functools.partial(_ask, "shape")
+    where, scope = facts.where, facts.scope
+    return Branch("shape", take, (node,), (node,), {}, shape, where, scope, state.writes)

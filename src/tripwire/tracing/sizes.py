@@ -1,57 +1,94 @@
 """Sizes: which results have a shape that depends on values.
 
 `x[x > 0]` does, and so does everything computed from it, save numbers. Python that reads such a
-shape takes a value out of a tensor: a branch.
+shape takes a value out of a tensor: a branch. What first made a size out of values *decides*:
+how many of a mask are true, the integer that stands for a size. As long as that is what the run
+saw, all shapes that follow from it are.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
+from tripwire.tracing.branches import Branch
 from tripwire.tracing.rules import Call, words
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.values import iter_given
 
 
-def is_sized_by_data(
+class Decisive(NamedTuple):
+    """A number made of a tensor's values, which decides on a size."""
+
+    op: str  # a method of the tensor
+    tensor: torch.Tensor
+
+
+def find_inherited(
     state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Whether the shape of this call\'s result depends on the values of a tensor."""
+) -> tuple[Branch, ...]:
+    """What decided on the shapes of the arguments, and so decides on that of the result."""
+    if not state.met_data_sizes:
+        return ()
+    shaping: Any = (args, kwargs)
+    if rule.name in _KEEP_SHAPES and args:
+        shaping = args[:1]
+    elif rule.name in _KEEP_MASKED_SHAPES and args:
+        shaping = (args[:2], kwargs.get("mask"))
+    found: dict[Branch, None] = {}
+    for known in map(state.values.find, iter_given(shaping)):
+        if known is not None:
+            found.update(dict.fromkeys(known.sized_by))
+    return tuple(found)
+
+
+def find_decisive(
+    rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Decisive, ...] | None:
+    """The values of which this call makes a size.
+
+    None where it makes one in a way of its own: then the result's shape itself must be asked.
+    """
+    found: list[Decisive] = []
     if rule.sized_by_data:
         if rule.name == "__getitem__":
-            if _has_mask(args[1]):
-                return True
-        elif rule.name == "where":
-            if len(args) + len(kwargs) == 1:
-                return True
+            found += [Decisive("count_nonzero", mask) for mask in _iter_masks(args[1])]
+        elif rule.name in ("nonzero", "argwhere") or (
+            rule.name == "where" and len(args) + len(kwargs) == 1
+        ):
+            found += [Decisive("count_nonzero", mask) for mask in iter_given((args, kwargs))]
         elif rule.name == "repeat_interleave":
             alone = len(args) == 1 and "repeats" not in kwargs
-            if kwargs.get("output_size") is None and (alone or _has_tensor((args[1:], kwargs))):
-                return True
+            if kwargs.get("output_size") is None:
+                repeats = args if alone else (args[1:], kwargs)
+                found += [Decisive("sum", tensor) for tensor in iter_given(repeats)]
         elif rule.name == "tensor_split":
             if _has_tensor((args[1:], kwargs)):
-                return True
+                return None
         elif rule.name == "one_hot":
             if (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1:
-                return True
-        else:
-            return True
+                return None
+        elif rule.name != "where":
+            return None
     if rule.takes_sizes:
         sizes = args if rule.name in _MAKERS else args[1:]
         if rule.name == "__getitem__":
             sizes = tuple(bound for bound in _slice_bounds(args[1]))
-        if _has_size_tensor(sizes, kwargs):
-            return True
-    if not state.met_data_sizes:
-        return False
-    return any(
-        known is not None and known.sized_by_data
-        for known in map(state.values.find, iter_given((args, kwargs)))
-    )
+        found += [Decisive("item", tensor) for tensor in _iter_sizes(sizes, kwargs)]
+    return tuple(found)
 
 
+# The result has the shape of the first argument, whatever is put into it.
+_KEEP_SHAPES = words(
+    "index_add index_copy index_fill index_put index_reduce scatter scatter_add scatter_reduce "
+    "index_add_ index_copy_ index_fill_ index_put_ index_reduce_ scatter_ scatter_add_ "
+    "scatter_reduce_ masked_fill_ masked_scatter_ add_ sub_ mul_ div_ copy_ fill_ zero_ "
+    "__iadd__ __isub__ __imul__ __itruediv__"
+)
+# Of the first argument, and of a mask that may be wider.
+_KEEP_MASKED_SHAPES = words("masked_fill masked_scatter")
 # Functions whose first argument is a size; that of the others is the tensor to work on.
 _MAKERS = words(
     "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
@@ -69,14 +106,13 @@ def _has_tensor(value: Any) -> bool:
     return next(iter_given(value), None) is not None
 
 
-def _has_size_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an integer in a tensor stands where sizes and slice bounds stand."""
-    return any(
-        tensor.numel() == 1 and not tensor.is_floating_point()
-        for value in (*args, *kwargs.values())
-        for part in (_bounds(value) if isinstance(value, (slice, tuple)) else [value])
-        for tensor in iter_given(part)
-    )
+def _iter_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Integers in tensors that stand where sizes and slice bounds stand."""
+    for value in (*args, *kwargs.values()):
+        for part in _bounds(value) if isinstance(value, (slice, tuple)) else [value]:
+            for tensor in iter_given(part):
+                if tensor.numel() == 1 and not tensor.is_floating_point():
+                    yield tensor
 
 
 def _bounds(value: Any) -> list[Any]:
@@ -88,5 +124,5 @@ def _bounds(value: Any) -> list[Any]:
     return list(value)
 
 
-def _has_mask(index: Any) -> bool:
-    return any(t.dtype in (torch.bool, torch.uint8) for t in iter_given(index))
+def _iter_masks(index: Any) -> Iterator[torch.Tensor]:
+    return (t for t in iter_given(index) if t.dtype in (torch.bool, torch.uint8))

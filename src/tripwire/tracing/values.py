@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
 
 
@@ -112,12 +113,12 @@ def traits_of(tensor: torch.Tensor) -> Traits:
 class Known(weakref.ref[torch.Tensor]):
     """What is known of one live tensor: its node, or the sources that reach it, or both."""
 
-    __slots__ = ("key", "node", "seen_at", "sized_by_data", "sources", "version")
+    __slots__ = ("key", "node", "seen_at", "sized_by", "sources", "version")
 
     key: int
     node: fx.Node | None
     sources: dict[Source, bool]  # in the order in which they were found; whether anchored
-    sized_by_data: bool  # its shape depends on the values of other tensors
+    sized_by: tuple[Branch, ...]  # what decides on its shape by values, see sizes.py
     version: int | None  # its count of in-place changes when it was last looked at,
     seen_at: int  # and the number of calls recorded by then
 
@@ -154,7 +155,7 @@ class ValueTable:
             known.key = id(tensor)
             known.node = None
             known.sources = {}
-            known.sized_by_data = False
+            known.sized_by = ()
             known.version = version_of(tensor)
             known.seen_at = 0
             self._known[known.key] = known

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,13 @@ from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace, build_module
-from tripwire.tracing.rules import Call, Target, rule_for, words
+from tripwire.tracing.rules import GETATTR, Call, Target, rule_for, words
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.structure import same_plain
 from tripwire.tracing.values import TensorMeta
 
 LARGEST_PROBE = 128  # calls
+LARGEST_SIZE = 16  # calls for one size, where other values settle it
 LARGEST_COST = 1_000_000  # multiplications in matrix products: some 50 µs
 _HEAVY = words(
     "linear bilinear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm addbmm mv addmv "
@@ -108,17 +109,7 @@ def build_probe(trace: Trace) -> Probe | None:
     if not trace.branches:
         return None
     past = _Past(trace.graph)
-    branches: list[Branch] = []
-    needed: set[fx.Node] = set()
-    for branch in trace.branches:
-        leading = past.find_leading(branch)
-        if not _is_constant(leading):
-            past.check_contexts(branch, leading)
-            _check_leading(branch, sorted(leading, key=past.order.__getitem__))
-            branches.append(branch)
-            needed |= leading
-            if sum(node.op != "placeholder" for node in needed) > LARGEST_PROBE:
-                raise _refuse(branch, f"more than {LARGEST_PROBE} calls lead to it")
+    branches, needed = _Choice(past).choose(trace.branches)
     if not branches:
         return None
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
@@ -146,6 +137,62 @@ def _identity_of(target: object) -> object:
     return target if isinstance(target, str) else id(target)
 
 
+class _Choice:
+    """The values that are computed, and the nodes that lead to them."""
+
+    def __init__(self, past: _Past) -> None:
+        self._past = past
+        self._chosen: dict[Branch, None] = {}
+        self._needed: set[fx.Node] = set()
+        self._settled: set[Branch] = set()  # computed in place of sizes that hang on them
+        self._pinned: set[fx.Node] = set()  # all of whose values are computed
+
+    def choose(self, branches: Sequence[Branch]) -> tuple[list[Branch], set[fx.Node]]:
+        """Raises Refused where neither a value nor what settles it can be computed."""
+        for branch in branches:
+            if not branch.instead:
+                self._add(branch, LARGEST_PROBE)
+        for branch in branches:
+            if branch.instead and not self._settled.issuperset(branch.instead):
+                self._add_size(branch)
+        return sorted(self._chosen, key=self._past.end_of), self._needed
+
+    def _add_size(self, branch: Branch) -> None:
+        """Ask for a size itself where that is cheap: it may be equal for many deciders."""
+        try:
+            self._add(branch, len(self._needed) + LARGEST_SIZE)
+        except Refused:
+            for decider in branch.instead:
+                self._add(decider, LARGEST_PROBE)
+            self._settled.update(branch.instead)
+
+    def _add(self, branch: Branch, limit: int) -> None:
+        if branch in self._chosen or self._follows(branch):
+            return
+        leading = self._past.find_leading(branch)
+        self._past.check_contexts(branch, leading)
+        _check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
+        needed = self._needed | leading
+        calls = sum(node.op != "placeholder" for node in needed)
+        if calls > min(limit, LARGEST_PROBE):
+            raise _refuse(branch, f"more than {LARGEST_PROBE} calls lead to it")
+        self._chosen[branch] = None
+        self._needed = needed
+        if branch.op in _WHOLE_VALUES and len(branch.args) == 1 and not branch.kwargs:
+            self._pinned.update(node for node in branch.inputs if self._past.can_pin(node))
+
+    def _follows(self, branch: Branch) -> bool:
+        """Whether a value is the same on every call, as long as the pinned ones are."""
+        rest = self._past.find_leading(branch, self._pinned) - self._pinned
+        return _is_constant(rest) and not (
+            self._pinned and (branch.op == "grad" or any(n.target is GETATTR for n in rest))
+        )
+
+
+# Calls that hand out all that a tensor holds.
+_WHOLE_VALUES = words("tolist item")
+
+
 class _Past:
     """What came before what in a graph, and which calls changed which memory."""
 
@@ -162,23 +209,34 @@ class _Past:
                 for memory in facts.written:
                     self._writers.setdefault(memory, []).append(node)
 
-    def find_leading(self, branch: Branch) -> set[fx.Node]:
-        """The nodes that lead to a value, in-place calls on the way included. Raises Refused."""
+    def find_leading(self, branch: Branch, pinned: Collection[fx.Node] = ()) -> set[fx.Node]:
+        """The nodes that lead to a value, in-place calls on the way included. Raises Refused.
+
+        What leads to the pinned ones is left out.
+        """
         found: set[fx.Node] = set()
         given = _nodes_in(branch)
         if branch.op == "grad":
-            self._check_outside(branch, self._end_of(branch))
-        open_ = [*given, *self._changes(branch, given, self._end_of(branch))]
+            self._check_outside(branch, self.end_of(branch))
+        open_ = [*given, *self._changes(branch, given, self.end_of(branch))]
         while open_:
             node = open_.pop()
             if node not in found:
                 found.add(node)
+                if node in pinned:
+                    continue
                 open_.extend(node.all_input_nodes)
                 open_.extend(self._changes(branch, node.all_input_nodes, self.order[node]))
                 facts: NodeFacts = node.meta[FACTS]
                 if facts.opaque:
                     self._check_outside(branch, self.order[node])
         return found
+
+    def can_pin(self, node: fx.Node) -> bool:
+        """Whether a node's value, once taken, says all: none is written, and its shape shows."""
+        facts: NodeFacts = node.meta[FACTS]
+        shown = isinstance(facts.value, TensorMeta) and 0 not in facts.value.shape
+        return shown and not any(memory in self._writers for memory in facts.memory)
 
     def check_contexts(self, branch: Branch, leading: set[fx.Node]) -> None:
         """Refuse calls inside autocast or inference mode that the run itself enters."""
@@ -201,14 +259,14 @@ class _Past:
 
         rest = sorted(needed, key=self.order.__getitem__, reverse=True)
         for branch in branches:
-            copy_until(self._end_of(branch))
+            copy_until(self.end_of(branch))
             args, kwargs = fx.node.map_arg((branch.args, branch.kwargs), copies.__getitem__)
             take = Target(branch.take, f"take_{branch.op}")
             taken.append(graph.call_function(take, args, kwargs))
         graph.output(tuple(taken))
         return graph
 
-    def _end_of(self, branch: Branch) -> int:
+    def end_of(self, branch: Branch) -> int:
         """The place in the order at which a value was taken, or one that is as good."""
         places = [self.order[node] + 1 for node in _nodes_in(branch)]
         written = self._places[branch.writes - 1] + 1 if branch.writes else 0
