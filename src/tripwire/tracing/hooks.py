@@ -35,7 +35,7 @@ from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
-from tripwire.tracing.scripts import has_plain_sizes
+from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
 from tripwire.tracing.uses import RECORDED
@@ -311,7 +311,13 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         if state is None:
             return plain(self, *args, **kwargs)
         target = Target(self, f"{self.name}_script")
-        rule = Call("call_function", target, self.name, opaque=not has_plain_sizes(self))
+        rule = Call(
+            "call_function",
+            target,
+            self.name,
+            opaque=not has_plain_sizes(self),
+            of_shapes=follows_from_shapes(self),
+        )
         return _observe(state, rule, functools.partial(plain, self), args, kwargs)
 
     return call_observed

@@ -388,6 +388,7 @@ def record(
         state.memory.add_results(value, _may_be_outside(rule)),
         tuple(state.written),
         rule.opaque,
+        deciders if rule.of_shapes else None,
     )
     state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:

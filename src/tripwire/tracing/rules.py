@@ -84,6 +84,7 @@ class Call:
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
     splits: bool = False  # the number of results depends on a shape
     opaque: bool = False  # Python or scripted code runs inside: any size may depend on values
+    of_shapes: bool = False  # the result's values depend on the arguments' shapes alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +394,16 @@ def _writes(name: str) -> bool:
 
 
 _NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__init__"})
+
+
+@cache
+def is_seeded(name: str) -> bool:
+    """Whether an operator of this name draws from a generator, by torch's own tags."""
+    packet = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )
 
 
 def find_out_of_place(call: Call) -> Call | None:

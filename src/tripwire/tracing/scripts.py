@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.rules import SIZED_BY_DATA, words
+from tripwire.tracing.rules import SIZED_BY_DATA, is_seeded, words
 
 _STRUCTURE = words(
     "Constant If Loop ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex "
@@ -30,12 +30,23 @@ _KNOWN: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def has_plain_sizes(function: Any) -> bool:
     """Whether the sizes of what a scripted function returns follow from its arguments' shapes.
 
-    It holds no tensor of its own, either: what it returns is new, or an argument's.
+    It holds no tensor of its own, either, and draws nothing: what it returns is new, or an
+    argument's.
     """
     found = _KNOWN.get(function)
     if found is None:
         found = _KNOWN[function] = _is_plain(function.inlined_graph)
     return found
+
+
+def follows_from_shapes(function: Any) -> bool:
+    """Whether a scripted function makes what it returns of its tensors' shapes alone."""
+    return has_plain_sizes(function) and all(
+        use.user.kind().partition("::")[2] in _METADATA
+        for value in function.inlined_graph.inputs()
+        if _has_tensor(value)
+        for use in value.uses()
+    )
 
 
 def _is_plain(block: Any) -> bool:
@@ -52,7 +63,7 @@ def _is_plain_node(node: Any) -> bool:
     if space != "aten":
         return False
     if makes_tensor:
-        return not _is_sized_by_data(name, node.schema())
+        return not (_is_sized_by_data(name, node.schema()) or is_seeded(name))
     if any(map(_has_tensor, node.inputs())):
         return name in _METADATA
     return name in _ARITHMETIC

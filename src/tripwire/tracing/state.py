@@ -67,6 +67,8 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     memory: tuple[int, ...] = (OUTSIDE,)  # of the result, see memory.py
     written: tuple[int, ...] = ()  # memory that the call changed
     opaque: bool = False  # code runs inside that may read any memory
+    # Where it is made of shapes alone: what decides on those by values.
+    of_shapes: tuple[Branch, ...] | None = None
 
 
 FACTS = "tripwire"

@@ -22,7 +22,7 @@ from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace, build_module
-from tripwire.tracing.rules import GETATTR, Call, Target, rule_for, words
+from tripwire.tracing.rules import GETATTR, Call, Target, is_seeded, rule_for, words
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.structure import same_plain
 from tripwire.tracing.values import TensorMeta
@@ -58,9 +58,22 @@ class Probe:
     module: fx.GraphModule
     expected: tuple[object, ...]
     branches: tuple[Branch, ...]
+    is_opaque: bool  # code of somebody's runs inside, which may draw random numbers
 
     def values(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         """The values on this call; None where they can't be computed."""
+        if not self.is_opaque:
+            return self._compute(inputs)
+        before = _sample_generators()
+        values = self._compute(inputs)
+        if all(map(torch.equal, before, _sample_generators())):
+            return values
+        torch.set_rng_state(before[0])
+        if len(before) > 1:
+            torch.cuda.set_rng_state_all(before[1:])
+        return None
+
+    def _compute(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         try:
             with torch.no_grad():
                 # Not the module itself: fx would print what goes wrong.
@@ -82,6 +95,13 @@ class Probe:
                 expected, found = _in_short(want), _in_short(got)
                 return f"{branch.op} at {branch.where.short}: expected {expected}, found {found}"
         return None
+
+
+def _sample_generators() -> list[torch.Tensor]:
+    """The states of torch's own generators: the CPU's, and those of GPUs that are in use."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_gpus = torch.cuda.get_rng_state_all() if used else []
+    return [torch.get_rng_state(), *on_gpus]
 
 
 def _in_short(value: object) -> str:
@@ -119,7 +139,8 @@ def build_probe(trace: Trace) -> Probe | None:
     targets = [_target_of(node, module) for node in module.graph.nodes]
     key = (module.code, sources, *targets)
     expected = tuple(branch.value for branch in branches)
-    return Probe(key, indices, module, expected, tuple(branches))
+    opaque = any(node.meta[FACTS].opaque for node in needed)
+    return Probe(key, indices, module, expected, tuple(branches), opaque)
 
 
 def _target_of(node: fx.Node, module: fx.GraphModule) -> object:
@@ -145,10 +166,11 @@ class _Choice:
         self._chosen: dict[Branch, None] = {}
         self._needed: set[fx.Node] = set()
         self._settled: set[Branch] = set()  # computed in place of sizes that hang on them
-        self._pinned: set[fx.Node] = set()  # all of whose values are computed
+        self._pinned: set[fx.Node] = set()  # all of whose values are computed, or fixed
 
     def choose(self, branches: Sequence[Branch]) -> tuple[list[Branch], set[fx.Node]]:
         """Raises Refused where neither a value nor what settles it can be computed."""
+        self._pin_shapes()
         for branch in branches:
             if not branch.instead:
                 self._add(branch, LARGEST_PROBE)
@@ -156,6 +178,14 @@ class _Choice:
             if branch.instead and not self._settled.issuperset(branch.instead):
                 self._add_size(branch)
         return sorted(self._chosen, key=self._past.end_of), self._needed
+
+    def _pin_shapes(self) -> None:
+        """What is made of shapes is the same on every call, where no values decide on them."""
+        for node in self._past.order:  # those that decide come first
+            facts: NodeFacts | None = node.meta.get(FACTS)  # the output has none
+            if facts is not None and facts.of_shapes is not None:
+                if all(map(self._follows, facts.of_shapes)):
+                    self._pinned.add(node)
 
     def _add_size(self, branch: Branch) -> None:
         """Ask for a size itself where that is cheap: it may be equal for many deciders."""
@@ -363,17 +393,7 @@ def _is_random(node: fx.Node) -> bool:
     if _name_of(node) == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not isinstance(dropout, (int, float)) or dropout != 0
-    return _name_of(node) in _RANDOM or _is_seeded(_name_of(node))
-
-
-@functools.cache
-def _is_seeded(name: str) -> bool:
-    """Whether an operator of this name draws from a generator, by torch's own tags."""
-    packet = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
-    return packet is not None and any(
-        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
-        for overload in packet.overloads()
-    )
+    return _name_of(node) in _RANDOM or is_seeded(_name_of(node))
 
 
 def _cost_of(node: fx.Node) -> int:

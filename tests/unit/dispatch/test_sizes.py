@@ -199,3 +199,50 @@ def test_a_size_that_something_random_decides_on_is_refused() -> None:
 
     with pytest.raises(tripwire.CannotTrace, match="random"):
         tripwire.compile(f, backend="eager", fullgraph=True)(X)
+
+
+@torch.jit.script
+def span(x: torch.Tensor, most: int) -> torch.Tensor:
+    return torch.tensor(min(x.size(0), most))
+
+
+def test_a_number_that_a_script_makes_of_shapes_needs_no_probe() -> None:
+    def f(x, m):
+        y = x
+        for _ in range(3):
+            y = deeply(y)[: span(y, 4)]
+        return y * y.shape[0]
+
+    play(f, [(X, mask(0)), (X + 1, mask(0)), (X[:3], mask(0))], traces=2)
+
+
+def test_a_number_that_a_script_makes_of_a_shape_that_values_decide_on_is_asked_for() -> None:
+    def f(x, m):
+        found = deeply(x[m])
+        return x * span(found, 4).item()
+
+    play(f, [(X, mask(0, 1)), (X, mask(0)), (X, mask(2, 3))], traces=2)
+
+
+@torch.jit.script
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand([6])
+
+
+@torch.library.custom_op("tripwire_tests::noisy", mutates_args=())
+def noisy_operator(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(6)
+
+
+@pytest.mark.parametrize("draw", [noisy, noisy_operator], ids=["script", "custom operator"])
+def test_what_draws_unseen_is_not_drawn_twice_where_python_takes_its_value(draw: Any) -> None:
+    def f(x):
+        y = draw(x)
+        return y * 2 if y.sum() > 0 else y
+
+    compiled = tripwire.compile(f, backend="eager")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        expected = f(X), torch.rand(1)
+        torch.manual_seed(seed)
+        check_same(expected, (compiled(X), torch.rand(1)))
