@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
 
-.PHONY: help demo test lint bench soak screenshots clean
+.PHONY: help demo test lint bench coverage soak screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -39,6 +39,9 @@ bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
 	$(BIN)/python benchmarks/bench_record.py --json benchmarks/results/record.json
 	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
 	$(BIN)/python benchmarks/bench_report.py --json benchmarks/results/report.json
+
+coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
+	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
 
 soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
 	$(BIN)/python -m pytest -m slow
