@@ -19,7 +19,7 @@ Times are of the first call or the capture itself, after a capture of something 
 imports aren't counted. torch runs on one thread.
 
 Each model has a process of its own, with a time limit for each side and a limit of its memory. A
-side that takes the process down or too long is told so, and the others go on in a new one.
+side that takes the process down or too long is told so, and the rest go on in a new one.
 
     python benchmarks/coverage.py [--only NAME ...] [--jobs N] [--limit SECONDS]
                                   [--markdown PATH] [--json PATH]
@@ -33,11 +33,10 @@ import copy
 import importlib.metadata
 import json
 import logging
+import multiprocessing
 import os
 import resource
-import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
@@ -45,6 +44,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,9 @@ import tripwire  # noqa: E402
 MODELS = {row.name: row for row in (*ARCHITECTURES, *HANDMADE)}
 Inputs = dict[str, Any]
 LARGEST_MEMORY = 24 * 2**30  # address space, not what is resident
+# Each model has a process of its own; what they all import is imported once.
+FORKS = multiprocessing.get_context("forkserver")
+IMPORTED = ["__main__", "transformers", "torch._dynamo", "torch.export", "tripwire.api"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +220,18 @@ def _shorten(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def run_one(name: str, sides: list[str]) -> None:
-    """The child process: one line of JSON before each side, and one after it."""
+def run_one(name: str, sides: list[str], said: Connection) -> None:
+    """The child process: says each side's outcome as soon as there is one."""
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_MEMORY, LARGEST_MEMORY))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what models and compilers print is no line of ours
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # models and compilers print, and the bar is on the screen
+        os.dup2(nowhere, stream)
     for side in sides:
-        print(json.dumps({"begins": side}), file=out)
         with torch.no_grad():
-            print(json.dumps(asdict(capture(MODELS[name], side))), file=out)
+            said.send(capture(MODELS[name], side))
 
 
 # --- all models ----------------------------------------------------------------------------------
@@ -236,46 +239,32 @@ def run_one(name: str, sides: list[str]) -> None:
 
 def examine(name: str, limit: float) -> list[Outcome]:
     """Every side's outcome on one model, from as many processes as that takes."""
-    done: dict[str, Outcome] = {}
-    while rest := [side for side in SIDES if side not in done]:
-        for outcome in _run_child(name, rest, limit):
-            done[outcome.side] = outcome
-    return [done[side] for side in SIDES]
+    done: list[Outcome] = []
+    while len(done) < len(SIDES):
+        done += _run_child(name, list(SIDES)[len(done) :], limit)
+    return done
 
 
 def _run_child(name: str, sides: list[str], limit: float) -> Iterator[Outcome]:
-    """Outcomes until the process ends; at least one."""
-    command = [sys.executable, __file__, "--one", name, "--sides", *sides]
-    late = threading.Event()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as child:
-        assert child.stdout is not None
-        began: str | None = sides[0]
-
-        def give_up() -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(limit, give_up)
-        timer.start()
-        try:
-            for line in child.stdout:
-                said = json.loads(line)
-                timer.cancel()
-                timer = threading.Timer(limit, give_up)
-                timer.start()
-                began = said.get("begins")
-                if began is None:
-                    yield Outcome(**said)
-            child.wait()
-        finally:
-            timer.cancel()
-            child.kill()
-    if began is not None:
-        outcome = "too slow" if late.is_set() else "crashed"
-        reason = f"no answer in {limit:.0f} s" if late.is_set() else f"exit {child.returncode}"
-        yield Outcome(name, began, outcome, None, reason)
+    """Outcomes in order, until the process ends; at least one."""
+    said, end = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=run_one, args=(name, sides, end))
+    child.start()
+    end.close()
+    try:
+        for side in sides:
+            if not said.poll(limit):
+                yield Outcome(name, side, "too slow", None, f"no answer in {limit:.0f} s")
+                return
+            try:
+                yield said.recv()
+            except EOFError:
+                child.join()
+                yield Outcome(name, side, "crashed", None, f"exit status {child.exitcode}")
+                return
+    finally:
+        child.kill()
+        child.join()
 
 
 def examine_all(names: list[str], jobs: int, limit: float) -> list[Outcome]:
@@ -399,12 +388,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300, help="seconds for one side")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        run_one(options.one, options.sides)
-        return
+    FORKS.set_forkserver_preload(IMPORTED)
     with contextlib.suppress(KeyboardInterrupt):
         outcomes = examine_all(options.only or list(MODELS), options.jobs, options.limit)
         print_totals(outcomes)

@@ -1,0 +1,158 @@
+"""`generate` with a compiled model: eager's tokens, one entry for the prompt and one for decoding.
+
+A cache of fixed size is an argument that every step writes to: lengths and positions are tensors,
+so that no step differs from the next for Python.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from twins import BY_NAME
+
+import tripwire
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+STATIC = {"cache_implementation": "static", "disable_compile": True, "use_cache": True}
+NEW = 8
+
+
+def compile_forward(model: Any, **options: Any) -> Any:
+    """As `transformers` does it: the method of one model, replaced."""
+    model.forward = tripwire.compile(model.forward, backend="eager", **options)
+    return model, model.forward
+
+
+def compile_model(model: Any, **options: Any) -> Any:
+    compiled = tripwire.compile(model, backend="eager", **options)
+    return compiled, compiled
+
+
+WAYS: dict[str, Callable[..., Any]] = {"forward": compile_forward, "model": compile_model}
+
+
+def make(name: str) -> Any:
+    model: Any = BY_NAME[name].build()
+    model.generation_config.eos_token_id = None  # all texts get as long as they may
+    return model
+
+
+def prompt(seed: int, length: int = 7, batch: int = 2) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 100, (batch, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def generate(model: nn.Module, seed: int = 0, **given: Any) -> torch.Tensor:
+    torch.manual_seed(seed)
+    tokens: torch.Tensor = model.generate(**copy.deepcopy(given))  # type: ignore[operator]
+    return tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_static_cache_needs_one_entry_for_the_prompt_and_one_for_all_steps(
+    name: str, way: str
+) -> None:
+    plain = make(name)
+    model, compiled = WAYS[way](make(name), fullgraph=True)
+    for seed in range(3):
+        given = {**prompt(seed), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    statistics = compiled.statistics()
+    assert (statistics.traces, statistics.entries, statistics.refusals) == (2, 2, 0)
+    assert statistics.hits == 3 * NEW - 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sampled_tokens_are_eagers_too(way: str) -> None:
+    plain = make("llama")
+    model, compiled = WAYS[way](make("llama"), fullgraph=True)
+    sampled = {"do_sample": True, "top_k": 20, "temperature": 1.3, "max_new_tokens": NEW}
+    texts = set()
+    for seed in range(3):
+        given = {**prompt(0), **STATIC, **sampled}
+        expected, got = generate(plain, seed, **given), generate(model, seed, **given)
+        assert torch.equal(expected, got)
+        texts.add(tuple(got.flatten().tolist()))
+    assert len(texts) == 3
+    assert compiled.statistics().traces == 2
+
+
+def test_longer_prompts_have_entries_of_their_own_and_share_the_steps() -> None:
+    plain = make("llama")
+    model, compiled = compile_forward(make("llama"), fullgraph=True)
+    for length in (9, 5, 9, 5):
+        given = {**prompt(1, length), **STATIC, "max_length": 16, "do_sample": False}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    assert compiled.statistics().traces == 3
+
+
+def test_prompts_with_padding_get_eagers_tokens() -> None:
+    plain = make("llama")
+    model, compiled = compile_forward(make("llama"), fullgraph=True)
+    for _ in range(3):
+        given = {**prompt(2), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+        given["attention_mask"][0, :3] = 0
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    assert compiled.statistics().traces <= NEW  # the mask grows with each step
+
+
+def test_a_write_between_two_texts_is_seen() -> None:
+    plain = make("llama")
+    model, compiled = compile_forward(make("llama"), fullgraph=True)
+    given = {**prompt(3), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+    texts = []
+    for factor in (1.0, -1.0, 3.0):
+        for each in (plain, model):
+            with torch.no_grad():
+                each.lm_head.weight.mul_(factor)
+                each.model.norm.variance_epsilon *= 10
+        expected, got = generate(plain, **given), generate(model, **given)
+        assert torch.equal(expected, got)
+        texts.append(got)
+    assert not torch.equal(texts[0], texts[1])
+    assert compiled.statistics().traces == 6
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+def test_a_growing_cache_gets_eagers_tokens(how: dict[str, Any]) -> None:
+    plain = make("llama")
+    model, _ = compile_forward(make("llama"))
+    for seed in range(2):
+        given = {**prompt(seed), "use_cache": True, "max_new_tokens": 5, "do_sample": False, **how}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt2", "qwen2", "phi3", "mixtral", "t5"])
+def test_other_architectures_decode_with_a_static_cache(name: str) -> None:
+    plain = make(name)
+    model, compiled = compile_forward(make(name))
+    for seed in range(2):
+        given = {**prompt(seed), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    statistics = compiled.statistics()
+    assert statistics.traces <= 4
+    assert statistics.refusals == 0
+
+
+@pytest.mark.slow
+def test_inductor_decodes_with_a_static_cache() -> None:
+    plain, model = make("llama"), make("llama")
+    model.forward = tripwire.compile(model.forward, backend="inductor", fullgraph=True)
+    for seed in range(2):
+        given = {**prompt(seed), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    assert model.forward.statistics().traces == 2
