@@ -208,6 +208,18 @@ def _wrap_module_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_in_scope
 
 
+def _wrap_call_impl(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Every call of a module comes by here, and looks at the module's hooks."""
+
+    def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        state = CURRENT.state
+        if state is not None:
+            state.reach.called[id(self)] = self
+        return plain(self, *args, **kwargs)
+
+    return call_impl
+
+
 CALL_IN_SCOPE = next(
     const
     for const in _wrap_module_call.__code__.co_consts
@@ -520,6 +532,7 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCHES = (
     Patch(nn.Module, "__call__", _wrap_module_call),
+    Patch(nn.Module, "_call_impl", _wrap_call_impl),
     Patch(autograd_function._SingleLevelFunction, "apply", _wrap_apply),
     Patch(torch._C.ScriptFunction, "__call__", _wrap_script_call),
     Patch(torch.Tensor, "_make_subclass", _wrap_make_subclass),

@@ -127,6 +127,7 @@ class Reach:
         self.spelled_names: set[str] = set()  # by attrgetter and its like
         self.hides_names = False  # an alias of getattr was bound before the run
         self.modules: list[tuple[nn.Module, Source, bool]] = []
+        self.called: dict[int, nn.Module] = {}  # by the run: their hooks were looked at
         self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []

@@ -36,7 +36,7 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import IS_HEAP_TYPE, PROXIES, Reach, is_library_class
+from tripwire.tracing.reach import HOOK_TABLES, IS_HEAP_TYPE, PROXIES, Reach, is_library_class
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.structure import PLAIN
@@ -61,6 +61,7 @@ SPECIAL = frozenset(
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
 _WHOLE = Use(whole=True)
 _UNUSED = Use()
+_CALLS_A_MODULE = words("_wrapped_call_impl _call_impl inner")
 # Steps that no instruction names: what lies behind them may be used in any way.
 _HIDDEN_STEPS = words(
     "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
@@ -254,6 +255,10 @@ class ReadSet:
         if owner_id not in live:
             return False
         match path:
+            case Attr(_, name) if name in HOOK_TABLES and isinstance(owner, nn.Module):
+                if not self._asks_for_hooks:
+                    return owner_id in self._reach.called
+        match path:
             case Cell() | Attr(_, "__defaults__" | "__kwdefaults__"):
                 return not isinstance(owner, FunctionType) or self.is_executed(owner)
             case Attr() | Item() if isinstance(owner, nn.Module) and self._walks_tables:
@@ -282,6 +287,21 @@ class ReadSet:
             for code in self._codes
             if not code.co_filename.endswith(_TABLE_FILES)
         ) or any(code.co_name in _TABLE_WALKERS for code in self._codes)
+
+    @cached_property
+    def _asks_for_hooks(self) -> bool:
+        """Whether anybody but a module that is called looks at hooks of modules."""
+        words = frozenset({*HOOK_TABLES, "_call_impl"})
+        return (
+            self.is_dynamic
+            or not words.isdisjoint(self._computed)
+            or any(
+                not words.isdisjoint(find_uses(code).attributes)
+                for code in self._codes
+                if not code.co_filename.endswith("torch/nn/modules/module.py")
+                or code.co_name not in _CALLS_A_MODULE
+            )
+        )
 
     def is_executed(self, function: FunctionType) -> bool:
         """Whether a function's code ran."""

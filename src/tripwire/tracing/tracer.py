@@ -214,6 +214,8 @@ class _Session:
         for name, value in bound.items():
             state.reach.walk(value, Local(name), name not in expressions)
         function = binding.function
+        if function is nn.Module._call_impl and isinstance(binding.owner, nn.Module):
+            state.reach.called[id(binding.owner)] = binding.owner
         if function is not None:
             if binding.owner is None:
                 state.reach.walk_traced(function)

@@ -538,3 +538,62 @@ def test_gradients_of_hits_are_those_of_the_plain_module(net, compiled) -> None:
         compiled(X).sum().backward()
     check_same(twin.linear.weight.grad, net.linear.weight.grad)
     assert compiled.statistics().traces == 1
+
+
+class Counts:
+    """Hooks with state, under a name that the model's code uses for something else."""
+
+    def __init__(self) -> None:
+        self.weight = 0
+
+    def before(self, module, args) -> None:
+        self.weight += 1
+
+
+def test_hooks_of_a_module_that_is_not_called_are_no_business_of_its_forward() -> None:
+    """fully_shard's hooks are like that: their state changes on every call."""
+    net, counts = Block(), Counts()
+    net.register_forward_pre_hook(counts.before)
+    net.forward = tripwire.compile(net.forward, backend="eager", fullgraph=True)
+    for _ in range(4):
+        check_same(Block.forward(net, X), net(X))
+    assert net.forward.statistics().traces == 1
+    assert counts.weight == 4
+
+
+def test_hooks_of_a_module_that_is_called_inside_are() -> None:
+    net = Block()
+    forward = tripwire.compile(net.forward, backend="eager", fullgraph=True)
+    check_same(Block.forward(net, X), forward(X))
+    for change in (2.0, 3.0):
+        handle = net.linear.register_forward_hook(lambda m, args, result: result * change)
+        for _ in range(2):
+            check_same(Block.forward(net, X), forward(X))
+        handle.remove()
+    check_same(Block.forward(net, X), forward(X))
+    assert forward.statistics().traces >= 3
+
+
+def test_hooks_of_a_module_that_is_called_under_another_name_are() -> None:
+    call = nn.Module.__call__  # bound before any patch
+    net = nn.Linear(4, 4)
+    scale = [2.0]
+    net.register_forward_hook(lambda module, args, result: result * scale[0])
+
+    def f(x):
+        return call(net, x) + 1
+
+    compiled = tripwire.compile(f, backend="eager", fullgraph=True)
+    for value in (2.0, 2.0, 5.0, 5.0):
+        scale[0] = value
+        check_same(f(X), compiled(X))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
