@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
@@ -96,6 +97,19 @@ class Traits(NamedTuple):
     is_leaf: bool
     offset: int | None
     is_view: bool
+    wrapped: object = None  # of a subclass that wraps others: what wraps_of gives
+
+
+def wraps_of(tensor: torch.Tensor) -> object:
+    """What a tensor that is made of others says of itself; a DTensor's placements are there."""
+    if type(tensor) in (torch.Tensor, nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+        return None
+    names, context = tensor.__tensor_flatten__()
+    return tuple(names), context, [_describe_part(getattr(tensor, name)) for name in names]
+
+
+def _describe_part(part: object) -> object:
+    return (meta_of(part), wraps_of(part)) if isinstance(part, torch.Tensor) else part
 
 
 def traits_of(tensor: torch.Tensor) -> Traits:
@@ -107,6 +121,7 @@ def traits_of(tensor: torch.Tensor) -> Traits:
         tensor.is_leaf,
         int(tensor.storage_offset()) if tensor.layout is torch.strided else None,
         tensor._is_view(),
+        wraps_of(tensor),
     )
 
 

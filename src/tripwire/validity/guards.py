@@ -23,7 +23,7 @@ from tripwire.tracing.reach import PINNED, PROXIES, behind_proxy, hides_state, i
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of, wraps_of
 from tripwire.validity.wires import Kept
 
 _dispatch_keys = torch._C._dispatch_keys
@@ -179,6 +179,9 @@ class GuardWriter:
             parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
             parts.append(f"{name}.is_leaf is {traits.is_leaf}")
+        if traits.wrapped is not None:
+            wrapped = self.constant(traits.wrapped)
+            parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
         for query in sorted(_QUERIES & self._reads.names):

@@ -523,7 +523,8 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
         return False
     meta, traits = facts
     now = traits_of(value)
-    return meta_of(value) == meta and now[:3] == traits[:3] and now.is_leaf == traits.is_leaf
+    same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
+    return same and meta_of(value) == meta
 
 
 def _describe_changes(before: tuple[object, ...]) -> str:
