@@ -67,6 +67,11 @@ _PROCESS = Refuse(
     "reads or changes the state of the process, of which compiled code knows nothing. Do it "
     "outside the traced function, and pass in what is read.",
 )
+_COMMUNICATES = Refuse(
+    "communicates",
+    "works with other processes, and compiled code wouldn't do it again. Compile the module "
+    "inside, not the wrapper that talks to other processes.",
+)
 _IDENTITY = Refuse(
     "reads-identity",
     "gives objects a number, and the number is another one at the next call. Compare with `is`, "
@@ -152,6 +157,13 @@ _TABLE: dict[str, _Module] = {
         "gc _signal signal atexit faulthandler _tracemalloc _locale _posixsubprocess resource "
         "_xxsubinterpreters _interpreters _lsprof",
     ),
+    "torch._C._distributed_c10d": _module(
+        _COMMUNICATES,
+        # What a group is doesn't change while it lives.
+        (None, "rank size name group_name group_desc _get_backend_name get_group_name getRank"),
+        (None, "_resolve_process_group __eq__ __hash__ __int__ __repr__ __str__ __ne__"),
+    ),
+    **_modules(_COMMUNICATES, "torch._C._distributed_rpc torch._C._distributed_autograd"),
     "builtins": _module(
         None,
         (_PRINTS, "print"),

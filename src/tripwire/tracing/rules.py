@@ -205,6 +205,12 @@ _COMPILED = Refuse(
     "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
     "function.",
 )
+_SHARDED = Refuse(
+    "communicates",
+    "the wrapper of a model that several processes train runs here. Compile what is inside: the "
+    "module that DistributedDataParallel wraps, or the `forward` of each module that fully_shard "
+    "was called on.",
+)
 _SEEDING = words(
     "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all fork_rng"
 )
@@ -234,6 +240,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _STATE, _STATE_SETTERS
     if path == "utils/__init__.py":
         return _SWAPPED, frozenset({"swap_tensors"})
+    if path.startswith("distributed/fsdp/") or path == "nn/parallel/distributed.py":
+        return _SHARDED, None
     if path == "_dynamo/eval_frame.py":
         return _COMPILED, frozenset({"compile_wrapper"})
     return None
