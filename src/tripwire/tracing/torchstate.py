@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 
@@ -61,6 +62,8 @@ def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) 
             parts.append(f"{constant(sample)}() == {constant(seen)}")
         elif sample is _find_autocast:
             parts.append(f"not {constant(torch._C._is_any_autocast_enabled)}()")
+        elif sample is _find_dual_level:
+            parts.append(f"{constant(forward_ad)}._current_level < 0")
         else:  # no default device: there is no mode, which is asked for itself
             assert sample is _find_default_device
     return " and ".join(parts)
@@ -75,6 +78,11 @@ def _find_default_device() -> object:
     return torch.get_default_device() if _len_function_stack() else None
 
 
+def _find_dual_level() -> object:
+    """Inside a level of forward-mode AD tensors may have tangents, which no metadata shows."""
+    return forward_ad._current_level if forward_ad._current_level >= 0 else None
+
+
 _len_function_stack = torch._C._len_torch_function_stack
 _len_dispatch_stack = torch._C._len_torch_dispatch_stack
 _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
@@ -85,6 +93,7 @@ _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
     ("default device", _find_default_device),
     ("number of torch-function modes", _len_function_stack),
     ("number of torch-dispatch modes", _len_dispatch_stack),
+    ("level of forward-mode AD", _find_dual_level),
     ("deterministic algorithms", torch._C._get_deterministic_algorithms),
     ("float32 matmul precision", torch._C._get_float32_matmul_precision),
     ("number of threads", torch.get_num_threads),
@@ -92,9 +101,14 @@ _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
 QUICK_FIELDS = tuple(name for name, _ in _QUICK)
 
 
+def is_transformed() -> bool:
+    """Whether a torch.func transform goes on: vmap, grad, ..."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def has_foreign_modes() -> bool:
-    """Whether a mode other than a default device is active."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad, ...
+    """Whether a mode other than a default device is active, or a transform goes on."""
+    if is_transformed() or _find_dual_level() is not None:
         return True
     return _len_dispatch_stack() > 0 or any(
         not isinstance(torch._C._get_function_stack_at(i), DeviceContext)

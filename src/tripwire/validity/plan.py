@@ -26,13 +26,14 @@ from tripwire.tracing.sources import Attr, Global, Item, Source
 from tripwire.tracing.structure import own_dict
 from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
+    is_transformed,
     sample_autocast,
     sample_quickly,
     spell_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
-from tripwire.validity.probes import Probe, build_probe
+from tripwire.validity.probes import Probe, build_probe, can_repeat
 from tripwire.validity.sentry import Hidden, Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 
@@ -340,6 +341,9 @@ class _Planner:
         changes = writer.constant(functools.partial(_describe_changes, torch_state))
         same_state = spell_quickly(torch_state, writer.constant)
         writer.check("torch's state", same_state, "as traced", f"{changes}()")
+        if not can_repeat(self.trace):  # vmap has its own way to draw, and to write
+            asked = writer.constant(is_transformed)
+            writer.check("torch.func", f"not {asked}()", "no transform", "'one'")
         if self.trace.has_contexts:
             dtype = writer.constant(torch.get_autocast_dtype)
             for device, _, wanted in sample_autocast():
