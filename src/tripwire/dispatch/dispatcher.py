@@ -18,8 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from tripwire.backends.backwards import keeping_saved, mend_backward
+from tripwire.backends.limits import check_functional
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
+from tripwire.dispatch.checkpoints import Region, find_checkpoint, run_plainly_in
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.telling import (
     Callee,
@@ -50,6 +53,11 @@ refusals = logging.getLogger("tripwire.refusals")
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 # What models do when they first need it: put hooks on themselves, mark tensors.
 _MAY_SETTLE = frozenset({"module-changed", "tensor-attribute"})
+_FOREIGN = Refusal(
+    "foreign-mode",
+    "it is called under a torch.func transform, forward-mode AD or somebody else's mode, which "
+    "must see every torch call. Calls outside are compiled as ever.",
+)
 # A call that was refused this often stays plain. More than once, because much code does things
 # on its first call only: it warns, fills a cache, makes a buffer.
 REFUSALS_ALLOWED = 3
@@ -135,7 +143,7 @@ class Dispatcher(Counted):
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
         try:
-            if self._plain and self._call_key(args, kwargs) in self._plain:
+            if self._plain and self._is_plain(args, kwargs):
                 self._calls += 1
                 return self._run_plainly(args, kwargs)
             probed: dict[object, Any] | None = None
@@ -178,14 +186,27 @@ class Dispatcher(Counted):
             return CURRENT.kept.run_plainly(self.target, args, kwargs)
         return self.target(*args, **kwargs)
 
+    def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        for item in tuple(self._plain):
+            if isinstance(item, Region):
+                if item.is_over():
+                    self._plain.discard(item)
+                elif item.is_plain(args, kwargs):
+                    return True
+        return self._call_key(args, kwargs) in self._plain
+
     # --- misses ---
 
     def _miss(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
     ) -> Any:
+        checkpoint = find_checkpoint()
+        if checkpoint is not None:
+            run_plainly_in(checkpoint, self._plain, self._entries)
         if has_foreign_modes():
             own = None if CURRENT.kept is None else CURRENT.kept.find_own_mode()
             if own is None:
+                self._tell_once(_FOREIGN)
                 return self._run_plainly(args, kwargs)
             with own:
                 return self(*args, **kwargs)
@@ -304,6 +325,13 @@ class Dispatcher(Counted):
         return tuple(alive)
 
     def _compile(self, trace: Trace) -> Runtime:
+        if self.options.backend is eager:
+            return self._run_backend(trace)
+        check_functional(trace)
+        with keeping_saved():
+            return mend_backward(trace, self._run_backend(trace))
+
+    def _run_backend(self, trace: Trace) -> Runtime:
         assert trace.completion is not None
         options = dict(self.options.backend_options)
         pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
@@ -354,7 +382,7 @@ class Dispatcher(Counted):
         if self.options.fullgraph:
             raise refusal.error()
         self._refused[key] += 1
-        self._warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
+        self._tell_once(refusal)
         if self._refused[key] >= REFUSALS_ALLOWED:
             self._plain.add(key)
             self._compile_inside(modules)
@@ -363,6 +391,9 @@ class Dispatcher(Counted):
         self._told_refusals[refusal] += 1
         assert self._callee is not None
         tell_refusal(self._callee, refusal)
+
+    def _tell_once(self, refusal: Refusal) -> None:
+        self._warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
 
     def _warn_once(self, message: str, *parts: object) -> None:
         told = message % parts

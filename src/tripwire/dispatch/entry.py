@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
@@ -367,4 +368,7 @@ class _FreshEntry(Entry):
     ) -> Any:
         self.__class__ = Entry  # type: ignore[assignment]  # a later run costs no question
         with FIRST_RUN:
-            return self.run(fetched, state, args, kwargs)
+            result = self.run(fetched, state, args, kwargs)
+        if isinstance(self._runtime, FirstRun):
+            self._runtime = self._runtime.settled
+        return result

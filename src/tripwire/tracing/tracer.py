@@ -292,7 +292,7 @@ class _Session:
                 if known.version != version_of(tensor):
                     state.check_seen(tensor, known)
             if state.refusal is None:
-                return Run(result, self._build(result), None)
+                return Run(result, self._build(result), None, tuple(state.modules))
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
         return Run(result, None, state.refusal, tuple(state.modules))

@@ -1,0 +1,192 @@
+"""Backwards: where AOTAutograd's backward differs from plain autograd's, and how that is mended.
+
+One backward serves all outputs of a graph. An output that no loss was computed from counts as
+zeros, so every input gets a gradient, of zeros if need be. Plain autograd leaves an input alone
+that no used output leads to, and optimizers tell None from zeros: weight decay and momentum move a
+parameter whose gradient is zeros.
+
+And a backward that once ran without `retain_graph` may eat what was saved for it; one that asks
+for `retain_graph` later is refused. Plain autograd takes them in any order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.tracing.result import Trace
+from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.tracing.values import TensorMeta
+
+Runtime = Callable[..., Sequence[torch.Tensor]]
+Gradients = tuple[torch.Tensor | None, ...]
+_COMPILED = "CompiledFunctionBackward"  # AOTAutograd's class for its backward
+
+
+@contextmanager
+def keeping_saved() -> Iterator[None]:
+    """Inside, back ends compile backwards that leave what was saved for them as it is."""
+    import torch._functorch.config as config
+
+    with config.patch(donated_buffer=False), warnings.catch_warnings():
+        # AOTAutograd looks at `.grad` of every input. Nobody asked for that warning, and where
+        # warnings are errors it would be one.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        yield
+
+
+def mend_backward(trace: Trace, runtime: Runtime) -> Runtime:
+    """The runtime, with the backward of plain autograd."""
+    feeds = find_feeds(trace.graph)
+    return FirstRun(runtime, feeds) if any(feeds.values()) else runtime
+
+
+def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
+    """Which outputs each input that wants a gradient leads to, by position.
+
+    Too many do no harm: a gradient of zeros stays one.
+    """
+    leads: dict[fx.Node, frozenset[int]] = {}  # from these inputs
+    written: dict[int, frozenset[int]] = {}  # the same for memory that in-place calls changed
+    none: frozenset[int] = frozenset()
+
+    def find(node: fx.Node) -> frozenset[int]:
+        return leads[node].union(*(written.get(m, none) for m in node.meta[FACTS].memory))
+
+    inputs = graph.find_nodes(op="placeholder")
+    for index, node in enumerate(inputs):
+        leads[node] = frozenset({index}) if _wants_grad(node.meta[FACTS].value) else none
+    feeds: dict[int, set[int]] = {i: set() for i, node in enumerate(inputs) if leads[node]}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            for position, output in enumerate(node.args[0]):
+                for index in find(output):
+                    feeds[index].add(position)
+            break
+        found = none.union(*map(find, node.all_input_nodes))
+        facts: NodeFacts = node.meta[FACTS]
+        if facts.opaque:
+            found = found.union(*written.values())
+        # What is written beside the result is statistics, which want no gradient.
+        changed = facts.written if facts.value is None else set(facts.written) & set(facts.memory)
+        for memory in changed:
+            written[memory] = written.get(memory, none) | found
+        leads[node] = found if _wants_grad(facts.value) else none
+    return feeds
+
+
+def _wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:
+    if isinstance(value, TensorMeta):
+        return value.requires_grad
+    return value is not None and any(map(_wants_grad, value))
+
+
+class FirstRun:
+    """Compiled code until it first ran: only then its backward can be looked at."""
+
+    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]]) -> None:
+        self.settled: Runtime = runtime  # to be called from now on
+        self._feeds = feeds
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        runtime = self.settled
+        before = [(inputs[index], inputs[index].grad_fn) for index in self._feeds]
+        outputs = runtime(*inputs)
+        backward = _find_backward(outputs, {fn for _, fn in before if fn is not None})
+        if backward is not None:
+            _allow_retain_graph(backward.node)
+            if len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
+                hook = _Hook(backward.slots, self._find_edges(backward.node, before))
+                backward.node.register_hook(hook)
+                self.settled = _Hooked(runtime, hook, backward.position, backward.steps)
+        return outputs
+
+    def _find_edges(
+        self, node: Any, before: list[tuple[torch.Tensor, Any]]
+    ) -> list[set[int] | None]:
+        """The outputs that each gradient of the node hangs on; None where it isn't known."""
+        by_edge = {
+            (id(tensor) if fn is None else fn, tensor.output_nr): outputs
+            for (tensor, fn), outputs in zip(before, self._feeds.values(), strict=True)
+        }
+        return [
+            by_edge.get((id(fn.variable) if hasattr(fn, "variable") else fn, number))
+            for fn, number in node.next_functions
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The node of a compiled backward."""
+
+    node: Any
+    slots: dict[int, set[int]]  # which outputs are behind each gradient that it takes
+    position: int  # an output that leads to it
+    steps: int  # in so many steps
+
+
+def _find_backward(outputs: Sequence[torch.Tensor], others: set[Any]) -> _Backward | None:
+    found: _Backward | None = None
+    slots: dict[int, set[int]] = {}
+    for position, output in enumerate(outputs):
+        fn: Any = output.grad_fn
+        slot, steps = output.output_nr, 0
+        while fn is not None and fn not in others and type(fn).__name__ != _COMPILED:
+            # A view of an output is made again outside the compiled code.
+            fn, slot = fn.next_functions[0] if len(fn.next_functions) == 1 else (None, 0)
+            steps += 1
+        if fn is not None and fn not in others:  # else it is an input, or a view of one
+            found = _Backward(fn, slots, position, steps)
+            slots.setdefault(slot, set()).add(position)
+    return found
+
+
+def _allow_retain_graph(node: Any) -> None:
+    """Say that nothing is eaten: what was compiled under `keeping_saved` doesn't know by itself."""
+    type(node)._forward_cls.metadata.bw_donated_idxs = []
+
+
+class _Hooked:
+    """Compiled code; each run hangs the hook on the node of its backward."""
+
+    def __init__(self, runtime: Runtime, hook: _Hook, position: int, steps: int) -> None:
+        self._runtime = runtime
+        self._hook = hook
+        self._position = position
+        self._steps = steps
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        outputs = self._runtime(*inputs)
+        node: Any = outputs[self._position].grad_fn
+        for _ in range(self._steps):
+            node = node.next_functions[0][0]
+        node.register_hook(self._hook)
+        return outputs
+
+
+class _Hook:
+    """After a backward: gradients that hang on unused outputs only are none."""
+
+    def __init__(self, slots: dict[int, set[int]], edges: list[set[int] | None]) -> None:
+        self._slots = slots
+        self._edges = edges
+
+    def __call__(self, given: Gradients, taken: Gradients) -> Gradients | None:
+        used: set[int] = set()
+        for slot, gradient in enumerate(taken):
+            if gradient is not None:
+                if slot not in self._slots:  # an input that was changed in place, say
+                    return None
+                used |= self._slots[slot]
+        return tuple(
+            None if outputs is not None and used.isdisjoint(outputs) else gradient
+            for gradient, outputs in zip(given, self._edges, strict=True)
+        )

@@ -1,0 +1,122 @@
+"""Activation checkpointing around compiled code, and inside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pairs import BACKENDS, Mlp, Pair, square
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tripwire
+from tripwire.dispatch.checkpoints import find_checkpoint
+
+backends = pytest.mark.parametrize("backend", BACKENDS)
+both = pytest.mark.parametrize("reentrant", [False, True])
+
+
+@backends
+@both
+def test_a_compiled_module_in_a_checkpointed_region(backend, reentrant) -> None:
+    def loss(call, x):
+        return checkpoint(call, x, use_reentrant=reentrant).square().mean()
+
+    pair = Pair(Mlp, backend)
+    for _ in range(4):
+        pair.step(loss)
+    pair.evaluate()
+    pair.step(loss)
+    pair.step()
+    found = pair.compiled.statistics()
+    assert found.refusals == 0
+    assert found.traces == (3 if reentrant else 2)  # re-entrant: the first run is without grad
+    assert found.hits >= 8
+
+
+@backends
+def test_one_region_with_several_calls_some_of_them_traced(backend) -> None:
+    """A region that was traced in part runs again as it ran before."""
+
+    def loss(call, x):
+        def region(x):
+            y = call(x).tanh()
+            return call(y) * 2  # no leaf: it is traced in the second step
+
+        return checkpoint(region, x, use_reentrant=False).square().mean()
+
+    pair = Pair(Mlp, backend)
+    for _ in range(3):
+        pair.step(loss)
+    pair.shape = (5, *pair.shape[1:])
+    for _ in range(3):
+        pair.step(loss)
+    assert pair.compiled.statistics().traces == 4
+    assert pair.compiled.statistics().hits >= 10
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_dropout_in_a_checkpointed_region_draws_the_same_twice(backend) -> None:
+    def loss(call, x):
+        return checkpoint(call, x, use_reentrant=False).square().mean()
+
+    pair = Pair(lambda: Mlp(dropout=0.4), backend)
+    for _ in range(4):
+        pair.step(loss)
+    assert pair.compiled.statistics().traces == 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Mlp(dropout), Mlp(dropout)])
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@backends
+def test_checkpointed_blocks_inside(backend) -> None:
+    dropout = 0.0 if backend == "inductor" else 0.3
+    pair = Pair(lambda: Checkpointed(False, dropout), backend)
+    pair.play()
+    pair.check(traces=2, hits=4)
+
+
+def test_re_entrant_checkpointing_inside_is_refused_and_the_blocks_are_compiled(caplog) -> None:
+    pair = Pair(lambda: Checkpointed(True), "aot_eager")
+    for _ in range(8):
+        pair.step()
+    assert pair.compiled.statistics().hits == 0
+    assert "[reentrant-checkpoint]" in caplog.text
+    blocks = pair.sides[0].model.blocks
+    assert all(block._compiled_call_impl.statistics().hits >= 2 for block in blocks)
+
+
+def test_the_frame_of_a_region_is_found_only_while_it_runs_first() -> None:
+    found = []
+
+    def region(x):
+        found.append(find_checkpoint())
+        return x.sin()
+
+    assert find_checkpoint() is None
+    x = torch.ones(3, requires_grad=True)
+    y = checkpoint(region, x, use_reentrant=False)
+    assert find_checkpoint() is None
+    y.sum().backward()
+    assert type(found[0]).__name__ == "_CheckpointFrame"
+    assert found[1:] == [None]
+
+
+def test_other_hooks_on_saved_tensors_are_no_checkpoint() -> None:
+    compiled = tripwire.compile(Mlp(), backend="aot_eager")
+    packed = []
+    for step in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+            assert find_checkpoint() is None
+            square(compiled, torch.ones(2, 6)).backward()
+    assert compiled.statistics().hits == 2
+    assert packed
