@@ -1,0 +1,297 @@
+"""Optimizers, hooks, schedulers and averages work on a model whose code is compiled.
+
+None of them retires it: what they write is the values of tensors, and those are inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from pairs import BACKENDS, WIDTH, Mlp, Pair, square
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import tripwire
+
+backends = pytest.mark.parametrize("backend", BACKENDS)
+quick = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+
+OPTIMIZERS = {
+    "sgd": functools.partial(torch.optim.SGD, lr=0.05),
+    "nesterov": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.01, foreach=False),
+    "adamw foreach": functools.partial(torch.optim.AdamW, lr=0.01, foreach=True),
+    "adamw fused": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "adamw amsgrad": functools.partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
+    "rmsprop": functools.partial(torch.optim.RMSprop, lr=0.01),
+}
+
+
+@quick
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_optimizer_step_retires_code(backend, name) -> None:
+    pair = Pair(Mlp, backend, optimizer=OPTIMIZERS[name])
+    for _ in range(3):
+        pair.play()
+    pair.check(traces=2, hits=16)
+    # The switches of `training` are all that ever was written: one entry for each side of it.
+    assert all("training" in str(cause) for cause in pair.compiled.statistics().causes)
+
+
+@backends
+@pytest.mark.parametrize("to_none", [True, False])
+def test_cleared_gradients(backend, to_none) -> None:
+    pair = Pair(Mlp, backend)
+    for _ in range(4):
+        pair.step(update=False)
+        for side in pair.sides:
+            side.optimizer.step()
+            side.optimizer.zero_grad(set_to_none=to_none)
+            assert (side.model.up.weight.grad is None) is to_none
+    pair.check(traces=1, hits=3)
+
+
+@quick
+def test_clipped_gradients_and_a_learning_rate_schedule(backend) -> None:
+    pair = Pair(Mlp, backend, optimizer=OPTIMIZERS["adamw"])
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(side.optimizer, 0.1, total_steps=8)
+        for side in pair.sides
+    ]
+    for step in range(8):
+        pair.step(update=False)
+        norms = [nn.utils.clip_grad_norm_(side.model.parameters(), 0.01) for side in pair.sides]
+        pair.same(norms)
+        for side, schedule in zip(pair.sides, schedules, strict=True):
+            side.optimizer.step()
+            side.optimizer.zero_grad()
+            schedule.step()
+        if step % 3 == 2:
+            pair.evaluate()
+    pair.check(traces=2, hits=8)
+
+
+@backends
+def test_an_average_in_place_and_weights_swapped_for_it(backend) -> None:
+    pair = Pair(Mlp, backend)
+    averages = [[p.detach().clone() for p in side.model.parameters()] for side in pair.sides]
+
+    def swap() -> None:
+        for side, average in zip(pair.sides, averages, strict=True):
+            for p, kept in zip(side.model.parameters(), average, strict=True):
+                p.data, kept.data = kept.data, p.data
+
+    for _ in range(3):
+        pair.step()
+        for side, average in zip(pair.sides, averages, strict=True):
+            with torch.no_grad():
+                for kept, p in zip(average, side.model.parameters(), strict=True):
+                    kept.lerp_(p, 0.3)
+        swap()
+        pair.evaluate()
+        swap()
+        pair.compare_state()
+    pair.step()
+    pair.check(traces=2, hits=5)
+
+
+@quick
+def test_an_averaged_model_beside_a_compiled_one(backend) -> None:
+    pair = Pair(Mlp, backend)
+    averages = [
+        AveragedModel(side.model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) for side in pair.sides
+    ]
+    for _ in range(3):
+        pair.step()
+        for side, average in zip(pair.sides, averages, strict=True):
+            average.update_parameters(side.model)
+        pair.same([average(pair.batch()) for average in averages])
+    pair.check(traces=1, hits=2)
+
+
+@quick
+def test_weights_loaded_back_in_place_and_by_replacement(backend) -> None:
+    pair = Pair(Mlp, backend)
+    pair.step()
+    saved = copy.deepcopy(pair.sides[1].model.state_dict())
+    for assign in (False, True, False):
+        pair.step()
+        pair.step()
+        pair.evaluate()
+        for side in pair.sides:
+            side.model.load_state_dict(copy.deepcopy(saved), assign=assign)
+            if assign:
+                side.optimizer = torch.optim.SGD(side.model.parameters(), 0.05)
+        pair.compare_state()
+    pair.step()
+    assert pair.compiled.statistics().refusals == 0
+
+
+@backends
+def test_hooks_of_parameters_run_and_come_and_go(backend) -> None:
+    pair = Pair(Mlp, backend)
+    seen: list[list[torch.Tensor]] = [[], []]
+
+    def note(index: int, parameter: torch.Tensor) -> None:
+        seen[index].append(parameter.grad.clone())
+
+    pair.step()
+    handles = []
+    for index, side in enumerate(pair.sides):
+        handles.append(side.model.up.weight.register_hook(lambda grad: grad * 3))
+        handles.append(
+            side.model.down.bias.register_post_accumulate_grad_hook(functools.partial(note, index))
+        )
+    pair.step()
+    pair.evaluate()
+    pair.step()
+    for handle in handles:
+        handle.remove()
+    pair.step()
+    assert len(seen[0]) == 2
+    pair.same(seen)
+    pair.check(traces=2, hits=3)
+
+
+@quick
+def test_an_optimizer_that_steps_in_the_backward(backend) -> None:
+    pair = Pair(Mlp, backend)
+    for side in pair.sides:
+        for parameter in side.model.parameters():
+            stepper = torch.optim.SGD([parameter], 0.05)
+
+            def step(p: torch.Tensor, stepper=stepper) -> None:
+                stepper.step()
+                stepper.zero_grad()
+
+            parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(4):
+        pair.step(update=False)
+    pair.check(traces=1, hits=3)
+
+
+@quick
+def test_backward_hooks_of_modules_are_refused_and_run(backend, caplog) -> None:
+    pair = Pair(lambda: nn.Sequential(Mlp(), Mlp()), backend)
+    pair.step()
+    pair.step()
+    seen: list[list[torch.Tensor]] = [[], []]
+
+    def note(index: int, module: nn.Module, given: object, taken: tuple[torch.Tensor]) -> None:
+        seen[index].append(taken[0].clone())
+
+    handles = [
+        side.model[0].register_full_backward_hook(functools.partial(note, index))
+        for index, side in enumerate(pair.sides)
+    ]
+    for _ in range(3):
+        pair.step()
+    for handle in handles:
+        handle.remove()
+    pair.step()
+    assert len(seen[0]) == 3
+    pair.same(seen)
+    assert "[backward-hook]" in caplog.text
+
+
+@quick
+def test_a_hook_on_an_intermediate_is_refused_and_runs(backend, caplog) -> None:
+    class Hooked(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.up(x)
+            if y.requires_grad:
+                y.register_hook(lambda grad: grad * 2)
+            return self.down(y)
+
+    pair = Pair(Hooked, backend)
+    pair.play()
+    assert "[callable-argument]" in caplog.text
+
+
+@quick
+def test_parameters_given_to_functional_call(backend) -> None:
+    pair = Pair(Mlp, backend)
+    for scale in (1.0, 0.5, 0.5):
+
+        def loss(call, x, scale=scale):
+            given = {k: v * scale for k, v in call.named_parameters()}
+            return torch.func.functional_call(call, given, (x,)).square().mean()
+
+        pair.step(loss)
+        pair.step()
+    pair.evaluate()
+    pair.step()
+    found = pair.compiled.statistics()
+    assert found.refusals == 0
+    assert found.hits >= 3
+
+
+@quick
+def test_training_goes_on_while_another_copy_of_the_model_trains(backend) -> None:
+    pair = Pair(Mlp, backend)
+    pair.step()
+    pair.step()
+    other = copy.deepcopy(pair.compiled)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    for _ in range(3):
+        square(other, pair.batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pair.step()
+    pair.check(traces=1, hits=4)
+    assert other.statistics().hits == 2
+
+
+@quick
+def test_every_shape_of_a_batch_has_its_own_gradients(backend) -> None:
+    pair = Pair(Mlp, backend)
+    for rows in (3, 1, 3, 4, 1, 3):
+        pair.shape = (rows, WIDTH)
+        pair.step()
+    pair.check(traces=3, hits=3)
+
+
+def test_under_inference_mode_nothing_of_training_is_used() -> None:
+    pair = Pair(Mlp, "aot_eager")
+    pair.step()
+    pair.step()
+    with torch.inference_mode():
+        results = [side.call(pair.batch()) for side in pair.sides]
+        assert all(result.is_inference() for result in results)
+    pair.same([result.clone() for result in results])
+    pair.step()
+    assert pair.compiled.statistics().hits == 2
+
+
+@quick
+def test_a_function_over_two_models(backend) -> None:
+    """A generator and a critic, of which one step trains only one."""
+
+    def build():
+        torch.manual_seed(0)
+        return nn.Linear(2, WIDTH), nn.Linear(WIDTH, 1)
+
+    def score(maker, critic, noise):
+        made = maker(noise)
+        return critic(made).mean(), critic(made.detach()).mean()
+
+    compiled = tripwire.compile(score, backend=backend)
+    found = []
+    for call, models in ((compiled, build()), (score, build())):
+        optimizers = [torch.optim.AdamW(m.parameters(), 0.05) for m in models]
+        losses = []
+        for step in range(6):
+            noise = torch.randn(4, 2, generator=torch.Generator().manual_seed(step))
+            loss = call(*models, noise)[step % 2]
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.detach())
+        found.append((losses, [p.detach() for m in models for p in m.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
+    assert compiled.statistics().hits == 5
