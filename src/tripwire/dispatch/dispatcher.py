@@ -37,18 +37,19 @@ from tripwire.dispatch.telling import (
     wants_reasons,
 )
 from tripwire.errors import BackendFailed, BadOption, CannotTrace
-from tripwire.phases import BACKEND, PLAN, RETIRE
-from tripwire.tracing import Refusal, Trace, Tracer
+from tripwire.phases import BACKEND, PLAN, RECORD, RETIRE, TRACE
+from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.state import CURRENT
-from tripwire.tracing.torchstate import has_foreign_modes, sample_quickly
+from tripwire.tracing.torchstate import has_foreign_modes
 from tripwire.validity.wires import Cause
 
 recompiles = logging.getLogger("tripwire.recompiles")
 refusals = logging.getLogger("tripwire.refusals")
 
+_TRACER = Tracer()
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 # What models do when they first need it: put hooks on themselves, mark tensors.
@@ -128,6 +129,7 @@ class Dispatcher(Counted):
         self._told: set[str] = set()
         self._calls = self._traces = self._refusals = self._retired = 0
         self._causes: list[Cause] = []
+        self._tell_retired = weakref.WeakMethod(self._note_retired)
         self._callee: Callee | None = None
         self._told_refusals: Counter[Refusal] = Counter()
         self._clock = itertools.count(1)
@@ -234,11 +236,11 @@ class Dispatcher(Counted):
                 for entry in self._entries:
                     entry.look_at_pulled()
                 self._tell_miss(args, kwargs, probed)
-        torch_state = sample_quickly()
         if CURRENT.kept is not None:
-            CURRENT.kept.before_run()
+            with RECORD:
+                CURRENT.kept.before_run()
         try:
-            run = Tracer().run(self.target, args, kwargs, complete=True)
+            run = _TRACER.run(self.target, args, kwargs, complete=True)
         except CannotTrace as error:
             if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
                 raise
@@ -246,26 +248,28 @@ class Dispatcher(Counted):
             refusals.warning("%s runs as plain Python: %s", self.name, error)
             return self._run_plainly(args, kwargs)
         self._traces += 1
+        made: Entry | Refusal | None
         try:
-            refusal = run.refusal or self._add(run.trace, torch_state, key)
+            made = run.refusal or self._build_entry(run, key)
         except Refused as refused:
-            refusal = Refusal(refused.slug, refused.reason, refused.where)
-        if refusal is not None and refusal.slug in _MAY_SETTLE:
-            self._unsettled[key] += 1
-            if self._unsettled[key] < REFUSALS_ALLOWED:
-                return run.result
-        if refusal is not None:
-            self._refuse(refusal, key, run.modules)
-        return run.result
+            made = Refusal(refused.slug, refused.reason, refused.where)
+        with TRACE if isinstance(made, Refusal) else PLAN:
+            if isinstance(made, Refusal):
+                self._take_refusal(made, key, run.modules)
+            elif made is not None:
+                self._add(made, run, key)
+            result = run.result
+            del run  # in here: what only the trace held takes time to die
+        return result
 
     def _call_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Calls that are refused alike: of one form, in one mode."""
         training = self.target.training if isinstance(self.target, nn.Module) else None
         return len(args), tuple(kwargs), training, torch.is_grad_enabled()
 
-    def _add(
-        self, trace: Trace | None, torch_state: tuple[object, ...], key: object
-    ) -> Refusal | None:
+    def _build_entry(self, run: Run, key: object) -> Entry | Refusal | None:
+        """None: what the run wrote over can't come back, so an entry would never be used."""
+        trace = run.trace
         assert trace is not None
         assert trace.completion is not None
         volatile = trace.completion.effects.volatile
@@ -281,16 +285,18 @@ class Dispatcher(Counted):
                 f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
                 "on keeps changing; see the log of tripwire.recompiles.",
             )
-        tell = weakref.WeakMethod(self._note_retired)
-        entry = Entry(trace, torch_state, self._compile, tell)
+        return Entry(trace, run.torch_state, self._compile, self._tell_retired)
+
+    def _add(self, entry: Entry, run: Run, key: object) -> None:
+        trace = run.trace
+        assert trace is not None
+        assert trace.completion is not None
         entry.last_used = next(self._clock)
         with self._lock:
             self._entries = (entry, *self._drop_entries())
-        if not volatile:
+        if not trace.completion.effects.volatile:
             self._unsettled[key] = self._refused[key] = 0
-        with PLAN:
-            tell_entry(entry, trace, len(self._entries))
-        return None
+        tell_entry(entry, trace, len(self._entries))
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
         """What settles after a few calls is compiled then, and so is what goes in circles."""
@@ -375,6 +381,14 @@ class Dispatcher(Counted):
         tell_miss(self._callee, reasons)
 
     # --- refusals ---
+
+    def _take_refusal(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
+        """Refuse, unless it may settle."""
+        if refusal.slug in _MAY_SETTLE:
+            self._unsettled[key] += 1
+            if self._unsettled[key] < REFUSALS_ALLOWED:
+                return
+        self._refuse(refusal, key, modules)
 
     def _refuse(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         self._refusals += 1

@@ -23,7 +23,7 @@ from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
-from tripwire.tracing.torchstate import sample_contexts, sample_depth
+from tripwire.tracing.torchstate import sample_depth
 from tripwire.validity.plan import Plan, build_plan
 from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.sentry import call
@@ -94,8 +94,6 @@ class Entry:
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
         trouble = _Trouble(self._causes, self._pending)
         self._plan: Plan | None = build_plan(trace, torch_state, settle, trouble, on_death)
-        # As they are for every call that is admitted.
-        self._contexts = sample_contexts() if trace.has_contexts else None
         with BACKEND:
             self._runtime = compile_graph(trace)
         with PLAN:
@@ -144,6 +142,7 @@ class Entry:
             if isinstance(constant.value, torch.Generator)
         )
         self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
+        self._contexts = plan.contexts
         self._held = plan.held
         self._n_held = len(self._held.tensors)
         self._positions = plan.fetched

@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import linecache
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -53,17 +53,17 @@ class Callee:
         return Callee(name, code.co_filename, code.co_firstlineno, number)
 
 
-@contextmanager
-def compiling(callee: Callee, number: int, backend: str) -> Iterator[None]:
+def compiling(callee: Callee, number: int, backend: str) -> AbstractContextManager[object]:
     """What runs inside is one compile."""
     if not HAS_TELEMETRY:
-        yield
-        return
-    compile_id = telemetry.CompileId(callee.frame_id, number)
-    with telemetry.compiling(
-        compile_id, function=callee.name, file=callee.file, line=callee.line, backend=backend
-    ):
-        yield
+        return nullcontext()
+    return telemetry.compiling(
+        telemetry.CompileId(callee.frame_id, number),
+        function=callee.name,
+        file=callee.file,
+        line=callee.line,
+        backend=backend,
+    )
 
 
 def wants_reasons() -> bool:

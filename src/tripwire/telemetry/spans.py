@@ -91,6 +91,7 @@ timed = Span
 
 
 def _enter(span: Span) -> None:
+    start = clock.monotonic_ns()  # first: what opening it costs is the span's own, nobody else's
     column, metadata = span.column_us, span.metadata
     if column is not None and column not in TIME_COLUMNS:
         raise _bad_column(column)
@@ -98,7 +99,7 @@ def _enter(span: Span) -> None:
     event = OpenEvent(
         span.event_name or span.key,
         span.key,
-        0,
+        start,
         0,
         span.compile_id or state.compile_id,
         span.is_backward,
@@ -112,45 +113,45 @@ def _enter(span: Span) -> None:
         event.guards = _enter_guards(span, profiler)
     state.stack.append(event)
     if timeline is not None:
-        event.start_ns = clock.monotonic_ns()
         timeline.begin(event, state)
-    event.start_ns = clock.monotonic_ns()
 
 
 def _leave(span: Span, kind: type[BaseException] | None) -> None:
-    end = clock.monotonic_ns()
     state = local.state
     stack = state.stack
     if not stack or stack[-1].owner is not span:
-        if not close_overlapping(state, lambda event: event.owner is span, end):
+        now = clock.monotonic_ns()
+        if not close_overlapping(state, lambda event: event.owner is span, now):
             return
     event = stack.pop()
-    took = end - event.start_ns
+    key = span.key
     outermost, within_column = True, False
+    for around in stack:
+        if around.key == key:
+            outermost = False
+        if around.has_column:
+            within_column = True
+    total = state.totals.get(key)
+    if total is None:
+        total = state.totals[key] = Total()
+    column = span.column_us if outermost else None
+    if column is not None:
+        context = get_metrics_context()
+        gathered = context if context.in_progress() else _runtime(event)
+    end = clock.monotonic_ns()  # late, for the same reason
+    took = end - event.start_ns
     if stack:
         stack[-1].inside_ns += took
-        key = span.key
-        for around in stack:
-            if around.key == key:
-                outermost = False
-            if around.has_column:
-                within_column = True
-    total = state.totals.get(span.key)
-    if total is None:
-        total = state.totals[span.key] = Total()
     total.calls += 1
     total.durations_ns.append(took)
     if kind is not None:
         total.errors += 1
     if outermost:
         total.ns += took
-        column = span.column_us
-        if column is not None:
-            context = get_metrics_context()
-            gathered = context if context.in_progress() else _runtime(event)
-            gathered.add_time(column, took // 1000)
-            if not within_column and column != "duration_us":
-                gathered.add_time("duration_us", took // 1000)
+    if column is not None:
+        gathered.add_time(column, took // 1000)
+        if not within_column and column != "duration_us":
+            gathered.add_time("duration_us", took // 1000)
     if event.guards is not None or timeline is not None or event_log.current is not None:
         finish_event(event, end, state, kind)
 

@@ -41,7 +41,7 @@ from tripwire.tracing.structure import (
     holds_mutable,
     iter_tensors,
 )
-from tripwire.tracing.torchstate import sample_torch_state
+from tripwire.tracing.torchstate import sample_quickly, sample_torch_state
 from tripwire.tracing.uses import find_uses
 from tripwire.tracing.values import TensorMeta, storage_of, version_of
 
@@ -54,6 +54,7 @@ class Run:
     trace: Trace | None
     refusal: Refusal | None
     modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
+    torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Tracer:
                 slug="nested-trace",
             )
         with TRACE:
+            torch_state = sample_quickly()
             binding = build_binding(fn)
             try:
                 bound = binding.bind(args, kwargs)
@@ -144,16 +146,18 @@ class Tracer:
             with OBSERVE:
                 result = session.execute(fn, args, kwargs)
         except BaseException as error:
-            error.__traceback__ = _without_own_frames(error.__traceback__)
-            raise
-        finally:
             with TRACE:
-                session.codes = session.leave()
+                session.leave()
+                error.__traceback__ = _without_own_frames(error.__traceback__)
+            raise
         with TRACE:
+            session.leave()
             try:
-                return session.freeze(result)
+                run = session.freeze(result, torch_state)
             finally:
                 state.values.clear()  # weak references would get in the way of swap_tensors
+            del session, state, binding, bound  # in here: what they held takes time to die
+        return run
 
 
 _GONE = "an argument is, or holds, a weak proxy of something that is gone."
@@ -271,18 +275,17 @@ class _Session:
         finally:
             CURRENT.tracing = False
 
-    def leave(self) -> list[CodeType]:
-        """The code that ran. Lets go of the observer: what was reached must die in time."""
+    def leave(self) -> None:
+        """Keep the code that ran, and let go of the observer: what was reached must die in time."""
         observer, self.state.observer = self.state.observer, None
         self.recorder = None
         self.state.reach.close()
         self.sees = observer is not None and observer.sees
-        codes = [] if observer is None else observer.codes()
         if observer is not None:
+            self.codes = observer.codes()
             observer.forget()
-        return codes
 
-    def freeze(self, result: object) -> Run:
+    def freeze(self, result: object, torch_state: tuple[object, ...]) -> Run:
         """The finished run as a Trace, or its refusal."""
         state = self.state
         try:
@@ -292,7 +295,7 @@ class _Session:
                 if known.version != version_of(tensor):
                     state.check_seen(tensor, known)
             if state.refusal is None:
-                return Run(result, self._build(result), None, tuple(state.modules))
+                return Run(result, self._build(result), None, tuple(state.modules), torch_state)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
         return Run(result, None, state.refusal, tuple(state.modules))

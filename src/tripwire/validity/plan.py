@@ -8,8 +8,7 @@ import functools
 import gc
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +25,10 @@ from tripwire.tracing.sources import Attr, Global, Item, Source
 from tripwire.tracing.structure import own_dict
 from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
+    Contexts,
     is_transformed,
     sample_autocast,
+    sample_contexts,
     sample_quickly,
     spell_quickly,
 )
@@ -61,6 +62,7 @@ class Plan:
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
+    contexts: Contexts | None  # as they are for every call that is admitted, where it enters some
 
     def wires(self) -> list[tuple[str, str]]:
         """Everything of the world that is compared: sources, and what was seen."""
@@ -87,45 +89,39 @@ def build_plan(
     """What must hold for a complete trace. See Entry for `settle`, `causes` and `on_death`."""
     completion = trace.completion
     assert completion is not None
-    with _without_gc():
+    collects = gc.isenabled()
+    gc.disable()  # arming makes thousands of objects that stay: it would look at them in vain
+    try:
         with PLAN:
             planner = _Planner(trace, completion)
-        return _build_plan(planner, trace, torch_state, settle, causes, on_death)
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Arming makes thousands of objects that stay: the collector would look at them in vain."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
+            held, fetched = planner.find_inputs()
+            dicts, objects, watched = planner.find_wires(held, on_death)
+        with ARM:
+            sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
+        with PLAN:
+            guards = planner.write_guards(sentry, settle, causes, torch_state, held)
+            suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
+            pulled = tuple(planner.pulled)
+            probe = build_probe(trace)
+            contexts = sample_contexts() if trace.has_contexts else None
+            del planner, watched  # in here: both take time to die, and a collection may be due
+            if collects:
+                gc.enable()
+            return Plan(
+                guards,
+                tuple(dicts),
+                tuple(objects),
+                sentry,
+                pulled,
+                probe,
+                held,
+                suspects,
+                fetched,
+                contexts,
+            )
     finally:
-        if was_enabled:
+        if collects:
             gc.enable()
-
-
-def _build_plan(
-    planner: _Planner,
-    trace: Trace,
-    torch_state: tuple[object, ...],
-    settle: Callable[[], bool],
-    causes: object,
-    on_death: Callable[[object], None],
-) -> Plan:
-    with PLAN:
-        held, fetched = planner.find_inputs()
-        dicts, objects, watched = planner.find_wires(held, on_death)
-    with ARM:
-        sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
-    with PLAN:
-        guards = planner.write_guards(sentry, settle, causes, torch_state, held)
-        suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
-        pulled = tuple(planner.pulled)
-        probe = build_probe(trace)
-    return Plan(
-        guards, tuple(dicts), tuple(objects), sentry, pulled, probe, held, suspects, fetched
-    )
 
 
 class _Planner:
