@@ -139,6 +139,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
             "bytes": path.stat().st_size,
             "processes": len(built.processes),
             "compiles": len(built.compiles),
+            **built.sum_hits(),
             "retirements": built.retirements.total,
             "refusals": built.refusals.total,
             "recompiles": built.recompiles.total,

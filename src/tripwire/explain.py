@@ -16,10 +16,20 @@ from torch import nn
 
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
-from tripwire.dispatch.entry import Entry, Summary
+from tripwire.dispatch.entry import Entry, Saving, Summary, Wire
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Refusal, Trace, Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class WireView:
+    """What an entry depends on, what was seen of it, and the user's line that reads it."""
+
+    source: str
+    seen: str
+    place: str  # `file:line`; empty where no line names it
+    text: str  # what stands there
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,8 @@ class EntryView:
     hits: int
     summary: Summary
     guards: str  # source of the function that admits a call
-    wires: tuple[tuple[str, str], ...]  # sources, and what was seen
+    wires: tuple[WireView, ...]
+    saving: Saving | None  # None before enough hits were timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,7 @@ class Explanation:
     calls: int
     hits: int
     traces: int
+    saved_us: int | None  # an estimate, see `Saving`; None before enough hits were timed
     entries: tuple[EntryView, ...]
     retirements: tuple[str, ...]
     refusals: tuple[RefusalView, ...]
@@ -86,6 +98,8 @@ class Explanation:
             f"  {self.calls} calls: {self.hits} hits, {self.traces} traced, "
             f"{len(self.entries)} entries, {len(self.retirements)} retirements",
         ]
+        if self.saved_us is not None:
+            lines.append(f"  {_saved(self.saved_us)}, estimated: see each entry")
         for entry in self.entries:
             lines += _entry_lines(entry)
         lines += _block("retired", list(self.retirements))
@@ -101,16 +115,40 @@ def _entry_lines(entry: EntryView) -> list[str]:
         f"  entry {entry.number}: {entry.state}, {entry.hits} hits; {made.ops} ops, "
         f"{made.inputs} inputs, {made.guards} guards, {len(entry.wires)} wires"
     ]
+    if entry.saving is not None:
+        lines.append(f"    {_saving_line(entry.saving)}")
     lines += [f"    holds for {branch}" for branch in made.branches]
     lines += [f"    repeats the write of {effect}" for effect in made.effects]
-    width = max((len(source) for source, _ in entry.wires[:_SHOWN]), default=0)
-    lines += [f"    {source:{width}}  {seen}" for source, seen in entry.wires[:_SHOWN]]
+    lines += _table([_wire_row(wire) for wire in entry.wires[:_SHOWN]])
     if len(entry.wires) > _SHOWN:
         lines.append(f"    ... and {len(entry.wires) - _SHOWN} more wires (.entries[i].wires)")
     return lines
 
 
 _SHOWN = 12
+
+
+def _wire_row(wire: WireView) -> tuple[str, str, str]:
+    where = wire.place.rpartition("/")[2]
+    return wire.source, wire.seen, f"{where}: {wire.text}" if wire.text else where
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    return [f"    {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+
+
+def _saved(us: float) -> str:
+    return f"{'saved at least' if us >= 0 else 'cost'} {abs(us) / 1000:.3f} ms"
+
+
+def _saving_line(saving: Saving) -> str:
+    return (
+        f"{_saved(saving.ns / 1000)}, estimated from the first {saving.timed} hits: {saving.hits} "
+        f"hits x ({saving.torch_ns / 1000:.1f} us in the observed run's torch calls, of which "
+        f"{saving.once_ns / 1000:.1f} ran once and may have been slow, - "
+        f"{saving.hit_ns / 1000:.1f} us a hit)"
+    )
 
 
 def _refusal_lines(refusal: RefusalView) -> list[str]:
@@ -160,6 +198,7 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
         known.calls,
         known.hits,
         known.traces,
+        known.saved_us,
         tuple(_view(i, entry) for i, entry in enumerate(dispatcher.entries)),
         tuple(str(cause) for cause in known.causes),
         tuple(_describe(refusal, n) for refusal, n in dispatcher.refusals.items()),
@@ -175,13 +214,21 @@ def _view(number: int, entry: Entry) -> EntryView:
         entry.hits,
         entry.summary,
         entry.source,
-        tuple(sorted(entry.list_wires(), key=_rank)),
+        tuple(map(_view_wire, sorted(entry.list_wires(), key=_rank))),
+        entry.find_saving(),
     )
 
 
-def _rank(wire: tuple[str, str]) -> int:
+def _view_wire(wire: Wire) -> WireView:
+    where = wire.where
+    if where is None:
+        return WireView(wire.source, wire.seen, "", "")
+    return WireView(wire.source, wire.seen, f"{where.file}:{where.line}", where.text)
+
+
+def _rank(wire: Wire) -> int:
     """What is the user's comes first, then what every module and class has, then torch's."""
-    source = wire[0]
+    source = wire.source
     if source.startswith(("G[torch", "G[builtins")):
         return 2
     last = source.rpartition(".")[2]
@@ -250,9 +297,7 @@ class Preview:
             print(f"  holds for {branch}", file=out)
         for effect in self.trace.effects:
             print(f"  repeats the write of {effect}", file=out)
-        width = max((len(source) for source, _, _ in self.reads[:_SHOWN]), default=0)
-        for source, seen, where in self.reads[:_SHOWN]:
-            print(f"  {source:{width}}  {seen}  {where}", file=out)
+        print("\n".join(_table(list(self.reads[:_SHOWN]))), file=out)
         if len(self.reads) > _SHOWN:
             print(f"  ... and {len(self.reads) - _SHOWN} more reads (.reads)", file=out)
         return out.getvalue().rstrip()
@@ -268,5 +313,7 @@ def preview(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if run.trace is None:
         assert run.refusal is not None
         return Preview(name, None, _describe(run.refusal, 1), (), run.result)
-    reads = tuple((str(read.source), str(read.seen), read.where) for read in run.trace.reads)
+    reads = tuple(
+        (str(read.source), str(read.seen), str(read.where or "")) for read in run.trace.reads
+    )
     return Preview(name, run.trace, None, reads, run.result)

@@ -23,7 +23,7 @@ from tripwire.backends.limits import check_functional
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.dispatch.checkpoints import Region, find_checkpoint, run_plainly_in
-from tripwire.dispatch.entry import Entry, RunAgain
+from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
 from tripwire.dispatch.telling import (
     Callee,
     Counted,
@@ -77,6 +77,7 @@ class Statistics:
     retired: int
     entries: int
     causes: tuple[Cause, ...]  # of the latest retirements
+    saved_us: int | None = None  # estimated, see `Saving`; None before enough hits were timed
 
 
 class Failures(Protocol):
@@ -117,7 +118,8 @@ class Dispatcher(Counted):
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
         self._entries: tuple[Entry, ...] = ()
-        self._hits = 0
+        self._hits = 0  # of entries that were dropped
+        self._balance: Balance | None = None
         self.target = target
         self.name = name
         self.options = options
@@ -320,15 +322,19 @@ class Dispatcher(Counted):
         alive = []
         for entry in self._entries:
             if entry.is_dead:
-                self._hits += entry.hits
+                self._count_dropped(entry)
             else:
                 alive.append(entry)
         while len(alive) >= self.options.cache_size:
             oldest = min(alive, key=lambda entry: entry.last_used)
             alive.remove(oldest)
-            self._hits += oldest.hits
+            self._count_dropped(oldest)
             oldest.close()
         return tuple(alive)
+
+    def _count_dropped(self, entry: Entry) -> None:
+        self._hits += entry.hits
+        self._balance = add_saving(self._balance, entry.find_saving())
 
     def _compile(self, trace: Trace) -> Runtime:
         if self.options.backend is eager:
@@ -432,9 +438,17 @@ class Dispatcher(Counted):
         """How many calls ran compiled code so far."""
         return self._hits + sum(entry.hits for entry in self._entries)
 
+    def find_balance(self) -> Balance | None:
+        """What hits saved and cost so far; None where too few were timed."""
+        balance = self._balance
+        for entry in self._entries:
+            balance = add_saving(balance, entry.find_saving())
+        return balance
+
     def statistics(self) -> Statistics:
         """Counts so far."""
         hits = self.count_hits()
+        balance = self.find_balance()
         alive = sum(not (entry.is_dead or entry.causes) for entry in self._entries)
         return Statistics(
             self._calls + hits,
@@ -444,6 +458,7 @@ class Dispatcher(Counted):
             self._retired,
             alive,
             tuple(self._causes),
+            None if balance is None else (balance.saved_ns - balance.lost_ns) // 1000,
         )
 
     @property

@@ -21,7 +21,7 @@ from torch import fx
 from tripwire.callables import find_code
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing.ranges import Frame
-from tripwire.tracing.reads import ReadSet
+from tripwire.tracing.reads import Place, Read
 from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import Trace
 from tripwire.validity.wires import Cause
@@ -31,7 +31,7 @@ if HAS_TELEMETRY:
     from tripwire.telemetry import schema
 
 if TYPE_CHECKING:
-    from tripwire.dispatch.entry import Entry
+    from tripwire.dispatch.entry import Balance, Entry, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         telemetry.emit(schema.GraphCaptured, nodes=tuple(map(_describe_node, trace.graph.nodes)))
         telemetry.emit(schema.GuardsBuilt, source=entry.source, count=plan.guards)
         telemetry.emit(schema.WiresArmed, wires=tuple(map(_row, entry.list_wires())))
-        telemetry.emit(schema.ReadsSeen, reads=_describe_reads(trace.reads))
+        telemetry.emit(schema.ReadsSeen, reads=tuple(map(_row, trace.reads)))
 
 
 def tell_refusal(callee: Callee, refusal: Refusal) -> None:
@@ -141,17 +141,27 @@ def tell_refusal(callee: Callee, refusal: Refusal) -> None:
 class Counted:
     """Something whose hits telemetry counts. A hit itself tells nobody: it is asked later."""
 
-    told_hits = 0
+    told = (0, 0, 0)
 
     def count_hits(self) -> int:
         """How many there were so far."""
         raise NotImplementedError
 
+    def find_balance(self) -> Balance | None:
+        """What they saved and cost so far."""
+        raise NotImplementedError
+
     def tell_hits(self) -> None:
         """Count what is new."""
-        new, self.told_hits = self.count_hits() - self.told_hits, self.count_hits()
-        if HAS_TELEMETRY and new:
-            telemetry.count("frames", "hit", new)
+        balance = self.find_balance()
+        saved, lost = balance or (0, 0)
+        now = self.count_hits(), saved // 1000, lost // 1000
+        before, self.told = self.told, now
+        if HAS_TELEMETRY and now[0] > before[0]:
+            telemetry.count("frames", "hit", now[0] - before[0])
+        if HAS_TELEMETRY and balance is not None:  # nought is a figure as well
+            telemetry.count("frames", "saved_us", now[1] - before[1])
+            telemetry.count("frames", "lost_us", now[2] - before[2])
 
     def __del__(self) -> None:
         if HAS_TELEMETRY and not sys.is_finalizing():
@@ -207,23 +217,15 @@ def _set(**figures: object) -> None:
         context.update({k: v for k, v in figures.items() if v is not None}, overwrite=True)
 
 
-def _row(wire: tuple[str, str]) -> schema.Row:
-    return schema.Row(source=wire[0], seen=wire[1])
-
-
-def _describe_reads(reads: ReadSet) -> tuple[schema.Row, ...]:
-    rows = []
-    for read in reads:
-        file, _, line = read.where.rpartition(":")
-        rows.append(
-            schema.Row(
-                source=str(read.source),
-                seen=str(read.seen),
-                file=file,
-                line=int(line) if line.isdecimal() else 0,
-            )
-        )
-    return tuple(rows)
+def _row(seen: Wire | Read) -> schema.Row:
+    where = seen.where or Place("", 0)
+    return schema.Row(
+        source=str(seen.source),
+        seen=str(seen.seen),
+        file=where.file,
+        line=where.line,
+        text=where.text,
+    )
 
 
 def _describe_node(node: fx.Node) -> schema.GraphNode:

@@ -96,7 +96,8 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
 def build_rows(rows: Sequence[Row]) -> Rows:
     """Wires or reads."""
     kept = [
-        Seen(cut(row.source), cut(row.seen, 1_000), cut(row.file), row.line) for row in rows[:ROWS]
+        Seen(cut(row.source), cut(row.seen, 1_000), cut(row.file), row.line, cut(row.text))
+        for row in rows[:ROWS]
     ]
     return Rows(kept, len(rows) - len(kept))
 

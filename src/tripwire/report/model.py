@@ -137,6 +137,7 @@ class Seen(Struct, array_like=True):
     seen: str
     file: str
     line: int
+    text: str
 
 
 class Rows(Struct):
@@ -259,6 +260,20 @@ class Report(Struct, kw_only=True):
     spans: list[SpanTotal]
     skipped: Skipped
     diff: Comparison | None = None
+
+    def sum_hits(self) -> dict[str, int | None]:
+        """Hits, misses, and what hits saved in microseconds; None for what nobody counted."""
+        sums: dict[str, int] = {}
+        for process in self.processes:
+            for name, count in process.counters.get("frames", {}).items():
+                sums[name] = sums.get(name, 0) + count
+        saved = sums.get("saved_us", 0) - sums.get("lost_us", 0)
+        timed = "saved_us" in sums or "lost_us" in sums
+        return {
+            "hits": sums.get("hit"),
+            "misses": sums.get("miss"),
+            "saved_us": saved if timed else None,
+        }
 
 
 def cut(text: str, longest: int = 400) -> str:

@@ -139,6 +139,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen: str = ""
     file: str = ""
     line: int = 0
+    text: str = ""  # what stands there
 
 
 class WiresArmed(Base, frozen=True, kw_only=True, tag="wires"):

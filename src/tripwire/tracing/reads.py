@@ -8,13 +8,15 @@ less; docs/design/0006 tells why no attribute access is hooked. Absences are par
 
 from __future__ import annotations
 
+import dis
 import functools
+import linecache
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -108,7 +110,62 @@ class Read:
 
     source: Source  # how to reach the value again
     seen: Fingerprint  # what it was
-    where: str  # the user's line, `file.py:41`; empty where no line names it
+    where: Place | None  # the user's line; None where no line names it
+
+
+class Place(NamedTuple):
+    """A line."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """What stands there, as far as the file is still there."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+class Lines:
+    """Where names are first loaded in the code that ran; the user's lines before torch's."""
+
+    def __init__(self, codes: list[CodeType]) -> None:
+        self._codes = codes
+
+    def find_name(self, name: object) -> Place | None:
+        """The line that names something."""
+        return self._places.get(name) if isinstance(name, str) else None
+
+    def find(self, source: Source) -> Place | None:
+        """The user's line that names a source, or else what leads to it; else torch's line."""
+        found, step = None, cast("Source | None", source)
+        while step is not None:
+            place = self.find_name(step.key if isinstance(step, Item) else _name_of(step))
+            if place is not None:
+                if not is_library_file(place.file):
+                    return place
+                found = found or place
+            step = step.base
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
+        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
+            uses = find_uses(code)
+            for name, line in (*uses.attributes.items(), *uses.globals.items()):
+                places.setdefault(name, Place(code.co_filename, line))
+            for step in dis.get_instructions(code) if code.co_freevars else ():
+                line_of = step.positions.lineno if step.positions is not None else None
+                if step.argval in code.co_freevars and line_of is not None:
+                    places.setdefault(step.argval, Place(code.co_filename, line_of))
+        return places
+
+
+def _name_of(step: Source) -> str | None:
+    return step.name if isinstance(step, (Attr, Global, Cell)) else None
 
 
 class ReadSet:
@@ -433,27 +490,18 @@ class ReadSet:
                 source = holder.step(key)
                 if str(source) not in seen:
                     seen.add(str(source))
-                    yield Read(source, fingerprint(value), self._line_of(key))
+                    yield Read(source, fingerprint(value), self.lines.find_name(key))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _line_of(self, key: object) -> str:
-        return self._lines.get(key, "") if isinstance(key, str) else ""
-
     @cached_property
-    def _lines(self) -> dict[str, str]:
-        """Where a name is first loaded; the user's lines before torch's."""
-        lines: dict[str, str] = {}
-        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
-            file = code.co_filename.rpartition("/")[2]
-            uses = find_uses(code)
-            for name, line in (*uses.attributes.items(), *uses.globals.items()):
-                lines.setdefault(name, f"{file}:{line}")
-        return lines
+    def lines(self) -> Lines:
+        """Where names stand in the code that ran."""
+        return Lines(self._codes)
 
     def __str__(self) -> str:
-        rows = [(str(r.source), str(r.seen), r.where) for r in self]
+        rows = [(str(r.source), str(r.seen), str(r.where or "")) for r in self]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
         lines = [f"{s:{widths[0]}}  {v:{widths[1]}}  {w}".rstrip() for s, v, w in rows]
         return "\n".join([f"{len(rows)} reads", *lines])

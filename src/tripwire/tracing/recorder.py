@@ -13,6 +13,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -140,6 +141,7 @@ class Recorder(TorchFunctionMode):
             state.refuse(Refusal(refused.slug, refused.reason, self._range()))
             return func(*args, **kwargs)
         CURRENT.state = None  # what runs inside an op is the op's own business
+        begin = perf_counter_ns()
         try:
             value = func(*args, **kwargs)
         except Exception as error:
@@ -147,6 +149,7 @@ class Recorder(TorchFunctionMode):
             raise
         finally:
             CURRENT.state = state
+            note_time(state, func, args, perf_counter_ns() - begin)
         try:
             record(state, rule, nodes, args, kwargs, value, self._range())
         except Refused as refused:
@@ -179,6 +182,20 @@ class Recorder(TorchFunctionMode):
                     self._range(),
                     instead=known.sized_by,
                 )
+
+
+# Nested tensors have no sizes, and a subclass may run code of its own when it is asked.
+_SIZED = (torch.Tensor, torch.nn.Parameter)
+
+
+def note_time(
+    state: TracingState, func: Callable[..., Any], args: tuple[Any, ...], took_ns: int
+) -> None:
+    """What a call took. The first of its kind is often slow: the fastest stands for all of them."""
+    shapes = [arg.shape for arg in args if type(arg) in _SIZED and not arg.is_nested]
+    key = func, *shapes
+    count, least = state.durations.get(key, (0, took_ns))
+    state.durations[key] = count + 1, min(least, took_ns)
 
 
 def _look_inside(

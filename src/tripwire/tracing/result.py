@@ -73,6 +73,8 @@ class Completion:
     sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
     asked: tuple[tuple[torch.Tensor, Source], ...]  # state that is no input: its form may be read
     attributes: dict[int, dict[str, object]]  # of tensors, by identity, before the run
+    in_torch_ns: int  # what the run's torch calls took, without what watched them
+    once_ns: int  # of that, in calls with no other like them
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,8 @@ class TracingState:
         self.met_data_sizes = False  # some tensor's size depends on values
         self.scope_paths = ScopePaths()
         self.calls = 0  # recorded so far
+        # What they took, without recording: how many of a kind, and the fastest.
+        self.durations: dict[tuple[object, ...], tuple[int, int]] = {}
         self.written_storages: dict[int, int] = {}  # storage → the last call that wrote to it
         self.memory = MemoryTable()
         self.written: dict[int, None] = {}  # memory that the call being recorded changed

@@ -490,6 +490,8 @@ class _Session:
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
             tuple(self._find_asked(reads)),
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
+            sum(count * least for count, least in self.state.durations.values()),
+            sum(least for count, least in self.state.durations.values() if count == 1),
         )
 
     def _find_asked(self, reads: ReadSet) -> Iterator[tuple[torch.Tensor, Source]]:

@@ -64,7 +64,7 @@ class Plan:
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
     contexts: Contexts | None  # as they are for every call that is admitted, where it enters some
 
-    def wires(self) -> list[tuple[str, str]]:
+    def wires(self) -> list[tuple[Source, str]]:
         """Everything of the world that is compared: sources, and what was seen."""
         wires: list[DictWire | ObjectWire | PulledWire] = [*self.dicts, *self.objects, *self.pulled]
         return [row for wire in wires for row in wire.rows()]

@@ -236,9 +236,9 @@ class DictWire:
         wanted = self._wanted
         return wanted if wanted is not None and _are_names(wanted) else None
 
-    def rows(self) -> list[tuple[str, str]]:
+    def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people: sources, and what was seen."""
-        return [(str(self._step(key)), str(kept)) for key, kept in self._kept.items()]
+        return [(self._step(key), str(kept)) for key, kept in self._kept.items()]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""
@@ -294,9 +294,9 @@ class ObjectWire:
         """What to say when the object died."""
         return Cause(self._path, _class(self._cls), "gone", None)
 
-    def rows(self) -> list[tuple[str, str]]:
+    def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people."""
-        return [(str(self._path), _class(self._cls))]
+        return [(self._path, _class(self._cls))]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """How the object differs now."""
@@ -441,10 +441,10 @@ class PulledWire:
             kept.is_same(value) for kept, value in zip(self._kept, values, strict=True)
         )
 
-    def rows(self) -> list[tuple[str, str]]:
+    def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people: sources, and what was seen."""
         pairs = zip(self._keys, self._kept, strict=True)
-        return [(str(self._step(key)), str(kept)) for key, kept in pairs]
+        return [(self._step(key), str(kept)) for key, kept in pairs]
 
     def find_cause(self, writers: Writers) -> Cause | None:
         """The first key that holds something else now."""

@@ -45,10 +45,53 @@ def test_an_explanation_has_entries_with_guards_wires_hits_and_effects() -> None
     assert (newest.state, oldest.state) == ("in use", "retired")
     assert (newest.hits, oldest.hits) == (0, 1)
     assert "def " in newest.guards
-    assert ("L['self'].scale", "3.0") in newest.wires
-    assert ("L['self'].scale", "2.0") in oldest.wires
+    assert ("L['self'].scale", "3.0") in [(wire.source, wire.seen) for wire in newest.wires]
+    assert ("L['self'].scale", "2.0") in [(wire.source, wire.seen) for wire in oldest.wires]
     assert newest.summary.effects == ("L['self'].calls",)
     assert "gt" in newest.summary.branches[0]
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x):
+        beta = 2.0
+        for block in self.blocks:
+            x = (lambda y: block(y) * beta)(x)
+        return x
+
+
+def test_a_wire_tells_the_users_line_that_reads_it_or_leads_there() -> None:
+    compiled = tripwire.compile(Deep())
+    compiled(X)
+    found = tripwire.explain(compiled)
+    wires = {wire.source: wire for wire in found.entries[0].wires}
+    for source in ("L['self'].blocks", "L['self'].blocks[0]", "L['self'].blocks[0].weight"):
+        assert wires[source].text == "for block in self.blocks:"
+        assert wires[source].place == f"{__file__}:{Deep.forward.__code__.co_firstlineno + 2}"
+    called = wires["T[L['self']].forward"]  # only torch's own code names it
+    assert called.place.rpartition(":")[0].endswith("nn/modules/module.py")
+    assert "test_explain.py:" in str(found)
+    assert "for block in self.blocks:" in str(found)
+
+
+def test_a_wire_on_a_closure_tells_the_line_that_uses_it() -> None:
+    def outer():
+        box = [2.0]
+
+        def inner(x):
+            y = x + 1
+            return y * box[0]
+
+        return inner
+
+    compiled = tripwire.compile(outer())
+    compiled(X)
+    wires = tripwire.explain(compiled).entries[0].wires
+    (box,) = [wire for wire in wires if wire.source.endswith("C['box']")]
+    assert box.text == "return y * box[0]"
 
 
 def test_an_explanation_names_what_was_written_and_by_whom() -> None:
@@ -144,8 +187,10 @@ def test_a_compile_leaves_its_graph_guards_wires_and_reads_in_the_log(tmp_path) 
     assert mul.text == "return x * self.scale"
     assert mul.file.endswith("test_explain.py")
     assert "def " in events_of(tmp_path, "guards")[0].source
-    assert any(row.source == "L['self'].scale" for row in events_of(tmp_path, "wires")[0].wires)
-    assert any(row.source == "L['self'].scale" for row in events_of(tmp_path, "reads")[0].reads)
+    for rows in (events_of(tmp_path, "wires")[0].wires, events_of(tmp_path, "reads")[0].reads):
+        (scale,) = [row for row in rows if row.source == "L['self'].scale"]
+        assert (scale.file, scale.line) == (mul.file, mul.line)
+        assert scale.text == "return x * self.scale"
     (retired,) = events_of(tmp_path, "retirement")
     assert (retired.source, retired.old, retired.new) == ("L['self'].scale", "2.0", "3.0")
     assert retired.file.endswith("test_explain.py" if IS_COMPILED else "")

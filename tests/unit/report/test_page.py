@@ -167,6 +167,7 @@ def test_report_as_json(gpt) -> None:
     done = json.loads(run("report", gpt, "--json").stdout)
     assert done["path"] == str(gpt / "report.html")
     assert (done["processes"], done["compiles"], done["retirements"]) == (2, 17, 8)
+    assert (done["hits"], done["misses"], done["saved_us"]) == (2272, 24, 895_520)
     assert done["skipped"]["damaged"] == 0
 
 

@@ -295,8 +295,8 @@ function seenTable(rows, caption) {
       { label: "Seen", value: (r) => r.seen, show: (r) => h("code", null, r.seen) },
       {
         label: "Line",
-        value: (r) => `${r.file}:${String(r.line).padStart(7, "0")}`,
-        show: (r) => placeText(r.file, r.line),
+        value: (r) => `${r.file}:${String(r.line).padStart(7, "0")} ${r.text}`,
+        show: (r) => [placeText(r.file, r.line), r.text && h("code", { class: "said" }, r.text)],
       },
     ],
     rows,

@@ -21,7 +21,7 @@ const occurrence = ([time, process, compile, before, after]) => ({
   after,
 });
 const place = ([file, line, func, text, excerpt]) => ({ file, line, func, text, excerpt });
-const seen = ([source, seen, file, line]) => ({ source, seen, file, line });
+const seen = ([source, seen, file, line, text]) => ({ source, seen, file, line, text });
 
 report.compiles.forEach((compile, number) => {
   compile.number = number;

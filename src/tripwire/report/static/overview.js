@@ -20,6 +20,9 @@ function overviewPage() {
     .join(", ");
   const hits = sumCounter("frames", "hit");
   const misses = sumCounter("frames", "miss");
+  const gained = sumCounter("frames", "saved_us");
+  const lost = sumCounter("frames", "lost_us");
+  const saved = gained === null && lost === null ? null : (gained ?? 0) - (lost ?? 0);
   const slowest = [...report.compiles].sort((a, b) => b.duration_us - a.duration_us).slice(0, 6);
   return [
     h("h1", null, report.title),
@@ -53,6 +56,12 @@ function overviewPage() {
         "hits",
         "#/processes",
         hits === null ? "not counted" : `${formatShare(hits, hits + (misses || 0))} of calls`,
+      ),
+      figure(
+        saved === null ? "–" : formatUs(saved),
+        "saved by hits",
+        "#/processes",
+        saved === null ? "too few hits were timed" : "at least; estimated from first hits",
       ),
       figure(
         formatCount(report.retirements.total),
