@@ -130,8 +130,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
 
     built, details = _reading(directory, as_json, build_report)
     if other is not None:
-        earlier, _ = _reading(other, as_json, build_report)
-        built.diff = compare(built, earlier)
+        built.diff = compare((built, details), _reading(other, as_json, build_report))
     path = write_report(built, details, output or _beside(directory, "report.html"))
     if as_json:
         figures = {
@@ -145,6 +144,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
             "recompiles": built.recompiles.total,
             "records": len(built.records),
             "skipped": built.skipped,
+            "diff": built.diff,
         }
         click.echo(msgspec.json.encode(figures))
     else:

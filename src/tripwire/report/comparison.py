@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tripwire.report.details import Details
+from tripwire.report.graphdiff import compare_graphs
 from tripwire.report.model import Change, Comparison, Groups, Report, Verdict
 
 SLOWER = 1.1  # a ratio within which two times are the same
@@ -34,16 +36,20 @@ class Sum:
 Side = dict[tuple[str, str], Sum]  # by name and place
 
 
-def compare(after: Report, before: Report) -> Comparison:
-    """`after` is the run that the report is about."""
+def compare(built: tuple[Report, Details], earlier: tuple[Report, Details]) -> Comparison:
+    """`built` is the run that the report is about."""
+    after, before = built[0], earlier[0]
 
     def changes(side: Callable[[Report], Side]) -> list[Change]:
         return _match(side(after), side(before))
 
+    graphs, same_graphs = compare_graphs(built, earlier)
     return Comparison(
         other=before.title,
         figures=_match(_figures(after), _figures(before), in_order=True),
         functions=changes(_functions),
+        graphs=graphs,
+        same_graphs=same_graphs,
         phases=changes(_phases),
         spans=changes(lambda r: {(s.name, ""): Sum(s.calls, s.total_ns // 1000) for s in r.spans}),
         retirements=changes(lambda r: _groups(r.retirements)),

@@ -229,12 +229,42 @@ class Change(Struct, kw_only=True):
     nodes_after: int | None = None
 
 
+class NodeChange(Struct, array_like=True):
+    """One node that only one run has, or that differs."""
+
+    kind: str  # added, removed, changed
+    scope: str
+    name: str
+    target: str
+    what: str  # what differs; the value's form of a node that came or went
+    file: str
+    line: int
+    text: str  # the user's line
+
+
+class GraphChange(Struct, kw_only=True):
+    """A graph against the same function's graph in the earlier run."""
+
+    function: str
+    place: str
+    compile: int
+    id_before: str
+    id_after: str
+    added: int
+    removed: int
+    changed: int
+    nodes: list[NodeChange]  # by scope
+    left_out: int = 0
+
+
 class Comparison(Struct, kw_only=True):
     """This run against an earlier one."""
 
     other: str
     figures: list[Change]
     functions: list[Change]
+    graphs: list[GraphChange]  # those that differ
+    same_graphs: int
     phases: list[Change]
     spans: list[Change]
     retirements: list[Change]

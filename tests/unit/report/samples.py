@@ -131,6 +131,11 @@ BLOCK = [
 ]  # fmt: skip
 
 
+def _row(source: str, seen: str, line: int) -> Row:
+    texts = {number: text for number, _, text in LINES.values()}
+    return Row(source=source, seen=seen, file=MODEL, line=line, text=texts.get(line, ""))
+
+
 def _node(name, target, inputs, scope, line, part, shape):
     number, function, text = LINES[line]
     begin = text.index(part)
@@ -159,8 +164,11 @@ def _parameter(layer: int, module: str) -> GraphNode:
     return GraphNode(name=name, op="placeholder", target=target, scope=scope, shape="float32[384]")
 
 
-def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
-    """Thirty calls and six parameters a layer, in scopes `blocks.N.attn` and the like."""
+def gpt_graph(layers: int, earlier: bool = False) -> tuple[GraphNode, ...]:
+    """Thirty calls and six parameters a layer, in scopes `blocks.N.attn` and the like.
+
+    An earlier one has no dropout, and relu where gelu is now.
+    """
     whole = "self.embed(tokens) + self.position[: tokens.shape[1]]"
     nodes = [
         GraphNode(name="tokens", op="placeholder", target="L['tokens']", shape="int64[8, 256]"),
@@ -175,6 +183,11 @@ def gpt_graph(layers: int) -> tuple[GraphNode, ...]:
         for module in MODULES:
             nodes.append(_parameter(n, module))
         for name, target, inputs, scope, line, part, shape in BLOCK:
+            if earlier and name == "dropped":
+                continue
+            if earlier:
+                target = target.replace("gelu", "relu")
+                inputs = inputs.replace("dropped", "softmax")
             names = [outside.get(i, f"{i}_{n}") for i in inputs.split()]
             names += [_parameter(n, scope).name] if scope in MODULES else []
             path = f"blocks.{n}.{scope}".rstrip(".")
@@ -226,10 +239,10 @@ EXCERPTS = {
 class Run:
     """One process as it writes its log; `speed` scales every time."""
 
-    def __init__(self, rank: int, speed: float = 1.0) -> None:
+    def __init__(self, rank: int, speed: float = 1.0, earlier: bool = False) -> None:
         self.random = random.Random(rank + 1)
         self.now = 5_010 * MS
-        self.rank, self.speed = rank, speed
+        self.rank, self.speed, self.earlier = rank, speed, earlier
         self.events: list[Event] = [
             ThreadNamed(time_ns=self.now, thread=MAIN, name="MainThread"),
             ThreadNamed(time_ns=self.now, thread=WORKER, name="data-loader-0"),
@@ -334,39 +347,25 @@ class Run:
 
     def _capture(self, ids, at, layers, length, function):
         if layers:
-            self.events.append(GraphCaptured(time_ns=at, nodes=gpt_graph(layers), **ids))
+            nodes = gpt_graph(layers, self.earlier and function == "GPT.forward")
+            self.events.append(GraphCaptured(time_ns=at, nodes=nodes, **ids))
         source = GUARDS.format(length=length, training=True, layers=layers)
         self.events.append(GuardsBuilt(time_ns=at, source=source, count=9, **ids))
         wires = [
-            Row(source="G['config'].scale", seen="0.125", file=MODEL, line=35),
-            Row(source="G['config'].dropout", seen="0.1", file=MODEL, line=37),
-            Row(source="G['F']", seen="<module 'torch.nn.functional'>", file=MODEL, line=37),
-            Row(
-                source="G['Attention'].forward",
-                seen="<function Attention.forward>",
-                file=MODEL,
-                line=28,
-            ),
-            Row(source="L['self'].training", seen="True", file=MODEL, line=80),
-            Row(source="L['self'].head.weight", seen="<Parameter>", file=MODEL, line=84),
+            _row("G['config'].scale", "0.125", 35),
+            _row("G['config'].dropout", "0.1", 37),
+            _row("G['F']", "<module 'torch.nn.functional'>", 37),
+            _row("G['Attention'].forward", "<function Attention.forward>", 28),
+            _row("L['self'].training", "True", 80),
+            _row("L['self'].head.weight", "<Parameter>", 84),
         ]
         for n in range(layers):
             for name in ("attn", "mlp", "norm1", "norm2"):
-                wires.append(
-                    Row(
-                        source=f"L['self'].blocks[{n}].{name}",
-                        seen=f"<{name} at layer {n}>",
-                        file=MODEL,
-                        line=58,
-                    )
-                )
+                wires.append(_row(f"L['self'].blocks[{n}].{name}", f"<{name} at layer {n}>", 58))
         self.events.append(WiresArmed(time_ns=at, wires=tuple(wires), **ids))
         reads = [
             *wires,
-            *(
-                Row(source=f"L['self'].blocks[{n}].attn.heads", seen="6", file=MODEL, line=32)
-                for n in range(layers)
-            ),
+            *(_row(f"L['self'].blocks[{n}].attn.heads", "6", 32) for n in range(layers)),
         ]
         self.events.append(ReadsSeen(time_ns=at, reads=tuple(reads), **ids))
 
@@ -424,7 +423,7 @@ class Run:
 
 
 def run_events(rank: int, speed: float = 1.0, earlier: bool = False) -> list[Event]:
-    run = Run(rank, speed)
+    run = Run(rank, speed, earlier)
     layers = 6
     run.compile("0/0", "GPT.forward", 79, layers)
     run.compile("1/0", "clip_and_step", 91, 0, file=TRAIN, refusal="tensor-branch")
@@ -539,7 +538,7 @@ def hostile_events() -> list[Event]:
                 line=1,
             ),
         )
-        row = Row(source=evil, seen=evil, file=evil, line=2)
+        row = Row(source=evil, seen=evil, file=evil, line=2, text=evil)
         metrics = CompilationMetrics(
             co_name=evil,
             fail_type=evil,

@@ -44,8 +44,8 @@ def opened(tmp_path_factory) -> Iterator[Browser]:
 def sample(tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("logs")
     report, details = build_report(write_gpt_run(base / "gpt-nightly", 1.15))
-    earlier, _ = build_report(write_gpt_run(base / "gpt-last-week", earlier=True))
-    report.diff = compare(report, earlier)
+    earlier = build_report(write_gpt_run(base / "gpt-last-week", earlier=True))
+    report.diff = compare((report, details), earlier)
     return write_report(report, details, base / "report.html")
 
 
@@ -101,10 +101,26 @@ def test_every_part_of_a_compile_opens(page, tab) -> None:
 
 def test_the_overview_tells_the_figures(page) -> None:
     text = page.evaluate("document.querySelector('.figures').innerText")
-    for part in ("compile time", "unattributed", "hits", "2,272", "retirements", "refusals"):
+    for part in (
+        "compile time",
+        "unattributed",
+        "hits",
+        "2,272",
+        "saved by hits",
+        "896",
+        "refusals",
+    ):
         assert part in text
     assert count(page, ".stack .hatched") == 1
     shoot(page, "overview")
+
+
+def test_wires_tell_the_users_line_and_what_stands_there(page) -> None:
+    page.go("compile/0/wires")
+    rows = page.evaluate("document.querySelector('#panel table').innerText")
+    assert "model.py:35" in rows
+    assert "score = (q @ k.transpose(-2, -1)) * self.config.scale" in rows
+    shoot(page, "wires")
 
 
 def test_scopes_open_and_close_by_mouse_and_keys(page) -> None:
@@ -215,6 +231,10 @@ def test_the_comparison_says_what_is_new_gone_and_slower(page) -> None:
     text = page.evaluate("document.getElementById('main').innerText")
     for word in ("new", "gone", "slower", "lookup", "old_eval"):
         assert word in text
+    page.click_until(".graph-change summary", "document.querySelector('.graph-change').open")
+    rows = page.evaluate("document.querySelector('.graph-change table').innerText")
+    for word in ("added", "changed", "blocks.0.attn.drop", "dropped_0", "model.py:46", "F.gelu("):
+        assert word in rows
     shoot(page, "diff")
 
 
@@ -291,7 +311,7 @@ def test_hostile_texts_are_shown_and_never_run(opened, tmp_path) -> None:
     head = header(8, "bb", argv=(evil,), host="node01", python=evil)
     write_log(tmp_path / evil.replace("/", "\\"), head, hostile_events())
     built = build_report(tmp_path / evil.replace("/", "\\"))
-    built[0].diff = compare(built[0], built[0])
+    built[0].diff = compare(built, built)
     path = write_report(*built, tmp_path / "report.html")
     compiles = len(built[0].compiles)
     assert compiles == 10

@@ -61,7 +61,7 @@ def hostile(tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("hostile")
     write_log(base, header(1, "aa", argv=HOSTILE), hostile_events())
     report, details = build_report(base)
-    report.diff = compare(report, report)
+    report.diff = compare((report, details), (report, details))
     return write_report(report, details, base / "report.html")
 
 
@@ -169,6 +169,15 @@ def test_report_as_json(gpt) -> None:
     assert (done["processes"], done["compiles"], done["retirements"]) == (2, 17, 8)
     assert (done["hits"], done["misses"], done["saved_us"]) == (2272, 24, 895_520)
     assert done["skipped"]["damaged"] == 0
+
+
+def test_report_as_json_has_the_comparison(gpt, tmp_path) -> None:
+    earlier = write_gpt_run(tmp_path / "earlier", earlier=True)
+    done = json.loads(run("report", gpt, "--diff", earlier, "--json").stdout)
+    graph = done["diff"]["graphs"][0]
+    assert (graph["function"], graph["added"], graph["changed"]) == ("GPT.forward", 6, 12)
+    assert any("gelu" in change[3] for change in graph["nodes"])
+    assert json.loads(run("report", gpt, "--json").stdout)["diff"] is None
 
 
 def test_making_a_report_again_reads_the_same_log(gpt) -> None:

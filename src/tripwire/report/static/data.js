@@ -23,6 +23,17 @@ const occurrence = ([time, process, compile, before, after]) => ({
 const place = ([file, line, func, text, excerpt]) => ({ file, line, func, text, excerpt });
 const seen = ([source, seen, file, line, text]) => ({ source, seen, file, line, text });
 
+const nodeChange = ([kind, scope, name, target, what, file, line, text]) => ({
+  kind,
+  scope,
+  name,
+  target,
+  what,
+  file,
+  line,
+  text,
+});
+
 report.compiles.forEach((compile, number) => {
   compile.number = number;
 });
@@ -36,6 +47,8 @@ for (const groups of [report.retirements, report.refusals, report.recompiles]) {
     group.occurrences = group.occurrences.map(occurrence);
   }
 }
+
+for (const graph of report.diff?.graphs ?? []) graph.nodes = graph.nodes.map(nodeChange);
 
 const details = new Map();
 

@@ -59,6 +59,61 @@ function changeTable(rows, caption, { format = phaseLabel } = {}) {
 
 const same = (name) => name;
 
+/** The nodes of one graph that came, went or changed, by scope. */
+function graphChange(graph) {
+  const { added, removed, changed } = graph;
+  return h(
+    "details",
+    { class: "graph-change" },
+    h(
+      "summary",
+      null,
+      h("code", null, graph.function),
+      " ",
+      h("span", { class: "place", title: graph.place }, baseName(graph.place)),
+      ` · ${graph.id_before} before, `,
+      compileLink(graph.compile),
+      " now · ",
+      [
+        [added, "added"],
+        [removed, "removed"],
+        [changed, "changed"],
+      ]
+        .filter(([count]) => count)
+        .map(([count, word]) => [tag(`${formatCount(count)} ${word}`, word), " "]),
+    ),
+    table(
+      [
+        { label: "Change", value: (r) => r.kind, show: (r) => tag(r.kind) },
+        {
+          label: "Scope",
+          value: (r) => r.scope,
+          show: (r) => (r.scope ? h("code", null, r.scope) : h("span", { class: "muted" }, "–")),
+        },
+        { label: "Node", value: (r) => r.name, show: (r) => h("code", null, r.name) },
+        { label: "Target", value: (r) => r.target, show: (r) => h("code", null, r.target) },
+        { label: "What", value: (r) => r.what, show: (r) => h("code", null, r.what) },
+        {
+          label: "Line",
+          value: (r) => `${r.file}:${String(r.line).padStart(7, "0")} ${r.text}`,
+          show: (r) => [placeText(r.file, r.line), r.text && h("code", { class: "said" }, r.text)],
+        },
+      ],
+      graph.nodes,
+      { caption: `Nodes of ${graph.function} that differ`, filter: true },
+    ),
+    graph.left_out > 0 && notice(`${formatCount(graph.left_out)} more were left out.`),
+  );
+}
+
+function graphChanges({ graphs, same_graphs: equal }) {
+  if (!graphs.length && !equal) return empty("No graph is in both runs.");
+  return [
+    equal > 0 && h("p", { class: "muted" }, `${plural(equal, "graph")} without a change.`),
+    graphs.map(graphChange),
+  ];
+}
+
 function diffPage() {
   const { diff } = report;
   if (!diff)
@@ -102,6 +157,7 @@ function diffPage() {
     parts.map(([part, title]) => [
       h("h2", null, title),
       changeTable(diff[part], title, { format: part === "phases" ? phaseLabel : same }),
+      part === "functions" && [h("h2", null, "Graphs, node by node"), graphChanges(diff)],
     ]),
   ];
 }

@@ -61,7 +61,7 @@ function overviewPage() {
         saved === null ? "–" : formatUs(saved),
         "saved by hits",
         "#/processes",
-        saved === null ? "too few hits were timed" : "at least; estimated from first hits",
+        saved === null ? "too few hits were timed" : "at least, estimated",
       ),
       figure(
         formatCount(report.retirements.total),
