@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from threading import Thread
+from typing import Any
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry.counters import statistics
@@ -30,8 +32,11 @@ def prometheus_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def serve_metrics(port: int = 9464, address: str = "127.0.0.1") -> None:
-    """Answer Prometheus on a port, from a thread that ends with the process."""
+def serve_metrics(port: int = 9464, address: str = "127.0.0.1") -> tuple[Any, Thread]:
+    """Answer Prometheus on a port, from a thread that ends with the process.
+
+    Returns prometheus_client's server, which `shutdown()` stops, and its thread.
+    """
     try:
         client = import_module("prometheus_client")
         core = import_module("prometheus_client.core")
@@ -53,7 +58,8 @@ def serve_metrics(port: int = 9464, address: str = "127.0.0.1") -> None:
                 yield family
 
     core.REGISTRY.register(Collector())
-    client.start_http_server(port, address)
+    server, thread = client.start_http_server(port, address)
+    return server, thread
 
 
 def _families() -> Iterable[tuple[str, str, list[Sample]]]:

@@ -4,8 +4,11 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -233,13 +236,45 @@ def test_the_structured_trace_has_the_form_that_tlparse_reads(log, tmp_path):
             assert hashlib.md5("\n".join(payload).encode()).hexdigest() == wanted
 
 
+@pytest.fixture
+def real_log(tmp_path):
+    """What tripwire itself writes: a compile, a retirement, a refusal, a call that raises."""
+    import torch
+
+    import tripwire
+
+    class Net(torch.nn.Linear):
+        scale = 2.0
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    def fails(x):
+        raise ValueError("no\r\n<b>\x00 日本語")
+
+    x, net = torch.ones(2, 3), Net(3, 3)
+    with logging_to(tmp_path / "real"):
+        compiled = tripwire.compile(net)
+        compiled(x)
+        compiled(x)
+        net.scale = 3.0
+        compiled(x)
+        tripwire.compile(lambda x: (time.time(), x)[1])(x)
+        with pytest.raises(ValueError):
+            tripwire.compile(fails)(x)
+    return tmp_path / "real"
+
+
 @pytest.mark.skipif(shutil.which("tlparse") is None, reason="tlparse isn't installed")
-def test_tlparse_opens_the_structured_trace_without_errors(log, tmp_path):
-    (path,) = telemetry.write_torch_trace(log, tmp_path / "tt")
+@pytest.mark.parametrize("made", ["log", "real_log"])
+def test_tlparse_opens_the_structured_trace_without_errors(made, request, tmp_path):
+    (path,) = telemetry.write_torch_trace(request.getfixturevalue(made), tmp_path / "tt")
     command = ["tlparse", str(path), "-o", str(tmp_path / "out"), "--no-browser", "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "fail" not in done.stderr + done.stdout
+    said = done.stderr + done.stdout
+    (stats,) = re.findall(r"Stats \{ ok: \d+(.*) \}", said)
+    assert stats == "", said  # what it can't take in is counted there
     assert (tmp_path / "out" / "index.html").exists()
 
 
@@ -265,8 +300,49 @@ def test_an_absent_package_is_a_clear_error(log, monkeypatch, package, use):
         use(log)
 
 
+def test_prometheus_itself_reads_the_text(clock):
+    parser = pytest.importorskip(
+        "prometheus_client.parser", reason="prometheus-client isn't installed"
+    )
+    odd = 'odd"name\n\\'
+    telemetry.count("frames", odd, 3)
+    with timed("trace"):
+        clock.advance(us=1500)
+    found = {
+        family.name: family for family in parser.text_string_to_metric_families(prometheus_text())
+    }
+    assert found["tripwire_events"].type == "counter"
+    counted = {sample.labels["name"]: sample.value for sample in found["tripwire_events"].samples}
+    assert counted[odd] == 3
+    (trace,) = [s for s in found["tripwire_span_seconds"].samples if s.labels["key"] == "trace"]
+    assert trace.value == 0.0015
+
+
+def test_prometheus_is_answered_over_http(clock):
+    client = pytest.importorskip("prometheus_client", reason="prometheus-client isn't installed")
+    parser = pytest.importorskip("prometheus_client.parser")
+    telemetry.count("frames", "hit", 7)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    before = set(client.REGISTRY._collector_to_names)
+    server, thread = telemetry.serve_metrics(port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        for collector in set(client.REGISTRY._collector_to_names) - before:
+            client.REGISTRY.unregister(collector)
+    found = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    (hit,) = [s for s in found["tripwire_events"].samples if s.labels["name"] == "hit"]
+    assert hit.value == 7
+
+
 def test_opentelemetry_gets_spans_with_their_times_and_parents(log):
-    pytest.importorskip("opentelemetry.sdk.trace")
+    pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk isn't installed")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -278,3 +354,29 @@ def test_opentelemetry_gets_spans_with_their_times_and_parents(log):
     spans = {span.name: span for span in exporter.get_finished_spans()[:4]}
     assert spans["observe"].parent.span_id == spans["trace"].context.span_id
     assert spans["trace"].end_time - spans["trace"].start_time == 130_000
+    assert spans["trace"].attributes["tripwire.compile_id"] == "2/0"
+
+
+def test_opentelemetry_is_told_of_a_compile_as_it_was(real_log):
+    pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk isn't installed")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.trace import StatusCode
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    sent = telemetry.export_spans(real_log, provider)
+    spans = exporter.get_finished_spans()
+    assert len(spans) == sent
+    by_id = {span.context.span_id: span for span in spans}
+    for span in spans:
+        if span.parent is not None:
+            parent = by_id[span.parent.span_id]
+            assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+            assert parent.attributes["thread.id"] == span.attributes["thread.id"]
+    compiles = [span for span in spans if span.name == "compile"]
+    assert all(span.parent is None for span in compiles)
+    assert {by_id[s.parent.span_id].name for s in spans if s.name == "observe"} == {"compile"}
+    assert [span.status.status_code for span in compiles].count(StatusCode.ERROR) == 1
