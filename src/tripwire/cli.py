@@ -1,7 +1,7 @@
 """The command line.
 
 Exit codes: 0 done; 1 the replayed call raised, or something is wrong (doctor); 2 bad input or bad
-usage. `tripwire run` exits as the script does.
+usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
 """
 
 from __future__ import annotations
@@ -226,30 +226,34 @@ def run(
     """Run a script with telemetry on, and leave a report."""
     from tripwire.running import compiling_with_tripwire, logging_into, run_script
 
-    if not as_module and not Path(script).is_file():
+    if not as_module and not Path(script).exists():
         raise _Trouble(f"{script}: there is no such file.")
-    target = Path(folder or f"tripwire-run-{os.getpid()}")
-    code, raised = 0, None
+    target = Path(folder or f"tripwire-run-{os.getpid()}").absolute()
+    process = os.getpid()
     with logging_into(target), compiling_with_tripwire() if replaces else nullcontext():
-        try:
-            code = run_script(script, arguments, as_module)
-        except Exception as error:
-            raised, code = error, 1
-    if raised is not None:
-        traceback.print_exception(raised)
-    page = None if no_report else _report_of(target)
+        code = run_script(script, arguments, as_module)
+    if os.getpid() != process:  # a child that was forked: the report is its parent's
+        sys.exit(code)
+    page, trouble = (None, None) if no_report else _report_of(target, as_json)
     if as_json:
-        click.echo(msgspec.json.encode({"exit": code, "log": str(target), "report": page}))
+        told = {"exit": code, "log": str(target), "report": page, "trouble": trouble}
+        click.echo(msgspec.json.encode(told))
+    elif trouble is not None:
+        click.echo(f"tripwire: there is no report: {trouble}", err=True)
     else:
         click.echo(f"tripwire: {page or target}", err=True)
     sys.exit(code)
 
 
-def _report_of(folder: Path) -> str:
+def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
+    """The page's path, or why there is none: the exit code stays the script's."""
     from tripwire.report import build_report, write_report
 
-    built, details = build_report(folder)
-    return str(write_report(built, details, folder / "report.html"))
+    try:
+        built, details = _reading(str(folder), quiet, build_report)
+        return str(write_report(built, details, folder / "report.html")), None
+    except (TripwireError, OSError) as error:
+        return None, " ".join(str(error).split())
 
 
 @main.command()

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import runpy
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from tripwire.env import is_own_code
+from tripwire.errors import BadOption
+
+INTERRUPTED = 130  # what a shell says of a program that was interrupted
+
+logger = logging.getLogger("tripwire.trace")
 
 
 @contextmanager
 def logging_into(folder: Path) -> Iterator[None]:
     """Log here, and in every process that is started from here."""
     from tripwire.dispatch.telling import count_hits
-    from tripwire.telemetry.log import start_log, stop_log
+    from tripwire.telemetry.log import emit, start_log, stop_log
     from tripwire.telemetry.reports import log_counters
+    from tripwire.telemetry.schema import Instant
 
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("TRIPWIRE_LOG_DIR")
     os.environ["TRIPWIRE_LOG_DIR"] = str(folder)
-    start_log(str(folder))
+    start_log(folder)
+    emit(Instant, name="begins")  # there is a log though nothing should be compiled
     try:
         yield
     finally:
         count_hits()
         log_counters()
+        emit(Instant, name="ends")
         stop_log()
-        if before is None:
-            del os.environ["TRIPWIRE_LOG_DIR"]
-        else:
+        os.environ.pop("TRIPWIRE_LOG_DIR", None)
+        if before is not None:
             os.environ["TRIPWIRE_LOG_DIR"] = before
 
 
 @contextmanager
 def compiling_with_tripwire() -> Iterator[None]:
-    """`torch.compile` is tripwire's in here. Arguments that only torch's has are refused there."""
+    """`torch.compile` is tripwire's in here."""
     import torch
 
     from tripwire.api import compile
@@ -44,7 +59,7 @@ def compiling_with_tripwire() -> Iterator[None]:
     plain = torch.compile
 
     def compile_instead(model: Any = None, **options: Any) -> Any:
-        return compile(model, **options)
+        return compile(model, **_translate(options))
 
     torch.compile = compile_instead
     try:
@@ -53,22 +68,78 @@ def compiling_with_tripwire() -> Iterator[None]:
         torch.compile = plain
 
 
+def _translate(options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what only torch's has: it says how to compile, never what comes out."""
+    from tripwire.api import compile
+
+    given = {k: value for k, value in options.items() if value is not None and value is not False}
+    known = inspect.signature(compile).parameters.keys() - {"dynamic"}
+    for name in given.keys() - known:
+        logger.warning("torch.compile(%s=...): tripwire has no such option; it is left out", name)
+    return {name: value for name, value in given.items() if name in known}
+
+
 def run_script(target: str, arguments: tuple[str, ...], as_module: bool) -> int:
-    """Run a script or a module as Python itself would; its exit code."""
+    """Run a script or a module as Python itself would, to its threads' end; its exit code."""
     argv, path = sys.argv, sys.path[0]
     sys.argv = [target, *arguments]
+    try:
+        code = _run(target, as_module)
+        _join_threads()
+    except KeyboardInterrupt as error:  # while threads were waited for
+        _tell(error)
+        return INTERRUPTED
+    finally:
+        sys.argv, sys.path[0] = argv, path
+    return code
+
+
+def _run(target: str, as_module: bool) -> int:
     try:
         if as_module:
             sys.path[0] = os.getcwd()
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = os.path.dirname(os.path.abspath(target))
+            is_folder = os.path.isdir(target)  # its own __main__.py runs, not one beside it
+            sys.path[0] = target if is_folder else os.path.dirname(os.path.abspath(target))
             runpy.run_path(target, run_name="__main__")
     except SystemExit as leaving:
         return _code_of(leaving)
-    finally:
-        sys.argv, sys.path[0] = argv, path
+    except BaseException as error:
+        error.__traceback__ = _users_part(error.__traceback__)
+        if error.__traceback__ is None and isinstance(error, ImportError):
+            raise BadOption(f"{target} can't be run: {error}.", slug="not-runnable") from None
+        _tell(error)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _join_threads() -> None:
+    """As the interpreter does at its end; they belong to the run."""
+    while True:
+        others = [t for t in threading.enumerate() if t is not threading.current_thread()]
+        waited = [t for t in others if not t.daemon and t is not threading.main_thread()]
+        if not waited:
+            return
+        for thread in waited:
+            thread.join()
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the script on, as Python itself would print it."""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_own_code(code) and not code.co_filename.startswith("<frozen "):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _tell(error: BaseException) -> None:
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)  # the script's own, if it set one
+    except Exception:
+        traceback.print_exception(error)
 
 
 def _code_of(leaving: SystemExit) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import tripwire
 from tripwire.cli import main
 
 SCRIPT = """
@@ -73,7 +77,169 @@ def test_run_json_says_where_everything_is(script, tmp_path) -> None:
         "exit": 0,
         "log": str(tmp_path / "log"),
         "report": str(tmp_path / "log" / "report.html"),
+        "trouble": None,
     }
+
+
+# --- scripts that do odd things ---
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    """Run a script that compiles nothing, from its own folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(text, *options, name="plain.py"):
+        (tmp_path / name).write_text(text)
+        return run("run", "--dir", "log", *options, name)
+
+    return go
+
+
+def test_a_script_that_compiles_nothing_leaves_a_report_as_well(plain, tmp_path) -> None:
+    assert plain("print('hello')").exit_code == 0
+    assert (tmp_path / "log" / "report.html").exists()
+    assert plain("raise SystemExit(3)").exit_code == 3
+
+
+def test_an_interrupted_script_leaves_a_report_and_a_shells_code(plain, tmp_path) -> None:
+    done = plain("raise KeyboardInterrupt")
+    assert done.exit_code == 130
+    assert "KeyboardInterrupt" in done.output
+    assert (tmp_path / "log" / "report.html").exists()
+
+
+def test_a_traceback_begins_in_the_script(plain) -> None:
+    done = plain("def f():\n    raise ValueError('x')\nf()")
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == '  File "plain.py", line 3, in <module>'
+    assert "runpy" not in done.output
+    assert "tripwire/" not in done.output.replace(str(lines[-1]), "")
+
+
+def test_a_script_that_is_no_python_is_a_syntax_error(plain) -> None:
+    done = plain("def (:")
+    assert done.exit_code == 1
+    assert done.output.splitlines()[0] == '  File "plain.py", line 1'
+
+
+def test_the_scripts_own_hook_is_told_of_its_error(plain, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back at the end
+    text = "import sys\nsys.excepthook = lambda kind, e, tb: print('hook', kind.__name__)\n1 / 0"
+    done = plain(text)
+    assert done.exit_code == 1
+    assert done.stdout == "hook ZeroDivisionError\n"
+
+
+def test_a_hook_that_raises_hides_no_error(plain, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    done = plain("import sys\nsys.excepthook = lambda *_: 1 / 0\nraise KeyError('mine')")
+    assert done.exit_code == 1
+    assert "KeyError: 'mine'" in done.output
+
+
+def test_a_script_may_go_elsewhere(plain, tmp_path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    text = (
+        "import os, torch, tripwire\nos.chdir('elsewhere')\n"
+        "tripwire.compile(lambda x: x + 1)(torch.ones(2))"
+    )
+    assert plain(text).exit_code == 0
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == []
+    assert "compile" in (tmp_path / "log" / "report.html").read_text()
+
+
+def test_a_log_directory_stays_where_it_was_though_the_program_goes_elsewhere(
+    tmp_path, monkeypatch
+) -> None:
+    from tripwire.telemetry.log import EventLog
+    from tripwire.telemetry.schema import Instant
+
+    monkeypatch.chdir(tmp_path)
+    log = EventLog("here")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    log.write(Instant(time_ns=1, name="x"))
+    log.close()
+    assert len(list((tmp_path / "here").iterdir())) == 1
+
+
+def test_threads_of_the_script_belong_to_the_run(plain) -> None:
+    text = (
+        "import threading, time\n"
+        "def late():\n    time.sleep(0.2)\n    print('late')\n"
+        "threading.Thread(target=late).start()\nprint('main ends')"
+    )
+    assert plain(text).stdout == "main ends\nlate\n"
+
+
+def test_a_log_that_the_script_removed_is_a_message_and_its_own_code(plain) -> None:
+    text = (
+        "import os, shutil\nshutil.rmtree(os.environ.pop('TRIPWIRE_LOG_DIR'))\nraise SystemExit(4)"
+    )
+    done = plain(text)
+    assert done.exit_code == 4
+    assert "there is no report" in done.output
+    told = json.loads(plain(text, "--json").output.splitlines()[-1])
+    assert told["report"] is None
+    assert "log-missing" in told["trouble"]
+
+
+def test_what_cannot_be_run_is_one_line_and_two(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package" / "sub").mkdir(parents=True)
+    (tmp_path / "package" / "__main__.py").write_text("print('the wrong one')")
+    for words in (["package/sub"], ["-m", "no_such_module"], ["-m", "package.nothing"]):
+        done = run("run", "--dir", "log", *words)
+        assert done.exit_code == 2, words
+        assert "[not-runnable]" in done.output
+        assert len(done.output.strip().splitlines()) == 1
+
+
+def test_a_folder_with_a_main_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "other.py").write_text("VALUE = 5")
+    (tmp_path / "app" / "__main__.py").write_text("import other\nprint('value', other.VALUE)")
+    assert "value 5" in run("run", "--dir", "log", "app").output
+
+
+def test_a_name_that_is_hard_to_spell_is_no_hindrance(plain, tmp_path) -> None:
+    done = plain("print(__file__)", name="ünï code ✓ 'x'.py")
+    assert done.exit_code == 0
+    assert "ünï code ✓ 'x'.py" in done.output
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path) -> None:
+    text = (
+        "import os, sys, torch, tripwire\nf = tripwire.compile(lambda x: x + 1)\n"
+        "f(torch.ones(2))\npid = os.fork()\nif pid == 0:\n    f(torch.ones(3))\n"
+        "    sys.exit(5)\nprint('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    (tmp_path / "forks.py").write_text(text)
+    command = [sys.executable, "-m", "tripwire", "run", "--dir", "log", "forks.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tripwire.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "child 5\n")
+    assert done.stderr.count("report.html") == 1
+    assert len(list((tmp_path / "log").glob("*.jsonl"))) == 2
+
+
+def test_options_that_only_torch_has_are_left_out(plain, caplog) -> None:
+    text = (
+        "import torch\nf = torch.compile(lambda x: x + 1, dynamic=True, backend='eager', "
+        "mode='default', recompile_limit=3)\nprint(f(torch.ones(1)).item())"
+    )
+    done = plain(text, "--compile")
+    assert done.exit_code == 0, done.output
+    assert "2.0" in done.output
+    assert "dynamic" in caplog.text
+    assert "recompile_limit" in caplog.text
 
 
 def test_a_script_that_isnt_there_is_one_line_and_two(tmp_path) -> None:

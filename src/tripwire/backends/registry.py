@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,21 @@ from tripwire.backends.torchs import (
 )
 from tripwire.errors import BadOption
 
+logger = logging.getLogger("tripwire.trace")
+
 Runtime = Callable[..., Any]
 Backend = Callable[..., Runtime]
 
 
-def eager(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Runtime:
-    """The graph itself, one torch call after another."""
+def eager(
+    module: fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Runtime:
+    """The graph itself, one torch call after another. Has no use for a mode or options."""
+    if mode is not None or options:
+        logger.warning("the back end eager has no use for mode=%r, options=%r", mode, options)
     return module.forward
 
 

@@ -60,12 +60,24 @@ SCRIPTS = (
 
 
 def write_report(report: Report, details: Details, target: str | os.PathLike[str]) -> Path:
-    """Write the page to a file; a file that is there is replaced at the end."""
+    """Write the page to a file; a file that is there is replaced at the end.
+
+    A device or a pipe is written to: it must stay what it is.
+    """
     path = Path(target)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.writelines(build_page(report, details))
-    partial.replace(path)
+    real = path.resolve()  # where a link leads
+    if path.exists() and not real.is_file():
+        with path.open("wb") as file:
+            file.writelines(build_page(report, details))
+        return path
+    partial = real.with_name(f"{real.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(build_page(report, details))
+        partial.replace(real)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -42,7 +42,7 @@ class EventLog:
     """The file of one process. `write` is all that its users need."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()  # a program may go elsewhere meanwhile
         self.path: Path | None = None  # none before the first event
         self.dropped = False
         self.lines = 0

@@ -75,7 +75,8 @@ class LogReader:
                 "A log is written where TRIPWIRE_LOG_DIR points while a program runs.",
                 slug="log-missing",
             )
-        return sorted(p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
+        named = (p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
+        return sorted(p for p in named if p.is_file())  # a pipe would never end
 
     def statistics(self) -> ReadStatistics:
         """What was met since reading last began."""

@@ -169,9 +169,16 @@ class TraceWriter:
             self._file.write(text.encode())
 
     def _line(self, ns: int, envelope: Envelope, thread: int) -> None:
-        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+        moment = _moment(ns)
         prefix = f"V{moment:%m%d %H:%M:%S.%f} {thread or self._process.pid} {_PLACE}] "
         self._file.write(prefix.encode() + msgspec.json.encode(envelope) + b"\n")
+
+
+def _moment(ns: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(ns / 1e9, UTC)
+    except (OverflowError, OSError, ValueError):  # a damaged log's time is on no calendar
+        return datetime.fromtimestamp(0, UTC)
 
 
 def _metrics(metrics: CompilationMetrics) -> dict[str, object]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -201,6 +203,47 @@ def test_a_target_that_cannot_be_written_is_a_message(command, gpt) -> None:
     assert done.exit_code == 2
     assert "Traceback" not in done.output
     assert "No such file" in done.output
+
+
+def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing_behind(gpt, tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    assert run("report", gpt, "-o", tmp_path / "folder").exit_code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "gpt"]
+
+
+def test_a_link_stays_a_link_and_what_is_no_file_stays_what_it_is(gpt, tmp_path) -> None:
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    (tmp_path / "real.html").write_text("old")
+    assert run("report", gpt, "-o", tmp_path / "link.html").exit_code == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert "tripwire" in (tmp_path / "real.html").read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    assert run("report", gpt, "-o", pipe).exit_code == 0
+    reader.join()
+    assert got[0] == (tmp_path / "real.html").read_bytes()
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_what_is_named_like_a_log_and_is_no_file_is_passed_by(command, gpt, tmp_path) -> None:
+    (gpt / "tripwire-x-1-aa.jsonl").mkdir()
+    (gpt / "tripwire-x-2-aa.jsonl").symlink_to("nowhere")
+    os.mkfifo(gpt / "tripwire-x-3-aa.jsonl")
+    assert run(command, gpt).exit_code == 0
+
+
+def test_times_on_no_calendar_still_make_every_export(gpt) -> None:
+    line = b'{"event":"span","time_ns":9223372036854775807,"name":"x","duration_ns":5}\n'
+    (log, *_) = sorted(gpt.glob("*.jsonl"))
+    log.write_bytes(log.read_bytes() + line)
+    for kind in ("perfetto", "speedscope", "torch"):
+        done = run("trace", gpt, "--format", kind)
+        assert done.exit_code == 0, done.output
+    assert run("report", gpt).exit_code == 0
 
 
 @pytest.mark.parametrize(
