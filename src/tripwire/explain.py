@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
-
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Saving, Summary, Wire
@@ -171,8 +169,6 @@ def _block(title: str, lines: list[str]) -> list[str]:
 
 # --- compiled callables ---
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-
 
 def explain(target: Any, /, *args: Any, **kwargs: Any) -> Explanation | Preview:
     """What is known of a compiled callable; or, with a plain one, what would come of a call.
@@ -214,7 +210,7 @@ def _view(number: int, entry: Entry) -> EntryView:
         entry.hits,
         entry.summary,
         entry.source,
-        tuple(map(_view_wire, sorted(entry.list_wires(), key=_rank))),
+        tuple(map(_view_wire, entry.list_wires())),
         entry.find_saving(),
     )
 
@@ -224,15 +220,6 @@ def _view_wire(wire: Wire) -> WireView:
     if where is None:
         return WireView(wire.source, wire.seen, "", "")
     return WireView(wire.source, wire.seen, f"{where.file}:{where.line}", where.text)
-
-
-def _rank(wire: Wire) -> int:
-    """What is the user's comes first, then what every module and class has, then torch's."""
-    source = wire.source
-    if source.startswith(("G[torch", "G[builtins")):
-        return 2
-    last = source.rpartition(".")[2]
-    return 1 if last.startswith("__") or last in _OF_EVERY_MODULE else 0
 
 
 def _describe(refusal: Refusal, count: int) -> RefusalView:

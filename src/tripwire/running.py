@@ -27,22 +27,19 @@ logger = logging.getLogger("tripwire.trace")
 def logging_into(folder: Path) -> Iterator[None]:
     """Log here, and in every process that is started from here."""
     from tripwire.dispatch.telling import count_hits
-    from tripwire.telemetry.log import emit, start_log, stop_log
+    from tripwire.telemetry.log import start_log, stop_log
     from tripwire.telemetry.reports import log_counters
-    from tripwire.telemetry.schema import Instant
 
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("TRIPWIRE_LOG_DIR")
     os.environ["TRIPWIRE_LOG_DIR"] = str(folder)
     start_log(folder)
-    emit(Instant, name="begins")  # there is a log though nothing should be compiled
     try:
         yield
     finally:
         count_hits()
         log_counters()
-        emit(Instant, name="ends")
         stop_log()
         os.environ.pop("TRIPWIRE_LOG_DIR", None)
         if before is not None:
@@ -81,8 +78,12 @@ def _translate(options: dict[str, Any]) -> dict[str, Any]:
 
 def run_script(target: str, arguments: tuple[str, ...], as_module: bool) -> int:
     """Run a script or a module as Python itself would, to its threads' end; its exit code."""
+    from tripwire.telemetry.log import emit
+    from tripwire.telemetry.schema import Instant
+
     argv, path = sys.argv, sys.path[0]
     sys.argv = [target, *arguments]
+    emit(Instant, name="begins")  # a log has the script's name, and is there in any case
     try:
         code = _run(target, as_module)
         _join_threads()

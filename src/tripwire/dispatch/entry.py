@@ -122,6 +122,18 @@ def add_saving(balance: Balance | None, saving: Saving | None) -> Balance | None
 
 TIMED = 5  # hits of an entry; later ones read no clock
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+def _rank(wire: Wire) -> int:
+    """The user's, then what every module and class has, then torch's."""
+    source = wire.source
+    if source.startswith(("G[torch", "G[builtins")):
+        return 2
+    last = source.rpartition(".")[2]
+    return 1 if last.startswith("__") or last in _OF_EVERY_MODULE else 0
+
+
 Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
 Retired = Callable[[], "Callable[[Cause, str | None], None] | None"]
 
@@ -239,9 +251,10 @@ class Entry:
         return "" if self._plan is None else self._plan.guards.source
 
     def list_wires(self) -> list[Wire]:
-        """What of the world it depends on."""
+        """What of the world it depends on; what is the user's comes first."""
         rows = [] if self._plan is None else self._plan.wires()
-        return [Wire(str(source), seen, self._lines.find(source)) for source, seen in rows]
+        wires = [Wire(str(source), seen, self._lines.find(source)) for source, seen in rows]
+        return sorted(wires, key=_rank)
 
     def find_saving(self) -> Saving | None:
         """What its hits saved; None before enough of them were timed."""
