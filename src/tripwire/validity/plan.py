@@ -360,8 +360,8 @@ class _Planner:
             wants = writer.constant(held.wants_grad)
             writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
         if _OF_GRADIENTS & self.reads.names:
-            asked = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
-            for ref in map(Hidden, asked):  # arithmetic in place can bring the need for one
+            formed = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
+            for ref in map(Hidden, formed):  # arithmetic in place can bring the need for one
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
                 writer.check("state", f"not {found}", "no gradient wanted", found)
         for wire in self.pulled:
