@@ -171,7 +171,7 @@ def measure_file(label: str, path: Path) -> Size:
         count = sum(
             isinstance(node, nodes.Tensor | nodes.TensorView) for node in record.table.nodes
         )
-        blobs = sum(blob.size for blob in record.blobs.blobs)
+        blobs = sum(record.blobs[i].size for i in range(len(record.blobs)))
         source = sum(m.size for name, m in record.members.items() if name.startswith("src/"))
         table = record.members[OBJECTS].size
     allowed = blobs + 64 * count + 8192 + source

@@ -96,6 +96,7 @@ LAYERS = [
     {"recording.checks", "recording.segments", "recording.classes", "recording.recompiled"},
     {"recording.wrapped"},
     {"recording.arrays", "recording.instances", "recording.tensors", "recording.shelf"},
+    {"recording.spelling"},
     {"recording.torchvalues", "recording.views", "recording.format"},
     {"recording.objects"},
     {"recording.code", "recording.classmaker"},

@@ -1,25 +1,27 @@
 """Blobs: the bytes of storages, laid out as safetensors lays out tensors.
 
-A blob is one storage, trimmed to the bytes that something uses. The first 64 have an entry of
-their own, named by their number. The entry of one tensor is longer than 64 bytes, so the blobs
-beyond share one entry, "rest", one after another, and objects.json says what they are: a record
-of thousands of tensors stays small.
+A blob is one storage, trimmed to the bytes that something uses. The first ones have an entry of
+their own, named by their number. The entry of one tensor is longer than 64 bytes, which is all
+that a record may take for it, so the blobs beyond share one entry, "rest", one after another, and
+objects.json says what they are (docs/design/0008-records.md has the sum).
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
 from tripwire.recording.container import Content, Member, Source, damaged
 
-OWN_ENTRIES = 64
+MOST_ENTRIES = 64
 REST = "rest"
-MAX_HEADER = 64 << 20
+MAX_HEADER = 1 << 16
 
 # torch's name of a dtype: the name in safetensors, and bytes per element.
 _NAMED = {
@@ -52,6 +54,14 @@ _UNNAMED = {
 ITEM_SIZES = {**{name: size for name, (_, size) in _NAMED.items()}, **_UNNAMED}
 STORED_NAMES = {name: stored for name, (stored, _) in _NAMED.items()}
 TORCH_NAMES = {stored: name for name, stored in STORED_NAMES.items()}
+
+
+# The dtype and shape of blobs that follow one another, and how many they are.
+BlobRun = tuple[
+    str,
+    tuple[Annotated[int, msgspec.Meta(ge=0)], ...],
+    Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)],
+]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,48 +113,72 @@ class _Pieces:
             yield from blob.data.chunks()
 
 
-def build_content(blobs: Sequence[NewBlob]) -> Content:
-    """The whole member tensors.safetensors."""
-    own = blobs[:OWN_ENTRIES]
+def build_content(blobs: Sequence[NewBlob], own: int) -> Content:
+    """The whole member tensors.safetensors, with an entry for each of the first `own` blobs."""
+    head = build_header(blobs, own)
+    return Content(len(head) + sum(blob.size for blob in blobs), _Pieces(head, blobs))
+
+
+def build_header(blobs: Sequence[NewBlob], own: int) -> bytes:
+    """What tensors.safetensors begins with."""
     entries: dict[str, Entry] = {}
     position = 0
-    for number, blob in enumerate(own):
+    for number, blob in enumerate(blobs[:own]):
         entries[str(number)] = Entry(blob.dtype, blob.shape, (position, position + blob.size))
         position += blob.size
-    rest = sum(blob.size for blob in blobs[OWN_ENTRIES:])
-    if len(blobs) > OWN_ENTRIES:
+    if len(blobs) > own:
+        rest = sum(blob.size for blob in blobs[own:])
         entries[REST] = Entry("U8", (rest,), (position, position + rest))
     header = msgspec.json.encode(entries)
     header += b" " * (-len(header) % 8)
-    head = len(header).to_bytes(8, "little") + header
-    return Content(len(head) + position + rest, _Pieces(head, blobs))
+    return len(header).to_bytes(8, "little") + header
 
 
-def packed_blobs(blobs: Sequence[NewBlob]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def pack_blobs(blobs: Sequence[NewBlob], own: int) -> tuple[BlobRun, ...]:
     """What objects.json has to say of the blobs without an entry."""
-    return tuple((blob.dtype, blob.shape) for blob in blobs[OWN_ENTRIES:])
+    forms = itertools.groupby((blob.dtype, blob.shape) for blob in blobs[own:])
+    return tuple((dtype, shape, len(list(run))) for (dtype, shape), run in forms)
 
 
 # --- reading ---
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blobs of one form that lie one after another in a file."""
+
+    first: Blob
+    count: int
+
+
 class StoredBlobs:
     """The blobs of a file. Nothing of them is in memory until it is asked for."""
 
-    def __init__(self, source: Source, blobs: tuple[Blob, ...]) -> None:
+    def __init__(self, source: Source, runs: Sequence[Run] = ()) -> None:
         self._source = source
-        self.blobs = blobs
+        self._runs = runs
+        self._ends = list(itertools.accumulate(run.count for run in runs))
 
     def __len__(self) -> int:
-        return len(self.blobs)
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, number: int) -> Blob:
+        """Where a blob lies, and what it is."""
+        at = bisect.bisect_right(self._ends, number)
+        if number < 0 or at == len(self._runs):
+            raise IndexError(number)
+        run = self._runs[at]
+        first = run.first
+        start = first.start + (number - self._ends[at] + run.count) * first.size
+        return Blob(first.dtype, first.shape, start, first.size)
 
     def read_into(self, number: int, buffer: memoryview) -> None:
         """Copy a blob's bytes into a buffer of its size."""
-        self._source.read_into(self.blobs[number].start, buffer)
+        self._source.read_into(self[number].start, buffer)
 
     def read(self, number: int) -> bytes:
         """A blob's bytes."""
-        blob = self.blobs[number]
+        blob = self[number]
         return self._source.read(blob.start, blob.size)
 
 
@@ -156,7 +190,7 @@ def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
     if length > min(member.size - 8, MAX_HEADER):
         raise damaged("the header of tensors.safetensors is said to be larger than it can be")
     text = source.read(member.start + 8, length)
-    if text.count(b"{") > OWN_ENTRIES + 3:
+    if text.count(b"{") > MOST_ENTRIES + 3:
         raise damaged("tensors.safetensors has too many entries")
     try:
         entries = msgspec.json.decode(text, type=dict[str, Entry])
@@ -165,26 +199,25 @@ def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
     return entries, member.start + 8 + length
 
 
-def find_blobs(
-    source: Source, member: Member, packed: tuple[tuple[str, tuple[int, ...]], ...]
-) -> StoredBlobs:
+def find_blobs(source: Source, member: Member, packed: tuple[BlobRun, ...]) -> StoredBlobs:
     """Every blob, each within the file, one after another without gaps."""
     entries, start = read_header(source, member)
     own = len(entries) - (REST in entries)
     if set(entries) - {REST} != {str(n) for n in range(own)} or (REST in entries) != bool(packed):
         raise damaged("tensors.safetensors has other entries than objects.json says")
-    blobs: list[Blob] = []
+    runs: list[Run] = []
     position = start
     for number in range(own):
         entry = entries[str(number)]
-        blobs.append(_place(entry.dtype, entry.shape, position))
-        if entry.data_offsets != (position - start, position - start + blobs[-1].size):
+        blob = _place(entry.dtype, entry.shape, position)
+        if entry.data_offsets != (position - start, position - start + blob.size):
             raise damaged(f"blob {number} isn't where its shape says")
-        position += blobs[-1].size
+        runs.append(Run(blob, 1))
+        position += blob.size
     first = position
-    for dtype, shape in packed:
-        blobs.append(_place(dtype, shape, position))
-        position += blobs[-1].size
+    for dtype, shape, count in packed:
+        runs.append(Run(_place(dtype, shape, position), count))
+        position += count * runs[-1].first.size
     if packed:
         rest = entries[REST]
         offsets = (first - start, position - start)
@@ -192,7 +225,7 @@ def find_blobs(
             raise damaged("the shared blob isn't as long as objects.json says")
     if position != member.start + member.size:
         raise damaged("tensors.safetensors is longer or shorter than its blobs")
-    return StoredBlobs(source, tuple(blobs))
+    return StoredBlobs(source, runs)
 
 
 def _place(dtype: str, shape: tuple[int, ...], start: int) -> Blob:

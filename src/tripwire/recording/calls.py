@@ -18,7 +18,7 @@ from tripwire.phases import RECORD
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
-from tripwire.recording.flags import read_flags
+from tripwire.recording.flags import unusual_flags
 from tripwire.recording.format import (
     Autocast,
     Compiled,
@@ -135,7 +135,7 @@ def _describe(state: tuple[Any, ...]) -> Environment:
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         matmul_precision=str(precision),
         num_threads=int(threads),
-        flags=read_flags(),
+        flags=unusual_flags(),
     )
 
 

@@ -1,12 +1,12 @@
 """Checks: what a table says must be possible before anything is built from it.
 
-Every reference leads to a node, every blob exists, every view lies within its blob. The sums are
-Python ints, so no shape is too large to be refused.
+Every reference leads to a node, every blob exists, every view lies within its blob. One node is
+looked at by itself, so that a file can be checked without being held. The sums are Python ints, so
+no shape is too large to be refused.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import types
 import typing
@@ -18,24 +18,26 @@ from tripwire.recording import nodes
 from tripwire.recording.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.container import damaged
 
-# What decoding JSON may take: a list or struct at 64 bytes and an item at 32, within the size
-# of the file or this floor.
+# What the JSON of a whole table may take when it is decoded: as much as the file, or this.
 MEMORY_FLOOR = 32 << 20
-_LIST, _ITEM = 64, 32
+# The same for one line of it, which is all that is held while a file is checked.
+LARGEST_LINE = 1 << 20
+_LIST, _ITEM, _QUOTE = 64, 32, 24
 
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
 
 
 def estimate_memory(text: bytes) -> int:
-    """At most what decoding this JSON allocates, beside its text."""
-    return _LIST * (text.count(b"[") + text.count(b"{")) + _ITEM * text.count(b",") + len(text)
+    """At most what decoding this JSON allocates: lists and structs, their items, strings."""
+    lists = text.count(b"[") + text.count(b"{")
+    return _LIST * lists + _ITEM * text.count(b",") + _QUOTE * text.count(b'"') + len(text)
 
 
 # --- references ---
 
 
-def _field_forms(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     """The fields of a node that are slots (or tuples of them), each with whether it is a tuple."""
     found = []
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
@@ -46,15 +48,15 @@ def _field_forms(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     return tuple(found)
 
 
-NODE_TYPES: tuple[type[msgspec.Struct], ...] = typing.get_args(nodes.AnyNode)
-_FORMS: Mapping[type, tuple[tuple[str, bool], ...]] = types.MappingProxyType(
-    {cls: _field_forms(cls) for cls in NODE_TYPES}
+NODE_TYPES: tuple[type[nodes.Node], ...] = typing.get_args(nodes.AnyNode)
+_FIELDS: Mapping[type, tuple[tuple[str, bool], ...]] = types.MappingProxyType(
+    {cls: find_slot_fields(cls) for cls in NODE_TYPES}
 )
 
 
 def slots_of(node: msgspec.Struct) -> Iterator[nodes.Slot]:
     """Every slot of a node, in order."""
-    for name, many in _FORMS[type(node)]:
+    for name, many in _FIELDS[type(node)]:
         value = getattr(node, name)
         if many:
             yield from value
@@ -62,29 +64,37 @@ def slots_of(node: msgspec.Struct) -> Iterator[nodes.Slot]:
             yield value
 
 
-def _check_references(table: nodes.Table) -> None:
-    count = len(table.nodes)
-    every = itertools.chain(table.roots.values(), *map(slots_of, table.nodes))
-    for slot in every:
-        if type(slot) is tuple and slot[0] >= count:
-            raise damaged("objects.json refers to a node that it doesn't have")
+def check_slot(slot: nodes.Slot, count: int) -> None:
+    """Raise `BadRecord` for a reference to a node that isn't among so many."""
+    if type(slot) is tuple and slot[0] >= count:
+        raise damaged("objects.json refers to a node that it doesn't have")
 
 
 # --- nodes ---
 
 
-def check_table(table: nodes.Table, blobs: StoredBlobs, members: Mapping[str, object]) -> None:
-    """Raise `BadRecord` for a table that can't be built, whatever the reason."""
-    _check_references(table)
-    for node in table.nodes:
-        check = _CHECKS.get(type(node))
-        if check is not None:
-            check(node, table, blobs)
-    for code in table.codes:
-        if code.source is not None and not _is_member(code.source, "src/", members):
-            raise damaged("a source that objects.json names isn't there")
-        if code.marshalled is not None and not _is_member(code.marshalled, "code/", members):
-            raise damaged("a code that objects.json names isn't there")
+def check_node(node: nodes.Node, blobs: StoredBlobs) -> None:
+    """Raise `BadRecord` for a node that can't be built; its slots were checked."""
+    check = _CHECKS.get(type(node))
+    if check is not None:
+        check(node, blobs)
+
+
+def check_code(code: nodes.Code, members: Mapping[str, object]) -> None:
+    """The same for a code."""
+    if code.source is not None and not _is_member(code.source, "src/", members):
+        raise damaged("a source that objects.json names isn't there")
+    if code.marshalled is not None and not _is_member(code.marshalled, "code/", members):
+        raise damaged("a code that objects.json names isn't there")
+
+
+def check_tensors(count: int, blob: int, kind: str, device: str, blobs: StoredBlobs) -> None:
+    """The same for tensors that are one blob each."""
+    if blob + count > len(blobs):
+        raise damaged("objects.json refers to a blob that isn't there")
+    _check_kind(kind)
+    if len(device) > 64:
+        raise damaged("a tensor has a device that isn't one")
 
 
 def _is_member(name: str, folder: str, members: Mapping[str, object]) -> bool:
@@ -116,11 +126,9 @@ def _check_constant(node: nodes.Constant, *_: object) -> None:
         raise damaged("a constant has a name that isn't known")
 
 
-def _check_range(node: nodes.Range, table: nodes.Table, _: object) -> None:
+def _check_range(node: nodes.Range, *_: object) -> None:
     for slot in (node.start, node.stop, node.step):
-        if type(slot) is tuple and type(table.nodes[slot[0]]) is nodes.BigInt:
-            continue
-        if type(slot) is not int:
+        if type(slot) is not int and type(slot) is not tuple:  # a large int is a node
             raise damaged("a range isn't made of ints")
     if node.step == 0:
         raise damaged("a range has the step 0")
@@ -133,30 +141,14 @@ def _check_dict(node: nodes.Dict, *_: object) -> None:
         raise damaged("a dict has a form that isn't known")
 
 
-def _check_names(node: nodes.Object | nodes.Class, *_: object) -> None:
+def _check_names(node: nodes.Class, *_: object) -> None:
     if len(node.names) != len(node.values):
         raise damaged("an object has another number of names than of values")
-    if isinstance(node, nodes.Object) and len(node.slots) != len(node.slot_values):
-        raise damaged("an object has another number of slots than of values")
-
-
-def _check_module(node: nodes.ModuleObject, table: nodes.Table, _: object) -> None:
-    form = table.nodes[node.form[0]]
-    if not isinstance(form, nodes.ModuleForm) or len(form.tables) != len(form.keys):
-        raise damaged("a module has no form")
-    if len(node.values) != len(form.names) + sum(map(len, form.keys)):
-        raise damaged("a module has another number of values than its form has names")
 
 
 def _check_kind(kind: str) -> None:
     if kind not in _KINDS:
         raise damaged("a tensor has a kind that isn't known")
-
-
-def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
-    if node.blob >= len(blobs):
-        raise damaged("objects.json refers to a blob that isn't there")
-    _check_kind(node.kind)
 
 
 def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
@@ -168,20 +160,21 @@ def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...])
         raise damaged("a tensor has a shape that no tensor has")
 
 
-def _check_view(node: nodes.TensorView, _: object, blobs: StoredBlobs) -> None:
+def _check_view(node: nodes.TensorView, blobs: StoredBlobs) -> None:
     if node.blob >= len(blobs):
         raise damaged("objects.json refers to a blob that isn't there")
     _check_kind(node.kind)
-    _check_geometry(node.dtype, node.shape, node.stride)
+    stride = node.strides
+    _check_geometry(node.dtype, node.shape, stride)
     item = ITEM_SIZES[node.dtype]
     if 0 in node.shape:
         return
     if node.first % item:
         raise damaged("a tensor begins inside an element")
     low = node.offset * item - node.first
-    span = sum((size - 1) * step for size, step in zip(node.shape, node.stride, strict=True))
+    span = sum((size - 1) * step for size, step in zip(node.shape, stride, strict=True))
     high = low + (span + 1) * item
-    if low < 0 or high > blobs.blobs[node.blob].size:
+    if low < 0 or high > blobs[node.blob].size:
         raise damaged("a tensor reaches beyond its blob")
     if (node.conjugated or node.negated) and not _can_flip(node):
         raise damaged("a tensor that isn't complex is conjugated")
@@ -202,13 +195,13 @@ def _check_withheld(node: nodes.Withheld, *_: object) -> None:
     _check_geometry(node.dtype, node.shape, node.stride)
 
 
-def _check_array(node: nodes.Array, _: object, blobs: StoredBlobs) -> None:
+def _check_array(node: nodes.Array, blobs: StoredBlobs) -> None:
     if node.blob >= len(blobs):
         raise damaged("objects.json refers to a blob that isn't there")
     if len(node.shape) > 64 or any(size >= 1 << 62 for size in node.shape):
         raise damaged("an array has a shape that no array has")
     size = array_item_size(node.dtype)
-    if size is None or math.prod(node.shape) * size != blobs.blobs[node.blob].size:
+    if size is None or math.prod(node.shape) * size != blobs[node.blob].size:
         raise damaged("an array isn't as large as its blob")
     if node.scalar and node.shape:
         raise damaged("a scalar has a shape")
@@ -224,19 +217,16 @@ def array_item_size(dtype: str) -> int | None:
     return int(digits) * (4 if kind == "U" else 1)
 
 
-_CHECKS: Mapping[type, typing.Callable[[typing.Any, nodes.Table, StoredBlobs], None]] = {
+_CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
     nodes.BigInt: _check_int,
     nodes.Bits: _check_bits,
     nodes.Complex: _check_complex,
     nodes.Constant: _check_constant,
     nodes.Range: _check_range,
     nodes.Dict: _check_dict,
-    nodes.Object: _check_names,
-    nodes.ModuleObject: _check_module,
     nodes.Class: _check_names,
     nodes.Namespace: _check_names,
     nodes.Module: _check_names,
-    nodes.Tensor: _check_tensor,
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
     nodes.TensorExtras: _check_names,

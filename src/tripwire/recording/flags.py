@@ -6,31 +6,37 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NAMES = (
-    "cudnn.enabled",
-    "cudnn.benchmark",
-    "cudnn.deterministic",
-    "cudnn.allow_tf32",
-    "cuda.matmul.allow_tf32",
-    "cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "mkldnn.enabled",
-)
+USUAL = {
+    "cudnn.enabled": True,
+    "cudnn.benchmark": False,
+    "cudnn.deterministic": False,
+    "cudnn.allow_tf32": True,
+    "cuda.matmul.allow_tf32": False,
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": True,
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": True,
+    "mkldnn.enabled": True,
+}
 
 
 def read_flags() -> dict[str, bool]:
     """Each flag that this torch has."""
     found = {}
-    for name in NAMES:
+    for name in USUAL:
         with contextlib.suppress(AttributeError, RuntimeError):  # absent, or set in a newer form
             found[name] = bool(getattr(*_find(name)))
     return found
 
 
+def unusual_flags() -> dict[str, bool]:
+    """Each that isn't as usual: a record has only these."""
+    return {name: value for name, value in read_flags().items() if value is not USUAL[name]}
+
+
 @contextlib.contextmanager
-def flags_set(wanted: Mapping[str, bool]) -> Iterator[None]:
-    """These flags as they were recorded; put back afterwards."""
+def flags_set(recorded: Mapping[str, bool]) -> Iterator[None]:
+    """These flags as they were recorded, all others as usual; put back afterwards."""
     before = read_flags()
+    wanted = {name: recorded.get(name, usual) for name, usual in USUAL.items()}
     changed = {
         name: value for name, value in wanted.items() if before.get(name, value) is not value
     }

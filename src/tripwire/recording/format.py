@@ -23,14 +23,18 @@ from typing import Annotated, Self, TypeVar
 import msgspec
 
 from tripwire.errors import BadRecord
+from tripwire.recording import nodes
 from tripwire.recording.blobs import (
+    MAX_HEADER,
+    MOST_ENTRIES,
     NewBlob,
     StoredBlobs,
     build_content,
+    build_header,
     find_blobs,
-    packed_blobs,
+    pack_blobs,
 )
-from tripwire.recording.checks import MEMORY_FLOOR, check_table, estimate_memory
+from tripwire.recording.checks import LARGEST_LINE, estimate_memory
 from tripwire.recording.container import (
     Content,
     Member,
@@ -42,9 +46,16 @@ from tripwire.recording.container import (
 )
 from tripwire.recording.nodes import Index, Table
 from tripwire.recording.policy import Omission
+from tripwire.recording.spelling import Spelled, spell
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
+
+# What a record may take beside its tensors' bytes and its source: so much for each tensor, and
+# so much in all, some of it for the verdict, which is stamped later.
+PER_TENSOR, BESIDE, _VERDICT = 64, 8192, 512
+_MEMBER, _ENDING = 220, 124  # what the zip and the manifest have for a member, and at the end
+_TENSORS = (nodes.Tensor, nodes.TensorView, nodes.Withheld, nodes.Array)
 
 _T = TypeVar("_T")
 _SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -80,8 +91,11 @@ class Autocast(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class Environment(msgspec.Struct, frozen=True):
-    """torch's flags at the start of the call. States of generators are among the roots."""
+class Environment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """torch's flags at the start of the call. States of generators are among the roots.
+
+    What is missing in a file is as here.
+    """
 
     grad_mode: bool = True
     inference_mode: bool = False
@@ -93,7 +107,7 @@ class Environment(msgspec.Struct, frozen=True):
     deterministic_warn_only: bool = False
     matmul_precision: str = "highest"
     num_threads: int = 0
-    flags: dict[str, bool] = {}  # of torch.backends
+    flags: dict[str, bool] = {}  # of torch.backends, where they aren't as in flags.py
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -176,10 +190,10 @@ class NewRecord:
 
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
-        table = msgspec.structs.replace(self.table, packed=packed_blobs(self.blobs))
+        own = self._count_entries()
         contents = {
-            OBJECTS: Content.of(msgspec.json.encode(table)),
-            TENSORS: build_content(self.blobs),
+            OBJECTS: Content.of(spell(self.table, pack_blobs(self.blobs, own))),
+            TENSORS: build_content(self.blobs, own),
             **{name: Content.of(data) for name, data in self.files.items()},
         }
         digests = {name: content.digest() for name, content in contents.items()}
@@ -188,9 +202,42 @@ class NewRecord:
         rest = {name: (content, digests[name][1]) for name, content in contents.items()}
         return {MANIFEST: (head, head.digest()[1]), **rest}
 
+    def _count_entries(self) -> int:
+        """How many blobs have an entry of their own: as many as the promised size has room for."""
+        tensors = sum(isinstance(node, _TENSORS) for node in self.table.nodes)
+        room = PER_TENSOR * tensors + BESIDE - _VERDICT
+        room -= len(spell(self.table, pack_blobs(self.blobs, 0)))
+        room -= _encode_manifest(self.manifest).size + 2 * _MEMBER + _ENDING
+        room -= _MEMBER * (1 + len(self.files))
+        own = min(MOST_ENTRIES, len(self.blobs))
+        while own and len(build_header(self.blobs, own)) > min(room, MAX_HEADER):
+            own -= 1
+        return own
+
 
 def _encode_manifest(manifest: Manifest) -> Content:
-    return Content.of(msgspec.json.encode(manifest))
+    fields = msgspec.structs.asdict(manifest)
+    fields["omissions"] = _shorten(manifest.omissions)
+    kept = {name: value for name, value in fields.items() if value or name not in _OMITTED}
+    return Content.of(msgspec.json.encode(kept))
+
+
+_OMITTED = ("compiled", "omissions", "notes")  # where they are empty
+_MOST_OMISSIONS, _LONGEST_PATH = 1000, 300
+
+
+def _shorten(omissions: tuple[Omission, ...]) -> tuple[Omission, ...]:
+    """As many as somebody may read; how many more there are."""
+    told = tuple(Omission(_cut(one.what), _cut(one.why)) for one in omissions)
+    more = len(told) - _MOST_OMISSIONS
+    if more <= 0:
+        return told
+    return (*told[:_MOST_OMISSIONS], Omission("...", f"and {more} more"))
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
 
 
 def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
@@ -290,10 +337,11 @@ def _read_record(source: Source) -> Record:
             raise damaged(f"it has no {name}")
     manifest = _read_manifest(source, members[MANIFEST])
     _check_members(source, members, manifest)
-    table = _decode(source, members[OBJECTS], Table)
-    blobs = find_blobs(source, members[TENSORS], table.packed)
-    check_table(table, blobs, members)
-    return Record(source, members, manifest, table, blobs)
+    objects = members[OBJECTS]
+    spelled = Spelled.of(source.read(objects.start, objects.size), source.size)
+    blobs = find_blobs(source, members[TENSORS], spelled.head.packed)
+    spelled.check(blobs, members, source.size)
+    return Record(source, members, manifest, spelled.build(), blobs)
 
 
 def _read_manifest(source: Source, member: Member) -> Manifest:
@@ -304,11 +352,18 @@ def _read_manifest(source: Source, member: Member) -> Manifest:
     version = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", schema, re.ASCII)
     if version is None:
         raise damaged("its manifest has no schema version")
-    if int(version[1]) > int(SCHEMA.partition(".")[0]):
+    major, ours = int(version[1]), int(SCHEMA.partition(".")[0])
+    if major > ours:
         raise BadRecord(
             f"This record has the format {schema}; this tripwire reads up to {SCHEMA}.\n"
             "Update tripwire, or write the record again with this version.",
             slug="record-newer",
+        )
+    if major < ours:
+        raise BadRecord(
+            f"This record has the format {schema}; this tripwire reads {ours}.x.\n"
+            "Write the record again with this version, or open it with the tripwire it is from.",
+            slug="record-older",
         )
     return _decode(source, member, Manifest)
 
@@ -323,7 +378,7 @@ def _check_members(source: Source, members: Mapping[str, Member], manifest: Mani
 
 def _decode(source: Source, member: Member, kind: type[_T]) -> _T:
     text = source.read(member.start, member.size)
-    if estimate_memory(text) > max(MEMORY_FLOOR, source.size):
+    if estimate_memory(text) > max(LARGEST_LINE, source.size):
         raise BadRecord(
             f"{member.name} would take more memory than a record may: {len(text)} bytes of JSON.\n"
             "tripwire writes no such file; it may have been made to do harm.",

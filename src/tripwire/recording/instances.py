@@ -215,9 +215,9 @@ class ObjectDraft:
             self._cls,
             names,
             tuple(self._taken[name] for name in names),
-            slots,
-            tuple(self._taken_slots[name] for name in slots),
-            self._content,
+            content=self._content,
+            slots=slots,
+            slot_values=tuple(self._taken_slots[name] for name in slots),
         )
 
 

@@ -80,11 +80,14 @@ class Blobs:
             kept.settle()
         self._guard_shared_memory()
         self._apply_cap()
+        full = [kept for kept in self._kept if kept.treatment is Treatment.FULL]
+        forms: dict[object, int] = {}
+        # Those of one form lie together, in the order in which forms were met.
+        for kept in sorted(full, key=lambda kept: forms.setdefault(kept.form(), len(forms))):
+            kept.blob = len(self.settled)
+            self.settled.append(NewBlob(*kept.form(), kept.size, kept))
         for kept in self._kept:
-            if kept.treatment is Treatment.FULL:
-                kept.blob = len(self.settled)
-                self.settled.append(NewBlob(*kept.form(), kept.size, kept))
-            else:
+            if kept.treatment is not Treatment.FULL:
                 why = f"values left out by {kept.why}: {kept.treatment.label} only"
                 self.left_out += [Omission(path, why) for path in kept.paths()]
 

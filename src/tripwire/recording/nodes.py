@@ -19,7 +19,10 @@ Slot = None | bool | int | float | str | Reference
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One thing in the table; written as `[tag, field, ...]`."""
+    """One thing in the table; written as `[tag, field, ...]`.
+
+    Fields at the end that have their default are left out: see recording/spelling.py.
+    """
 
 
 # --- plain values ---
@@ -60,7 +63,7 @@ class Bytes(Node, tag="bytes", frozen=True):
     """Bytes, or a bytearray."""
 
     data: bytes
-    mutable: bool
+    mutable: bool = False
 
 
 class Constant(Node, tag="const", frozen=True):
@@ -91,7 +94,7 @@ class Slice(Node, tag="slice", frozen=True):
 class Tuple(Node, tag="tuple", frozen=True):
     """A tuple."""
 
-    items: tuple[Slot, ...]
+    items: tuple[Slot, ...] = ()
 
 
 class NamedTuple(Node, tag="ntuple", frozen=True):
@@ -104,29 +107,29 @@ class NamedTuple(Node, tag="ntuple", frozen=True):
 class List(Node, tag="list", frozen=True):
     """A list."""
 
-    items: tuple[Slot, ...]
+    items: tuple[Slot, ...] = ()
 
 
 class Set(Node, tag="set", frozen=True):
     """A set or a frozenset."""
 
-    items: tuple[Slot, ...]
-    frozen: bool
+    items: tuple[Slot, ...] = ()
+    frozen: bool = False
 
 
 class Deque(Node, tag="deque", frozen=True):
     """A deque."""
 
-    items: tuple[Slot, ...]
-    limit: int | None
+    items: tuple[Slot, ...] = ()
+    limit: int | None = None
 
 
 class Dict(Node, tag="dict", frozen=True):
     """A dict, in its order. `form` is "dict", "ordered", "default" or "counter"."""
 
-    form: str
-    keys: tuple[Slot, ...]
-    values: tuple[Slot, ...]
+    keys: tuple[Slot, ...] = ()
+    values: tuple[Slot, ...] = ()
+    form: str = "dict"
     factory: Slot = None
 
 
@@ -134,7 +137,7 @@ class Dict(Node, tag="dict", frozen=True):
 
 
 class Tensor(Node, tag="tensor", frozen=True):
-    """A contiguous tensor that is the whole of its storage, on the CPU.
+    """A contiguous tensor that is the whole of its storage.
 
     The blob in tensors.safetensors has its dtype and shape.
     """
@@ -142,22 +145,38 @@ class Tensor(Node, tag="tensor", frozen=True):
     blob: Index
     # "" a plain tensor, "grad" one that requires grad, "graph" one that an operation made that
     # needs a gradient, "inference", "param", "frozen" a parameter without requires_grad
-    kind: str
+    kind: str = ""
+    device: str = "cpu"
 
 
 class TensorView(Node, tag="view", frozen=True):
     """A tensor of any other form, over the bytes of a blob."""
 
     blob: Index
-    first: Index  # where the blob begins in the storage, in bytes: unused ends are not kept
-    dtype: str
     shape: tuple[Index, ...]
-    stride: tuple[Index, ...]
-    offset: Index
-    device: str
-    kind: str
-    conjugated: bool
-    negated: bool
+    offset: Index = 0
+    kind: str = ""
+    dtype: str = "float32"
+    stride: tuple[Index, ...] | None = None  # None: contiguous
+    first: Index = 0  # where the blob begins in the storage, in bytes: unused ends are not kept
+    device: str = "cpu"
+    conjugated: bool = False
+    negated: bool = False
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides, also of a contiguous one."""
+        return default_strides(self.shape) if self.stride is None else self.stride
+
+
+def default_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, as torch counts them."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 class Withheld(Node, tag="withheld", frozen=True):
@@ -168,20 +187,20 @@ class Withheld(Node, tag="withheld", frozen=True):
     shape: tuple[Index, ...]
     stride: tuple[Index, ...]
     device: str
-    kind: str
+    kind: str = ""
     # lowest, highest, mean, standard deviation of the finite values; then how many values
     # are nan, inf and -inf
-    statistics: tuple[float, ...] | None
+    statistics: tuple[float, ...] | None = None
 
 
 class TensorExtras(Node, tag="extras", frozen=True):
     """What hangs on a tensor: its gradient, its class and its Python attributes."""
 
     tensor: Reference
-    grad: Slot
-    cls: Slot
-    names: tuple[str, ...]
-    values: tuple[Slot, ...]
+    grad: Slot = None
+    cls: Slot = None
+    names: tuple[str, ...] = ()
+    values: tuple[Slot, ...] = ()
 
 
 class Array(Node, tag="array", frozen=True):
@@ -218,11 +237,11 @@ class Object(Node, tag="object", frozen=True):
     """
 
     cls: Reference
-    names: tuple[str, ...]
-    values: tuple[Slot, ...]
-    slots: tuple[str, ...]
-    slot_values: tuple[Slot, ...]
+    names: tuple[str, ...] = ()
+    values: tuple[Slot, ...] = ()
     content: Slot = None
+    slots: tuple[str, ...] = ()
+    slot_values: tuple[Slot, ...] = ()
 
 
 class ModuleForm(Node, tag="nnform", frozen=True):
@@ -233,9 +252,9 @@ class ModuleForm(Node, tag="nnform", frozen=True):
     """
 
     cls: Reference
-    names: tuple[str, ...]
-    tables: tuple[str, ...]
-    keys: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    keys: tuple[tuple[str, ...], ...] = ()
 
 
 class ModuleObject(Node, tag="nn", frozen=True):
@@ -246,14 +265,14 @@ class ModuleObject(Node, tag="nn", frozen=True):
     """
 
     form: Reference
-    values: tuple[Slot, ...]
+    values: tuple[Slot, ...] = ()
 
 
 class Call(Node, tag="call", frozen=True):
     """A value that a library's callable makes from its arguments: a date, a pattern, a path."""
 
     function: Reference  # a Library node
-    args: tuple[Slot, ...]
+    args: tuple[Slot, ...] = ()
 
 
 class EnumMember(Node, tag="member", frozen=True):
@@ -268,14 +287,14 @@ class Library(Node, tag="library", frozen=True):
     """Something of torch, the standard library or an installed package, by where it lies."""
 
     module: str
-    name: str  # "" for the module itself
+    name: str = ""  # "" for the module itself
 
 
 class Cell(Node, tag="cell", frozen=True):
     """A closure cell."""
 
-    content: Slot
-    empty: bool
+    content: Slot = None
+    empty: bool = False
 
 
 class Function(Node, tag="function", frozen=True):
@@ -285,10 +304,10 @@ class Function(Node, tag="function", frozen=True):
     qualname: str
     code: Index  # in the table of codes
     namespace: Reference
-    defaults: Slot
-    kwdefaults: Slot
-    closure: tuple[Reference, ...]
-    attributes: Slot  # its `__dict__`
+    defaults: Slot = None
+    kwdefaults: Slot = None
+    closure: tuple[Reference, ...] = ()
+    attributes: Slot = None  # its `__dict__`
     # `__module__`, `__doc__` and `__annotations__`, where they aren't what its code gives
     special: Slot = None
 
@@ -324,10 +343,10 @@ class Class(Node, tag="class", frozen=True):
     module: str
     meta: Reference
     bases: tuple[Reference, ...]
-    names: tuple[str, ...]
-    values: tuple[Slot, ...]
-    form: str
-    detail: Slot
+    names: tuple[str, ...] = ()
+    values: tuple[Slot, ...] = ()
+    form: str = "plain"
+    detail: Slot = None
 
 
 class Namespace(Node, tag="namespace", frozen=True):
@@ -337,8 +356,8 @@ class Namespace(Node, tag="namespace", frozen=True):
     """
 
     module: str
-    names: tuple[str, ...]
-    values: tuple[Slot, ...]
+    names: tuple[str, ...] = ()
+    values: tuple[Slot, ...] = ()
     imports: tuple[Reference, ...] = ()
 
 
@@ -349,8 +368,8 @@ class Module(Node, tag="module", frozen=True):
     """
 
     name: str
-    names: tuple[str, ...]
-    values: tuple[Slot, ...]
+    names: tuple[str, ...] = ()
+    values: tuple[Slot, ...] = ()
     namespace: Slot = None
 
 
@@ -411,17 +430,15 @@ class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     place: tuple[int, int]  # line and column of the `def` or `lambda` in that file
     # A member under code/: a marshalled tuple of which this is the item with the index of this
     # code in the table; for the interpreter of the manifest alone.
-    marshalled: str | None
-    free: tuple[str, ...]  # names of its closure cells
+    marshalled: str | None = None
+    free: tuple[str, ...] = ()  # names of its closure cells
     flags: int = 0  # what its file imports from `__future__`
     lines: tuple[Index, Index] = (0, 0)  # its lines in `source`: how many before it, how many
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """objects.json: every node, every code, and the nodes that the record starts from."""
+class Table(msgspec.Struct, frozen=True):
+    """Every node, every code, and the nodes that the record starts from."""
 
     roots: dict[str, Slot]
     nodes: tuple[AnyNode, ...]
     codes: tuple[Code, ...] = ()
-    # dtype and shape of the blobs that share the entry "rest" of tensors.safetensors
-    packed: tuple[tuple[str, tuple[Index, ...]], ...] = ()

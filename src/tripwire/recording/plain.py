@@ -130,7 +130,7 @@ def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
         if form == "default":
             found = collections.defaultdict.__dict__["default_factory"].__get__(value)
             factory = encoder.slot(found, ".default_factory")
-        return nodes.Dict(form, keys, values, factory)
+        return nodes.Dict(keys, values, form, factory)
 
     return encode
 

@@ -22,6 +22,7 @@ from tripwire.recording.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, Stor
 from tripwire.recording.container import CHUNK
 from tripwire.recording.kept import Blobs, Key
 from tripwire.recording.looks import own_dict
+from tripwire.recording.nodes import default_strides
 from tripwire.recording.policy import Treatment, redacted
 
 _ALIGNMENT = 16  # of trimmed starts: the largest element
@@ -43,16 +44,6 @@ def undisturbed() -> Iterator[None]:
 def dtype_name(dtype: torch.dtype) -> str:
     """As torch prints it, without the `torch.`."""
     return str(dtype).removeprefix("torch.")
-
-
-def default_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, as torch counts them."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def extent(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[int, int]:
@@ -194,7 +185,6 @@ class Use:
     def is_plain(self) -> bool:
         return (
             self.offset == 0
-            and self.device == "cpu"
             and not (self.conjugated or self.negated)
             and self.dtype in STORED_NAMES
             and self.stride == default_strides(self.shape)
@@ -210,16 +200,16 @@ class Use:
         whole = held.whole
         if whole is not None and self.is_plain():
             if (self.dtype, self.shape) == (whole.dtype, whole.shape):
-                return nodes.Tensor(held.blob, self.kind)
+                return nodes.Tensor(held.blob, self.kind, self.device)
         return nodes.TensorView(
             held.blob,
-            held.first,
-            self.dtype,
             self.shape,
-            self.stride,
             self.offset,
-            self.device,
             self.kind,
+            self.dtype,
+            None if self.stride == default_strides(self.shape) else self.stride,
+            held.first,
+            self.device,
             self.conjugated,
             self.negated,
         )
@@ -358,12 +348,12 @@ class TensorBuilder:
         """The tensor of a node that was checked against the blobs."""
         with undisturbed():
             if isinstance(node, nodes.Tensor):
-                blob = self._blobs.blobs[node.blob]
+                blob = self._blobs[node.blob]
                 dtype, shape = TORCH_NAMES[blob.dtype], blob.shape
-                device, stride, offset = torch.device("cpu"), default_strides(shape), 0
+                device, stride, offset = self._find_device(node.device), default_strides(shape), 0
                 conj = neg = False
             else:
-                dtype, shape, stride = node.dtype, node.shape, node.stride
+                dtype, shape, stride = node.dtype, node.shape, node.strides
                 device = self._find_device(node.device)
                 offset = node.offset - node.first // ITEM_SIZES[dtype]
                 if 0 in shape:
@@ -379,7 +369,7 @@ class TensorBuilder:
     def _storage(self, number: int, device: torch.device) -> torch.UntypedStorage:
         found = self._storages.get((number, device))
         if found is None:
-            size = self._blobs.blobs[number].size
+            size = self._blobs[number].size
             found = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
             if size:
                 self._blobs.read_into(number, memory_of(found, 0, size))

@@ -154,27 +154,34 @@ def test_a_newer_major_version_is_told_clearly(tmp_path) -> None:
 
     def change(manifest) -> None:
         manifest.clear()
-        manifest["schema"] = "2.0"
+        manifest["schema"] = "3.0"
 
-    with pytest.raises(BadRecord, match=r"format 2\.0.*reads up to 1\.0") as raised:
+    with pytest.raises(BadRecord, match=r"format 3\.0.*reads up to 2\.0") as raised:
         Record.of(rewrite(data, change))
     assert raised.value.slug == "record-newer"
+
+
+def test_an_older_major_version_is_told_clearly(tmp_path) -> None:
+    data = data_of(tmp_path, [1])
+    with pytest.raises(BadRecord, match=r"format 1\.0.*reads 2\.x") as raised:
+        Record.of(rewrite(data, lambda manifest: manifest.update(schema="1.0")))
+    assert raised.value.slug == "record-older"
 
 
 def test_a_newer_minor_version_is_read(tmp_path) -> None:
     data = data_of(tmp_path, [1])
 
     def change(manifest) -> None:
-        manifest["schema"] = "1.7"
+        manifest["schema"] = "2.7"
         manifest["mood"] = {"a": [1]}
         manifest["environment"]["weather"] = 3
 
     with Record.of(rewrite(data, change)) as record:
-        assert record.manifest.schema == "1.7"
-    assert SCHEMA == "1.0"
+        assert record.manifest.schema == "2.7"
+    assert SCHEMA == "2.0"
 
 
-@pytest.mark.parametrize("schema", ["", "1", "x.y", "1.0.0", "-1.0", "١.٠", "1" * 5000 + ".0"])
+@pytest.mark.parametrize("schema", ["", "2", "x.y", "2.0.0", "-2.0", "٢.٠", "2" * 5000 + ".0"])
 def test_a_schema_that_is_none_is_refused(tmp_path, schema) -> None:
     data = data_of(tmp_path, [1])
     with pytest.raises(BadRecord):

@@ -52,6 +52,28 @@ def seal(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def lay_out(
+    roots: bytes = b"{}", nodes: bytes = b"", codes: bytes = b"", count: int = -1, more: bytes = b""
+) -> bytes:
+    """The text of objects.json, of parts that may be anything; nodes are a line each."""
+    many = count if count >= 0 else nodes.count(b"\n") + 1 if nodes else 0
+    first = b'{"roots":' + roots + b',"count":%d' % many + more + b',"codes":['
+    return b"\n".join(part for part in (first, codes, b'],"nodes":[', nodes, b"]}") if part)
+
+
+def lay_out_tree(tree: dict) -> bytes:
+    """The same for JSON that was taken apart."""
+    nodes, codes = (
+        b",\n".join(json.dumps(line).encode() for line in tree[name])
+        if isinstance(tree.get(name), list)
+        else json.dumps(tree.get(name)).encode()
+        for name in ("nodes", "codes")
+    )
+    first = {name: value for name, value in tree.items() if name not in ("nodes", "codes")}
+    start = json.dumps(first).encode().removesuffix(b"}") + b',"codes":['
+    return b"\n".join(part for part in (start, codes, b'],"nodes":[', nodes, b"]}") if part)
+
+
 def look(data: bytes) -> object:
     """All that opening and looking does."""
     with Record.of(data) as record:
@@ -168,7 +190,8 @@ def check_odd_values(data: bytes, seeds: range) -> None:
                 holder[key] = json.loads(json.dumps(other[other_key]))
             else:
                 holder[key] = random_.choice(ODD)
-        changed = {**members, name: json.dumps(tree).encode()}
+        text = lay_out_tree(tree) if name == "objects.json" else json.dumps(tree).encode()
+        changed = {**members, name: text}
         try:
             look(seal(changed) if name == "objects.json" else zipped(list(changed.items())))
         except BadRecord:
@@ -316,25 +339,52 @@ def with_objects(tmp_path: Path, objects: bytes) -> bytes:
     [
         b"[" * 100_000,
         b'{"a":' * 100_000,
-        b'{"roots":{"x":' + b"[" * 10_000 + b"]" * 10_000 + b'},"nodes":[]}',
-        b'{"roots":{"x":[0]},"nodes":[]}',
-        b'{"roots":{"x":[-1]},"nodes":[]}',
-        b'{"roots":{"x":[99999999999999999999]},"nodes":[]}',
-        b'{"roots":{},"nodes":[["list",[[7]]]]}',
-        b'{"roots":{},"nodes":[["nosuch",1]]}',
-        b'{"roots":{},"nodes":[["tensor",7,""]]}',
-        b'{"roots":{},"nodes":[["tensor",0,"sparse"]]}',
-        b'{"roots":{},"nodes":[["array",0,"|O8",[1],false,false]]}',
-        b'{"roots":{},"nodes":[["array",0,"<f8",[9223372036854775807],false,false]]}',
-        b'{"roots":{},"nodes":[["dict","dict",[1],[],null]]}',
-        b'{"roots":{"x":[0]},"nodes":[["tuple",[[0]]]]}',
-        b'{"roots":{},"nodes":[["nn",[0],[]]]}',
-        b'{"roots":{},"nodes":[["int","xyz"]]}',
-        b'{"roots":{},"nodes":[],"codes":[["f","f",1,"src/9.py",[1,1],null,[]]]}',
-        b'{"roots":{},"nodes":[],"codes":[["f","f",1,"objects.json",[1,1],null,[]]]}',
-        b'{"roots":{},"nodes":[],"packed":[["F32",[4]]]}',
-        b'{"roots":{},"nodes":[],"more":1}',
-        b'{"roots":{},"nodes":[["text","!"]]}',
+        b'{"roots":{},"count":0,"codes":[],"nodes":[]}',
+        lay_out() + b"\n",
+        lay_out(nodes=b'["list"],'),
+        lay_out(nodes=b'["list"]\n["list"]'),
+        lay_out(nodes=b'["list"]', count=2),
+        lay_out(nodes=b'["list"],\n["list"]', count=1),
+        lay_out(b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
+        lay_out(b'{"x":[0]}'),
+        lay_out(b'{"x":[-1]}'),
+        lay_out(b'{"x":[99999999999999999999]}'),
+        lay_out(nodes=b'["list",[[7]]]'),
+        lay_out(nodes=b'["nosuch",1]'),
+        lay_out(nodes=b'["tensor",0]'),
+        lay_out(more=b',"tensors":[[1,7,"","cpu"]]'),
+        lay_out(more=b',"tensors":[[9223372036854775807,0,"","cpu"]]'),
+        lay_out(more=b',"tensors":[[1,0,"sparse","cpu"]]'),
+        lay_out(nodes=b'["array",0,"|O8",[1],false,false]'),
+        lay_out(nodes=b'["array",0,"<f8",[9223372036854775807],false,false]'),
+        lay_out(nodes=b'["dict",[1],[]]'),
+        lay_out(nodes=b'["dict",[1],[1]],\n["more",[2],[]]', count=1),
+        lay_out(nodes=b'["more",[2]]', count=0),
+        lay_out(nodes=b'["int","1"],\n["more",[2]]', count=1),
+        lay_out(nodes=b'["list"],\n["more",[[9]]]', count=1),
+        lay_out(b'{"x":[0]}', b'["tuple",[[0]]]'),
+        lay_out(b'{"x":[0]}', b'["range",0,[1],1],\n["list"]'),
+        lay_out(nodes=b'["nn",[0],1,[]]'),
+        lay_out(nodes=b'["list"],\n["nnform",[0]]'),
+        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],1,[1]]'),
+        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],0]'),
+        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],999999999999]', count=10**12 + 1),
+        lay_out(nodes=b'["nnform",[1],["a"],[],[],[1],[5]],\n["list"]'),
+        lay_out(nodes=b'["nnform",[1],["a"],[],[],[0],[]],\n["list"]'),
+        lay_out(nodes=b'["nnform",[1],["a","b"],[],[],[0,0],[5,5]],\n["list"]'),
+        lay_out(nodes=b'["library",0]'),
+        lay_out(nodes=b'["library",-1]', more=b',"words":["a"]'),
+        lay_out(nodes=b'["object",[0],["a"],[]]'),
+        lay_out(nodes=b'["object",[0],["a"],[1],[[2,"b"]]]'),
+        lay_out(nodes=b'["object",[0],["a"],[1],[[1,"b"],[0,"c"]]]'),
+        lay_out(nodes=b'["int","xyz"]'),
+        lay_out(codes=b'["f","f",1,"src/9.py",[1,1],null,[]]'),
+        lay_out(codes=b'["f","f",1,"objects.json",[1,1],null,[]]'),
+        lay_out(more=b',"packed":[["F32",[4],1]]'),
+        lay_out(more=b',"packed":[["F32",[4],0]]'),
+        lay_out(more=b',"packed":[["F32",[0],9999999999]]'),
+        lay_out(more=b',"more":1'),
+        lay_out(nodes=b'["text","!"]'),
         b"\xff\xfe",
         b"",
         b"null",
@@ -347,35 +397,36 @@ def test_tables_that_cannot_be(tmp_path, objects) -> None:
 @pytest.mark.parametrize(
     "view_",
     [
-        '0,0,"float32",[65],[1],0',
-        '0,0,"float32",[64],[1],1',
-        '0,0,"float32",[1],[1],4611686018427387904',
-        '0,0,"float32",[9223372036854775807,2],[1,1],0',
-        '0,0,"float32",[4294967296,4294967296],[0,0],0',
-        '0,0,"float32",[2,2],[9223372036854775807,1],0',
-        '0,256,"float32",[2],[1],0',
-        '0,2,"float32",[2],[1],2',
-        '0,0,"float33",[1],[1],0',
-        '0,0,"float32",[1,1],[1],0',
-        '9,0,"float32",[1],[1],0',
-        '0,0,"float32",[-1],[1],0',
-        f'0,0,"float32",{[1] * 65},{[1] * 65},0',
+        "0,[65]",
+        "0,[64],1",
+        "0,[1],4611686018427387904",
+        '0,[9223372036854775807,2],0,"","float32",[1,1]',
+        '0,[4294967296,4294967296],0,"","float32",[0,0]',
+        '0,[2,2],0,"","float32",[9223372036854775807,1]',
+        '0,[2],0,"","float32",[1],256',
+        '0,[2],2,"","float32",[1],2',
+        '0,[1],0,"","float33"',
+        '0,[1],0,"sparse"',
+        '0,[1,1],0,"","float32",[1]',
+        "9,[1]",
+        "0,[-1]",
+        f"0,{[1] * 65}",
+        '0,[1],0,"","float32",[1],0,"cpu",true',
     ],
 )
 def test_views_beyond_their_blob(tmp_path, view_) -> None:
-    node = f'["view",{view_},"cpu","",false,false]'
-    check_refused(with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode()))
+    node = f'["view",{view_}]'.encode()
+    check_refused(with_objects(tmp_path, lay_out(b'{"x":[0]}', node)))
 
 
 def test_a_huge_stand_in_allocates_nothing_when_looked_at(tmp_path) -> None:
-    node = '["withheld","shape","float32",[1000000000000],[1],"cpu","",null]'
-    data = with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode())
-    look(data)
+    node = b'["withheld","shape","float32",[1000000000000],[1],"cpu"]'
+    look(with_objects(tmp_path, lay_out(b'{"x":[0]}', node)))
 
 
 def test_a_huge_expanded_view_allocates_nothing(tmp_path) -> None:
-    node = '["view",0,0,"float32",[1000000000000],[0],0,"cpu","",false,false]'
-    data = with_objects(tmp_path, f'{{"roots":{{"x":[0]}},"nodes":[{node}]}}'.encode())
+    node = b'["view",0,[1000000000000],0,"","float32",[0]]'
+    data = with_objects(tmp_path, lay_out(b'{"x":[0]}', node))
     with Record.of(data) as record:
         assert view(record.table, record.blobs)["x"].shape == (10**12,)
 
@@ -384,8 +435,8 @@ def test_a_huge_expanded_view_allocates_nothing(tmp_path) -> None:
     "part", [b'["list",[]]', b'["list",[' + b"[0]," * 20 + b"[0]]]", b'["const","Ellipsis"]']
 )
 def test_more_nodes_than_a_record_may_have(tmp_path, part) -> None:
-    nodes = b",".join([part] * (12_000_000 // len(part)))
-    data = with_objects(tmp_path, b'{"roots":{},"nodes":[' + nodes + b"]}")
+    nodes = b",\n".join([part] * (12_000_000 // len(part)))
+    data = with_objects(tmp_path, lay_out(nodes=nodes))
     assert check_refused(data).slug == "record-too-large"
 
 
@@ -481,12 +532,12 @@ def test_an_audit_hook_sees_nothing_but_reading(tmp_path) -> None:
         "plain": valid(tmp_path),
     }
     members = members_of(good["plain"])
-    code = (
-        b'{"roots":{"x":[0],"y":[2]},"nodes":[["function","f","f",0,[1],null,null,[],null],'
-        b'["namespace","os",[],[]],["library","os","system"],["opaque","a","b","c"],'
-        b'["call",[2],["touch /tmp/evil"]],["object",[2],["a"],[1],[],[],null]],'
-        b'"codes":[["f","f.py",1,"src/0.py",[1,0],"code/0",[]]]}'
-    )
+    nodes = [
+        b'["function","f","f",0,[1]]', b'["namespace","os"]', b'["library","os","system"]',
+        b'["opaque","a","b","c"]', b'["call",[2],["touch /tmp/evil"]]', b'["object",[2],["a"],[1]]',
+    ]  # fmt: skip
+    known = b'["f","f.py",1,"src/0.py",[1,0],"code/0"]'
+    code = lay_out(b'{"x":[0],"y":[2]}', b",\n".join(nodes), known)
     bomb = b"\xe3" + b"\0" * 8 + b"\xff" * 100
     source = b"import os; os.system('x')"
     good["code"] = seal({**members, "objects.json": code, "src/0.py": source, "code/0": bomb})

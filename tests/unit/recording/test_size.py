@@ -1,0 +1,103 @@
+"""A record's size: the tensors' bytes, 64 bytes for each tensor, 8 KB, and the source."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from replaying import check_reproduces
+from torch import nn
+
+import tripwire
+from tripwire.recording.format import Record
+
+
+def spare(path: Path, unique: int, tensors: int) -> int:
+    """How many bytes the promise leaves, by what the file itself says of its source."""
+    with zipfile.ZipFile(path) as file:
+        names = [name for name in file.namelist() if name.startswith(("src/", "code/"))]
+        source = sum(file.getinfo(name).file_size for name in names)
+    return unique + 64 * tensors + 8192 + source - os.path.getsize(path)
+
+
+def count_tensors(*values: object) -> tuple[int, int]:
+    """Bytes and number of the tensors of modules, dicts, lists; each storage once."""
+    found: dict[int, int] = {}
+    tensors = 0
+    for value in values:
+        held = value.state_dict(keep_vars=True) if isinstance(value, nn.Module) else value
+        for tensor in held.values() if isinstance(held, dict) else held:
+            for one in (tensor, tensor.grad) if tensor.is_leaf else (tensor,):
+                if one is not None:
+                    tensors += 1
+                    storage = one.untyped_storage()
+                    found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values()), tensors
+
+
+def record(tmp_path: Path, monkeypatch, call, *args: object) -> Path:
+    monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
+    return tripwire.save_record(tmp_path / "x.rec", call, *args)
+
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("Llama", 4), ("Qwen3", 36)])
+def test_a_model_of_transformers(tmp_path, monkeypatch, name, layers) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**SMALL, num_hidden_layers=layers)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    tokens = torch.randint(0, 64, (1, 8))
+    with torch.no_grad():
+        path = record(tmp_path, monkeypatch, model, tokens)
+    assert spare(path, *count_tensors(model, [tokens])) >= 512  # the verdict comes later
+    check_reproduces(path)
+
+
+def test_an_encoder(tmp_path, monkeypatch) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    x = torch.randn(1, 3, 16)
+    path = record(tmp_path, monkeypatch, model, x)
+    assert spare(path, *count_tensors(model, [x])) >= 512
+
+
+def test_a_model_with_gradients(tmp_path, monkeypatch) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(100)))
+    x = torch.randn(2, 8)
+    model(x).sum().backward()
+    path = record(tmp_path, monkeypatch, model, x)
+    unique, tensors = count_tensors(model, [x])
+    assert tensors == 401
+    assert spare(path, unique, tensors) >= 512
+
+
+def test_parameters_that_are_views_of_one_storage(tmp_path, monkeypatch) -> None:
+    flat = torch.randn(300 * 64)
+    model = nn.ParameterList(
+        nn.Parameter(flat[i * 64 : i * 64 + 64].view(8, 8)) for i in range(300)
+    )
+    path = record(tmp_path, monkeypatch, _add_all, model)
+    assert spare(path, *count_tensors(list(model))) >= 512
+
+
+def _add_all(model):
+    return sum(p.sum() for p in model)
+
+
+def test_each_blob_has_an_entry_as_long_as_there_is_room(tmp_path, monkeypatch) -> None:
+    few = record(tmp_path, monkeypatch, _add_all, [torch.randn(i + 1) for i in range(60)])
+    many = record(tmp_path, monkeypatch, _add_all, [torch.randn(i + 1) for i in range(1000)])
+    for path, least in ((few, 60), (many, 64)):
+        with Record.open(path) as opened:
+            head = opened.read("tensors.safetensors")
+        assert head.count(b'"dtype"') >= least
+    assert spare(many, sum(4 * (i + 1) for i in range(1000)), 1000) >= 512

@@ -1,0 +1,129 @@
+"""The text of a table: short, in lines, and what is read from it is what was written."""
+
+from __future__ import annotations
+
+import collections
+import json
+import types
+
+import pytest
+from roundtrip import again, encode, seen
+from torch import nn
+
+from tripwire.recording import nodes
+from tripwire.recording.spelling import Spelled, spell
+
+
+def text_of(value: object) -> bytes:
+    return spell(encode(value)[0].table, ())
+
+
+def lines_of(value: object) -> list[str]:
+    return text_of(value).decode().split("\n")
+
+
+def test_the_text_is_json_with_a_node_in_each_line() -> None:
+    text = text_of([1, [2], (3, "x"), {"a": [4]}])
+    tree = json.loads(text)
+    assert tree["count"] == len(tree["nodes"]) == 5
+    assert text.count(b"\n") == 7  # the head, the nodes' beginning, each node, the end
+
+
+def test_fields_that_have_their_default_are_left_out() -> None:
+    assert '["dict"],' in lines_of([{}, set(), []])
+    assert '["set"],' in lines_of([{}, set(), []])
+    assert '["set",[1],true]' in lines_of([frozenset({1})])
+
+
+@pytest.mark.parametrize("count", [999, 1000, 1001, 2000, 2500])
+@pytest.mark.parametrize(
+    "make",
+    [
+        list,
+        tuple,
+        set,
+        frozenset,
+        collections.deque,
+        lambda items: {i: -i for i in items},
+        lambda items: collections.OrderedDict((i, str(i)) for i in items),
+    ],
+)
+def test_a_long_container_has_several_lines(tmp_path, make, count) -> None:
+    value = make(range(count))
+    longest = max(len(line) for line in lines_of(value))
+    assert longest < 25 * 1000
+    found = again(tmp_path, [value, value])
+    assert found[0] == value and type(found[0]) is type(value)
+    assert found[0] is found[1]
+    if not isinstance(value, set | frozenset):
+        assert list(found[0]) == list(value)
+
+
+ATTRIBUTES = [
+    {},
+    {"a": None},
+    {"a": None, "b": 1, "c": None, "d": None, "e": 2},
+    {"b": 1, "c": None},
+    {"a b": None, "": None, " ": None, "c": None, "d": [None]},
+]
+
+
+@pytest.mark.parametrize("state", ATTRIBUTES, ids=repr)
+def test_attributes_that_are_none_keep_their_place(tmp_path, state) -> None:
+    value = types.SimpleNamespace()
+    vars(value).update(state)
+    found = again(tmp_path, value)
+    assert list(vars(found).items()) == list(state.items())
+    assert list(seen(tmp_path, value).attributes.items()) == list(state.items())
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: object, depth: object = 3) -> None:
+        super().__init__()
+        self.scale, self.depth = scale, depth
+        self.inner = nn.Identity()
+
+
+def test_what_modules_have_in_common_is_said_once() -> None:
+    one = len(text_of(nn.ModuleList([Scaled(1.5, i) for i in range(100)])))
+    two = len(text_of(nn.ModuleList([Scaled(1.5, i) for i in range(200)])))
+    assert (two - one) / 100 < 30  # two modules and their names in the list
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 1, 1],
+        [1, True, 1.0],
+        [0.0, -0.0, 0.0],
+        [None, None, 0],
+        ["a", "a", "b"],
+        [1] * 40 + [2] * 40 + [True] * 40,
+        [[1], [1], [1]],
+    ],
+    ids=str,
+)
+def test_equal_is_not_the_same(tmp_path, values) -> None:
+    model = nn.ModuleList([Scaled(value) for value in values])
+    found = [module.scale for module in again(tmp_path, model)]
+    assert [(type(v), repr(v)) for v in found] == [(type(v), repr(v)) for v in values]
+    if type(values[0]) is list:
+        assert len(set(map(id, found))) == len(found)  # three lists, not one
+
+
+def test_modules_keep_their_order_and_what_they_share(tmp_path) -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleList([nn.Linear(2, 2), shared, Scaled(1), shared, nn.Linear(3, 2)])
+    found = again(tmp_path, model)
+    assert found[1] is found[3]
+    assert [type(m) for m in found] == [type(m) for m in model]
+    assert [m.in_features for m in found if hasattr(m, "in_features")] == [2, 2, 2, 3]
+
+
+def test_the_lines_of_a_table_can_be_read_without_the_rest() -> None:
+    table = encode({"a": [1, (2, 3)], "b": {4: [5]}})[0].table
+    text = spell(table, ())
+    found = Spelled.of(text, len(text)).build()
+    assert sorted(map(repr, found.nodes)) != []
+    assert {type(node) for node in found.nodes} == {type(node) for node in table.nodes}
+    assert isinstance(found.nodes[found.roots["value"][0]], nodes.Dict)
