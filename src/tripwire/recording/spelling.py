@@ -86,7 +86,11 @@ class _Modules(nodes.Node, tag="nn", frozen=True):
 
 
 class _More(nodes.Node, tag="more", frozen=True):
-    """Further items of the container in the line before: keys and values of a dict."""
+    """What the line before had no room for.
+
+    Items of a container; keys and values of a dict; names and values of an object; names in the
+    last table of a form; values of modules.
+    """
 
     items: tuple[Slot, ...] = ()
     values: tuple[Slot, ...] = ()
@@ -151,12 +155,13 @@ def _make_line(node: AnyNode) -> nodes.Node:
 
 
 def _gather_nones(node: nodes.Object) -> _Object:
-    """A configuration has a hundred attributes that are None."""
+    """A configuration has a hundred attributes that are None. Of a thousand, each has a value."""
+    short = len(node.names) <= _LONGEST
     names: list[str] = []
     values: list[Slot] = []
     nones: list[tuple[int, list[str]]] = []
     for name, value in zip(node.names, node.values, strict=True):
-        if value is not None or not name or " " in name:
+        if value is not None or not short or not name or " " in name:
             names.append(name)
             values.append(value)
         elif nones and nones[-1][0] == len(names):
@@ -182,12 +187,11 @@ def _place(node: nodes.Node) -> tuple[object, ...]:
 
 
 def _join_modules(found: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
-    """Modules of one form share a line, as long as it isn't too long."""
+    """Modules of one form share a line."""
     group: list[nodes.ModuleObject] = []
     for node in (*found, None):
-        room = _LONGEST // (len(group[0].values) + 1) if group else 1
         fits = isinstance(node, nodes.ModuleObject) and (not group or group[0].form == node.form)
-        if group and not (fits and len(group) < room):
+        if group and not fits:
             values = tuple(slot for module in group for slot in module.values)
             yield _Modules(group[0].form, len(group), values)
             group = []
@@ -212,20 +216,31 @@ def _find_runs(tensors: Sequence[nodes.Tensor]) -> Iterator[TensorRun]:
 
 def _cut(node: nodes.Node) -> Iterator[nodes.Node]:
     """A node, and the further lines of a long one."""
-    if isinstance(node, nodes.Dict) and len(node.keys) > _LONGEST:
-        keys, values = list(_split(node.keys)), list(_split(node.values))
-        yield msgspec.structs.replace(node, keys=keys[0], values=values[0])
-        yield from map(_More, keys[1:], values[1:])
-    elif isinstance(node, _WITH_ITEMS) and len(node.items) > _LONGEST:
-        items = list(_split(node.items))
-        yield msgspec.structs.replace(node, items=items[0])
-        yield from map(_More, items[1:])
-    else:
-        yield node
+    parts: list[tuple[Slot, ...]] = [()]
+    others: list[tuple[Slot, ...]] = [()]
+    match node:
+        case nodes.Dict():
+            parts, others = _split(node.keys), _split(node.values)
+            node = msgspec.structs.replace(node, keys=parts[0], values=others[0])
+        case _Object():
+            parts, others = _split(node.names), _split(node.values)
+            node = msgspec.structs.replace(node, names=parts[0], values=others[0])
+        case _Form() if node.keys:
+            parts = _split(node.keys[-1])
+            node = msgspec.structs.replace(node, keys=(*node.keys[:-1], parts[0]))
+        case _Modules():
+            parts = _split(node.values)
+            node = msgspec.structs.replace(node, values=parts[0])
+        case _ if isinstance(node, _WITH_ITEMS):
+            parts = _split(node.items)
+            node = msgspec.structs.replace(node, items=parts[0])
+    yield node
+    for items, values in itertools.zip_longest(parts[1:], others[1:], fillvalue=()):
+        yield _More(items, values)
 
 
-def _split(items: tuple[Slot, ...]) -> Iterator[tuple[Slot, ...]]:
-    return (items[i : i + _LONGEST] for i in range(0, len(items), _LONGEST))
+def _split(items: tuple[Slot, ...]) -> list[tuple[Slot, ...]]:
+    return [items[i : i + _LONGEST] for i in range(0, len(items), _LONGEST)] or [()]
 
 
 def _shorten(node: msgspec.Struct) -> list[object]:
@@ -413,7 +428,12 @@ class Spelled:
         found: list[nodes.Node] = []
         for line in _lines(self.text, *self.node_lines):
             _join(found, _decode(line, _NODE))
-        full = [_spread(node, self.head.words) for node in found]
+        full: list[AnyNode] = []
+        for node in found:
+            if isinstance(node, _Modules):  # forms come first: their numbers are those of lines
+                full += _part_modules(node, cast("_Form", found[node.form[0]]))
+            else:
+                full.append(_spread(node, self.head.words))
         for count, blob, kind, device in self.head.tensors:
             full += [nodes.Tensor(blob + i, kind, device) for i in range(count)]
         return nodes.Table(self.head.roots, tuple(full), codes)
@@ -432,19 +452,23 @@ def _lines(text: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _join(found: list[nodes.Node], node: nodes.Node) -> None:
-    if isinstance(node, _Modules):
-        found += _part_modules(node, cast("_Form", found[node.form[0]]))
-        return
+    """Take the next line: a node, or more of the last one."""
     if not isinstance(node, _More):
         found.append(node)
         return
-    last = found[-1]
-    if isinstance(last, nodes.Dict):
-        keys, values = (*last.keys, *node.items), (*last.values, *node.values)
-        found[-1] = msgspec.structs.replace(last, keys=keys, values=values)
-    else:
-        items = (*cast("nodes.List", last).items, *node.items)
-        found[-1] = msgspec.structs.replace(last, items=items)
+    last, changed = found[-1], dict[str, object]()
+    match last:
+        case nodes.Dict():
+            changed = {"keys": last.keys + node.items, "values": last.values + node.values}
+        case _Object():
+            changed = {"names": last.names + node.items, "values": last.values + node.values}
+        case _Form():
+            changed = {"keys": (*last.keys[:-1], last.keys[-1] + node.items)}
+        case _Modules():
+            changed = {"values": last.values + node.items}
+        case _:
+            changed = {"items": cast("nodes.List", last).items + node.items}
+    found[-1] = msgspec.structs.replace(last, **changed)
 
 
 def _part_modules(line: _Modules, form: _Form) -> Iterator[nodes.ModuleObject]:
@@ -499,7 +523,8 @@ class _LineCheck:
         self._widths: list[int] = []  # how many values the modules of a form give
         self._shared: list[int] = []  # how many the form gives them
         self._words = len(spelled.head.words)
-        self._before: type = _Form
+        self._before: nodes.Node = _Form((0,))
+        self._owed = 0  # values that modules still need
         self._left = spelled.head.count
         self._count = self._left + sum(run[0] for run in spelled.head.tensors)
         for count, blob, kind, device in spelled.head.tensors:
@@ -519,6 +544,8 @@ class _LineCheck:
             case _More():
                 self._take_more(node)
                 return
+            case _ if self._owed:
+                raise _wrong_width()
             case _Form():
                 self._take_form(node)
             case _Modules():
@@ -527,23 +554,40 @@ class _LineCheck:
                 self._check_object(node)
             case _:
                 check_node(node, self._blobs)
-        self._before = type(node)
+        self._before = node
         self._left -= node.count if isinstance(node, _Modules) else 1
 
     def finish(self) -> None:
         """All lines were seen."""
+        if self._owed:
+            raise _wrong_width()
         if self._left:
             raise damaged("objects.json has another number of nodes than it says")
 
     def _take_more(self, node: _More) -> None:
-        if self._before is nodes.Dict:
-            if len(node.items) != len(node.values):
-                raise damaged("a dict has another number of keys than of values")
-        elif self._before not in _WITH_ITEMS or node.values:
+        before = self._before
+        many = len(node.items)
+        if isinstance(before, nodes.Dict | _Object):
+            if many != len(node.values):
+                raise damaged("there are more names than values, or less")
+        elif not isinstance(before, (*_WITH_ITEMS, _Form, _Modules)) or node.values:
             raise damaged("there is more of something that has no items")
+        if isinstance(before, _Object | _Form):
+            self._check_further_names(node.items)
+        if isinstance(before, _Form):
+            if not before.keys:
+                raise damaged("there are names without a table")
+            self._widths[-1] += many
+        elif isinstance(before, _Modules):
+            self._owed -= many
+
+    def _check_further_names(self, names: tuple[Slot, ...]) -> None:
+        for name in names:
+            if type(name) is not str and not (type(name) is int and 0 <= name < self._words):
+                raise damaged("a name isn't one")
 
     def _take_form(self, node: _Form) -> None:
-        if self._before is not _Form:
+        if not isinstance(self._before, _Form):
             raise damaged("a form comes after other nodes")
         self._widths.append(_find_width(node))
         self._shared.append(len(node.columns))
@@ -552,8 +596,7 @@ class _LineCheck:
         number = node.form[0]
         if number >= len(self._widths):
             raise damaged("a module has no form")
-        if node.count * self._widths[number] != len(node.values):
-            raise damaged("a module has another number of values than its form has names")
+        self._owed = node.count * self._widths[number] - len(node.values)
         self._spend(node.count * (128 + 8 * self._shared[number]))
 
     def _check_object(self, node: _Object) -> None:
@@ -569,6 +612,10 @@ class _LineCheck:
         self._room -= amount
         if self._room < 0:
             raise _too_large(0)
+
+
+def _wrong_width() -> BadRecord:
+    return damaged("a module has another number of values than its form has names")
 
 
 def _find_width(form: _Form) -> int:

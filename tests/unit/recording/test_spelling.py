@@ -127,3 +127,13 @@ def test_the_lines_of_a_table_can_be_read_without_the_rest() -> None:
     assert sorted(map(repr, found.nodes)) != []
     assert {type(node) for node in found.nodes} == {type(node) for node in table.nodes}
     assert isinstance(found.nodes[found.roots["value"][0]], nodes.Dict)
+
+
+def test_a_module_and_an_object_of_many_parts_have_several_lines(tmp_path) -> None:
+    model = nn.ModuleList([nn.Identity() for _ in range(12_000)] + [Scaled(1), Scaled(2)])
+    plain = types.SimpleNamespace(**{f"name{i}": i % 1500 or None for i in range(12_000)})
+    assert max(map(len, lines_of([model, plain]))) < 25_000
+    found = again(tmp_path, [model, plain])
+    assert [type(m) for m in found[0]] == [type(m) for m in model]
+    assert [m.scale for m in list(found[0])[-2:]] == [1, 2]
+    assert list(vars(found[1]).items()) == list(vars(plain).items())
