@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TraceDiffers,
         TracerWarning,
         TripwireError,
+        WrongResult,
     )
     from tripwire.explain import explain
     from tripwire.recording.failures import record, record_last, record_on_error, save_record
@@ -55,6 +56,7 @@ __all__ = [
     "TracerWarning",
     "TripwireError",
     "Watch",
+    "WrongResult",
     "compile",
     "explain",
     "list_backends",

@@ -42,6 +42,7 @@ def compile(
     cache_size: int = 8,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
     on_backend_error: str = "raise",
+    check: bool = False,
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
 
@@ -65,6 +66,8 @@ def compile(
         of a folder says how much of each tensor is kept.
     on_backend_error: "raise" where the back end fails, or "eager": say so, and run the graph as
         it is, one torch call after another.
+    check: run new compiled code once, on copies of the inputs, and raise WrongResult if it
+        returns or writes something else than the call that it was made of did.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -79,6 +82,7 @@ def compile(
             cache_size=cache_size,
             record_on_error=record_on_error,
             on_backend_error=on_backend_error,
+            check=check,
         )
     if not callable(fn_or_module):
         raise BadOption(
@@ -112,6 +116,7 @@ def compile(
         ),
         _note_failed,
         on_backend_error == "eager",
+        check,
     )
     called = name or _name_of(fn_or_module)
     if isinstance(fn_or_module, nn.Module):

@@ -51,6 +51,10 @@ class BackendFailed(TripwireError):
     graph_module: fx.GraphModule | None = None  # the graph, to look at or to try elsewhere
 
 
+class WrongResult(TripwireError):
+    """Compiled code does something else than the run that it was made of (`check=True`)."""
+
+
 class BadRecord(TripwireError):
     """A file is no record that can be read: damaged, made to harm, or of a newer version."""
 

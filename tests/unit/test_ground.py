@@ -82,7 +82,7 @@ LAYERS = [
     {"backends.registry", "backends.limits", "backends.backwards"},
     {"backends"},
     {"dispatch.undo"},
-    {"dispatch.entry", "dispatch.checkpoints"},
+    {"dispatch.entry", "dispatch.checkpoints", "dispatch.checking"},
     {"dispatch.telling"},
     {"dispatch.dispatcher"},
     {"dispatch.compiled"},

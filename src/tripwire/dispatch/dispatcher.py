@@ -22,6 +22,7 @@ from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.limits import check_functional
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
+from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, find_checkpoint, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
 from tripwire.dispatch.telling import (
@@ -37,7 +38,7 @@ from tripwire.dispatch.telling import (
     wants_reasons,
 )
 from tripwire.errors import BackendFailed, BadOption, CannotTrace
-from tripwire.phases import BACKEND, PLAN, RECORD, RETIRE, TRACE
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, RETIRE, TRACE
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.effects import Volatile
 from tripwire.tracing.reads import fingerprint
@@ -111,6 +112,7 @@ class Options:
     failures: Failures | None = None
     witness: Witness | None = None
     eager_on_backend_error: bool = False
+    check: bool = False  # new code runs once beside the run that it was made of
 
 
 class Dispatcher(Counted):
@@ -238,10 +240,13 @@ class Dispatcher(Counted):
                 for entry in self._entries:
                     entry.look_at_pulled()
                 self._tell_miss(args, kwargs, probed)
-        if CURRENT.kept is not None:
-            with RECORD:
-                CURRENT.kept.before_run()
+        outer = CURRENT.kept
+        originals = Originals(outer) if self.options.check else None
+        CURRENT.kept = originals or outer
         try:
+            if CURRENT.kept is not None:
+                with RECORD:
+                    CURRENT.kept.before_run()
             run = _TRACER.run(self.target, args, kwargs, complete=True)
         except CannotTrace as error:
             if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
@@ -249,10 +254,12 @@ class Dispatcher(Counted):
             self._plain.add(key)
             refusals.warning("%s runs as plain Python: %s", self.name, error)
             return self._run_plainly(args, kwargs)
+        finally:
+            CURRENT.kept = outer
         self._traces += 1
         made: Entry | Refusal | None
         try:
-            made = run.refusal or self._build_entry(run, key)
+            made = run.refusal or self._build_entry(run, originals, key)
         except Refused as refused:
             made = Refusal(refused.slug, refused.reason, refused.where)
         with TRACE if isinstance(made, Refusal) else PLAN:
@@ -269,7 +276,9 @@ class Dispatcher(Counted):
         training = self.target.training if isinstance(self.target, nn.Module) else None
         return len(args), tuple(kwargs), training, torch.is_grad_enabled()
 
-    def _build_entry(self, run: Run, key: object) -> Entry | Refusal | None:
+    def _build_entry(
+        self, run: Run, originals: Originals | None, key: object
+    ) -> Entry | Refusal | None:
         """None: what the run wrote over can't come back, so an entry would never be used."""
         trace = run.trace
         assert trace is not None
@@ -287,7 +296,15 @@ class Dispatcher(Counted):
                 f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
                 "on keeps changing; see the log of tripwire.recompiles.",
             )
-        return Entry(trace, run.torch_state, self._compile, self._tell_retired)
+        entry = Entry(trace, run.torch_state, self._compile, self._tell_retired)
+        if originals is not None:
+            try:
+                with FIRST_RUN:
+                    originals.check(run, entry.run_code, self.name, name_of(self.options.backend))
+            except BaseException:
+                entry.close()
+                raise
+        return entry
 
     def _add(self, entry: Entry, run: Run, key: object) -> None:
         trace = run.trace

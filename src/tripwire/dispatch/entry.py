@@ -377,6 +377,22 @@ class Entry:
             inputs.insert(position, tensor)
         return tuple(inputs)
 
+    def run_code(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Only the compiled code, on other inputs: no result is built, no effect repeated."""
+        depth = _NO_DEPTH if self._contexts is None else sample_depth()
+        try:
+            outputs = tuple(call(self._runtime, inputs, ()))
+        except BaseException as error:
+            if self._contexts is not None:
+                self._contexts.restore(error, depth)
+            raise
+        self._note_first_run()
+        return outputs
+
+    def _note_first_run(self) -> None:
+        if isinstance(self._runtime, FirstRun):
+            self._runtime = self._runtime.settled
+
     def run(
         self,
         fetched: tuple[torch.Tensor, ...],
@@ -456,8 +472,7 @@ class _FreshEntry(Entry):
         self.__class__ = _TimedEntry  # type: ignore[assignment]
         with FIRST_RUN:
             result = Entry.run(self, fetched, state, args, kwargs)
-        if isinstance(self._runtime, FirstRun):
-            self._runtime = self._runtime.settled
+        self._note_first_run()
         return result
 
 

@@ -108,7 +108,7 @@ def _describe_compiled(
     options = dispatcher.options
     name = name_of(options.backend)
     own = None if find_known(name) is options.backend else options.backend
-    return Compiled(name, options.fullgraph, hit), own
+    return Compiled(name, options.fullgraph, hit, options.check), own
 
 
 def record_failure(

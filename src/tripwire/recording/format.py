@@ -147,6 +147,7 @@ class Compiled(msgspec.Struct, frozen=True):
     backend: str = ""
     fullgraph: bool = False
     hit: bool = False  # it was compiled code that raised
+    check: bool = False  # new code ran beside the run that it was made of
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -322,8 +322,8 @@ class Wrapped(Node, tag="wrapped", frozen=True):
     attributes), "singledispatch" (function, types, functions, attributes), "weakref" (target),
     "proxy" (mapping) a read-only view, "derived" (class, form, parts, attributes) an instance
     of a class that is built on one of these; of tripwire: "compiled" and "dispatcher" (target,
-    name, back end, fullgraph, cache size, options), "recorded" (function). Of typing: "alias"
-    (origin, args), "generic" (origin, args), "union" (args), "typevar" (name, bound,
+    name, back end, fullgraph, cache size, options, check), "recorded" (function). Of typing:
+    "alias" (origin, args), "generic" (origin, args), "union" (args), "typevar" (name, bound,
     constraints, covariant, contravariant, inferred), "forward" (text).
     """
 

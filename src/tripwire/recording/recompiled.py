@@ -44,6 +44,7 @@ def encode_recompiled(encoder: Encoder, value: object) -> AnyNode | None:
         options.fullgraph,
         options.cache_size,
         options.backend_options,
+        options.check,
     )
     return Wrapped(form, tuple(encoder.slot(part, f".{form}") for part in parts))
 
@@ -67,9 +68,10 @@ def make_dispatcher(target: Any, *how: Any) -> object:
 
 
 def _options(
-    name: str, backend: Any, fullgraph: bool, cache_size: int, more: Any
+    name: str, backend: Any, fullgraph: bool, cache_size: int, more: Any, check: bool
 ) -> tuple[str, Any]:
     from tripwire.backends.registry import find_backend
     from tripwire.dispatch.dispatcher import Options
 
-    return name, Options(find_backend(backend), fullgraph, cache_size, more)
+    chosen = find_backend(backend)
+    return name, Options(chosen, fullgraph, cache_size, more, check=check)

@@ -72,6 +72,7 @@ class Rebuilt:
             fullgraph=fullgraph,
             name=self.manifest.function.name,
             record_on_error="",  # the record is there already
+            check=compiled is not None and compiled.check,
         )
         return made
 

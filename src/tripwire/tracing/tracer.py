@@ -55,6 +55,7 @@ class Run:
     refusal: Refusal | None
     modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
     torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
+    outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,9 @@ class _Session:
                 if known.version != version_of(tensor):
                     state.check_seen(tensor, known)
             if state.refusal is None:
-                return Run(result, self._build(result), None, tuple(state.modules), torch_state)
+                trace = self._build(result)
+                modules, outputs = tuple(state.modules), tuple(self._outputs)
+                return Run(result, trace, None, modules, torch_state, outputs)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
         return Run(result, None, state.refusal, tuple(state.modules))
@@ -359,7 +362,7 @@ class _Session:
                 f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
                 "dataclasses or plain objects.",
             ) from None
-        tensors = planner.tensors
+        tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         graph = state.graph()
         graph.output(outputs)

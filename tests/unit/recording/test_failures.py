@@ -443,3 +443,29 @@ def test_an_exception_that_takes_no_notes_is_recorded_without(caplog, tmp_path) 
     assert type(fail(tripwire.record_on_error(tmp_path)(close))) is Closed
     check_reproduces(only(tmp_path))
     assert not caplog.records
+
+
+def off_by_some(graph, inputs):
+    def run(*args):
+        return tuple(result + 1 for result in graph(*args))
+
+    return run
+
+
+def doubles(x):
+    x.mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_wrong_result_found_by_a_check_is_recorded(tmp_path, fullgraph) -> None:
+    compiled = tripwire.compile(
+        doubles, backend=off_by_some, fullgraph=fullgraph, check=True, record_on_error=tmp_path
+    )
+    x = torch.ones(3)
+    error = fail(compiled, x)
+    assert type(error) is tripwire.WrongResult
+    assert torch.equal(x, torch.full((3,), 2.0))  # the call itself ran, once
+    record = check_reproduces(only(tmp_path))
+    assert record.manifest.outcome.type == "WrongResult"
+    assert torch.equal(record.args[0], torch.ones(3))

@@ -1,0 +1,243 @@
+"""Checking: new compiled code runs once beside the run that it was made of, on request.
+
+The run goes first: it is the call (L4). While it goes on, the memory of each input is copied
+before a torch call can change it. The code then gets the copies, and the random generators as
+they were; what it returns and what it writes must be what the run returned and wrote. Nothing
+of the user's runs again, and the generators are left as the run left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.errors import WrongResult
+from tripwire.tracing.result import Trace
+from tripwire.tracing.sources import Local
+from tripwire.tracing.state import CURRENT, FACTS, Kept, TracingState
+from tripwire.tracing.structure import iter_tensors
+from tripwire.tracing.tracer import Run
+from tripwire.tracing.values import iter_given
+
+Code = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+_Memory = tuple[torch.device, int]
+
+
+class Originals:
+    """A run's inputs as they were before it. Stands before whoever else keeps the call."""
+
+    def __init__(self, inner: Kept | None) -> None:
+        self._inner = inner
+        self._state: TracingState | None = None
+        self._copies: dict[_Memory, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
+        self._generators = _Generators()
+
+    # --- what the run tells (tracing.state.Kept) ---
+
+    def before_run(self) -> None:
+        if self._inner is not None:
+            self._inner.before_run()
+
+    def before_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._state = CURRENT.state or self._state
+        for tensor in iter_given((args, kwargs)):
+            known = None if self._state is None else self._state.values.find(tensor)
+            if known is None or known.node is None or known.sources:  # not the run's own
+                self.before_write(tensor, tell=False)
+        self._generators.keep(v for v in (*args, *kwargs.values()) if type(v) is torch.Generator)
+        if self._inner is not None:
+            self._inner.before_call(func, args, kwargs)
+
+    def before_write(self, tensor: torch.Tensor, tell: bool = True) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            self._keep(tensor)
+        if tell and self._inner is not None:
+            self._inner.before_write(tensor)
+
+    def before_draw(self, generators: Iterable[torch.Generator]) -> None:
+        if self._inner is not None:
+            self._inner.before_draw(generators)
+
+    def run_plainly(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._inner is not None:
+            return self._inner.run_plainly(fn, args, kwargs)
+        return fn(*args, **kwargs)
+
+    def find_own_mode(self) -> AbstractContextManager[None] | None:
+        return None if self._inner is None else self._inner.find_own_mode()
+
+    # --- copies ---
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
+        if tensor.layout is not torch.strided:
+            if id(tensor) not in self._others:
+                self._others[id(tensor)] = tensor, tensor.detach().clone()
+            return
+        storage = tensor.untyped_storage()
+        if _memory_of(storage) not in self._copies:
+            # The storage is held, so that no other comes to lie where it is.
+            self._copies[_memory_of(storage)] = storage, storage.clone()  # type: ignore[no-untyped-call]
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """An input as it was; those that shared memory share that of their copies."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            self._keep(tensor)  # one that no call has seen is as it was
+            if tensor.device.type == "meta":
+                made = torch.empty_like(tensor)
+            elif tensor.layout is not torch.strided:
+                made = self._others[id(tensor)][1]
+            else:
+                storage = self._copies[_memory_of(tensor.untyped_storage())][1]
+                made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+                made = torch._conj(made) if tensor.is_conj() else made
+                made = torch._neg_view(made) if tensor.is_neg() else made
+        return made
+
+    # --- the check ---
+
+    def check(self, run: Run, code: Code, name: str, backend: str) -> None:
+        """Raise WrongResult where the code does something else than the run did."""
+        trace = run.trace
+        assert trace is not None
+        assert trace.completion is not None
+        inputs = trace.completion.tensors
+        copies = [None if tensor is None else self._copy(tensor) for tensor in inputs]
+        if any(copy is None for copy in copies):
+            raise WrongResult(
+                f"{name}: what {backend} made of it can't be checked: an input of the run is gone. "
+                "Keep it, or compile without check=True.",
+                slug="unchecked",
+            )
+        for copy, wanted in zip(copies, trace.inputs, strict=True):
+            # What is written to can't be a leaf that requires grad; its history isn't there.
+            if copy is not None and wanted.meta.requires_grad and not wanted.written:
+                copy.requires_grad_()
+        given = tuple(copy for copy in copies if copy is not None)
+        with self._generators.as_before():
+            try:
+                got = code(given)
+            except Exception as error:
+                raise WrongResult(
+                    f"{name}: the run returned, and the code that {backend} made of it raised "
+                    f"{type(error).__name__}: {error}",
+                    slug="wrong-result",
+                ) from error
+        found = _find_difference(run, trace, tuple(got), given)
+        if found:
+            raise WrongResult(
+                f"{name}: the code that {backend} made of it does something else than the run "
+                f"did. {found}\nThe call's own result was right; the code was dropped.",
+                slug="wrong-result",
+            )
+
+
+def _memory_of(storage: torch.UntypedStorage) -> _Memory:
+    return storage.device, int(storage.data_ptr() or -storage._cdata)
+
+
+def _find_difference(
+    run: Run, trace: Trace, got: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...]
+) -> str:
+    """The first difference in words, or nothing."""
+    wanted = run.outputs
+    if len(got) != len(wanted):
+        return f"It returns {len(got)} tensors, where the graph has {len(wanted)}."
+    assert trace.completion is not None
+    inputs = tuple(t for t in trace.completion.tensors if t is not None)
+    root = Local("result")
+    paths = {
+        id(tensor): f"result{str(path).removeprefix(str(root))}"
+        for tensor, path in iter_tensors(run.result, root)
+    }
+    nodes: Any = next(node for node in trace.graph.nodes if node.op == "output").args[0]
+    tracks_grad = not any(i.written and i.meta.requires_grad for i in trace.inputs)
+    for number, (left, right) in enumerate(zip(got, wanted, strict=True)):
+        found = _differ(left, right)
+        if not found and tracks_grad and left.requires_grad != right.requires_grad:
+            found = f"requires_grad is {left.requires_grad}, not {right.requires_grad}"
+        if not found and _shared(left, given) != _shared(right, inputs):
+            found = "it shares memory with other inputs than the run's does"
+        if found:
+            path = paths.get(id(right), f"output {number}")
+            return f"{path}, {_describe(nodes[number])}: {found}"
+    for known, left, right in zip(trace.inputs, given, inputs, strict=True):
+        found = _differ(left, right)
+        if found:
+            return f"The input {known.source}, changed in place: {found}"
+    return ""
+
+
+def _describe(node: fx.Node) -> str:
+    facts = node.meta.get(FACTS)
+    place = None if facts is None else facts.where.place
+    return f"node {node.name}" + ("" if place is None else f" at {place.file}:{place.line}")
+
+
+def _differ(got: object, wanted: torch.Tensor) -> str:
+    if not isinstance(got, torch.Tensor):
+        return f"it is a {type(got).__name__}, not a tensor"
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        try:
+            torch.testing.assert_close(got.detach(), wanted.detach(), equal_nan=True)
+        except AssertionError as error:
+            return str(error)
+        except (RuntimeError, NotImplementedError, TypeError):  # a dtype without arithmetic
+            same = got.shape == wanted.shape and got.dtype == wanted.dtype
+            return "" if same and _bits(got) == _bits(wanted) else "its bits differ"
+    return ""
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().cpu().untyped_storage())
+
+
+def _shared(tensor: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[int]:
+    """Which inputs a tensor has its memory from."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return []
+    memory = _memory_of(tensor.untyped_storage())
+    strided = ((i, t) for i, t in enumerate(inputs) if t.layout is torch.strided and t.numel())
+    return [i for i, t in strided if _memory_of(t.untyped_storage()) == memory]
+
+
+class _Generators:
+    """torch's random generators, and those that a run was given, as they were before it."""
+
+    def __init__(self) -> None:
+        self._before = [(torch.default_generator, torch.default_generator.get_state())]
+        self.keep(torch.cuda.default_generators)  # none before CUDA is first used
+
+    def keep(self, generators: Iterable[torch.Generator]) -> None:
+        for generator in generators:
+            if not any(known is generator for known, _ in self._before):
+                self._before.append((generator, generator.get_state()))
+
+    def as_before(self) -> _Rewound:
+        """A `with` in which they are as they were before the run."""
+        return _Rewound(self._before)
+
+
+class _Rewound:
+    def __init__(self, states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+        self._states = states
+
+    def __enter__(self) -> None:
+        self._after = [(generator, generator.get_state()) for generator, _ in self._states]
+        for generator, state in self._states:
+            generator.set_state(state)
+
+    def __exit__(self, *error: object) -> None:
+        for generator, state in self._after:
+            generator.set_state(state)
