@@ -109,8 +109,11 @@ def repro(file: str, as_json: bool) -> None:
     """Print a script that makes the call again, with everything in it."""
     from tripwire.recording.repro import write_repro
 
-    script = write_repro(file)
-    click.echo(msgspec.json.encode({"script": script}) if as_json else script, nl=as_json)
+    script, why = write_repro(file)
+    if why:
+        click.echo(f"The script needs tripwire, since {why}.", err=True)
+    told = msgspec.json.encode({"script": script, "needs_tripwire": why}) if as_json else script
+    click.echo(told, nl=as_json)
 
 
 _directory = click.argument("directory", type=click.Path(exists=True))

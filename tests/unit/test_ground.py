@@ -104,6 +104,7 @@ LAYERS = [
     {"recording.draft"},
     {"recording.outcomes", "recording.block", "recording.record"},
     {"recording.beginning", "recording.checking", "recording.showing"},
+    {"recording.script"},
     {"recording.repro", "recording.calls"},
     {"recording.failures"},
     {"recording"},

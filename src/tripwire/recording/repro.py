@@ -1,7 +1,7 @@
 """Repro: a record as one script, to be read, changed and sent on.
 
-The recorded source stands in it as comments; the record itself is in it as text, and is what
-runs. The script needs tripwire and the packages that the recorded code imports, nothing else.
+Where it can be, the script is plain Python and torch (script.py). Otherwise the record is in it as
+text, with its source as comments, and the script needs tripwire to run it; it says so.
 """
 
 from __future__ import annotations
@@ -12,28 +12,41 @@ import textwrap
 import zlib
 from pathlib import Path
 
+from tripwire.recording.format import Record
 from tripwire.recording.outcomes import explain, printable
 from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.script import Unwritable, write_script
 
 
-def write_repro(path: str | os.PathLike[str]) -> str:
-    """The script's text. Nothing of the record runs."""
+def write_repro(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The script, and why it needs tripwire, if it does. Nothing of the record runs."""
     record = load(path)
-    packed = base64.b85encode(zlib.compress(Path(path).read_bytes(), 9)).decode()
+    try:
+        with Record.open(path) as opened:
+            body = write_script(opened)
+    except Unwritable as error:
+        why = printable(str(error))
+        return _embed(record, Path(path), why), why
+    return f"{_head(record, 'Needs torch, and the packages that its code imports.')}\n{body}", ""
+
+
+def _embed(record: ExecutionRecord, path: Path, why: str) -> str:
+    packed = base64.b85encode(zlib.compress(path.read_bytes(), 9)).decode()
     data = "\n".join(f'    "{line}"' for line in textwrap.wrap(packed, 92))
-    return f"{_head(record)}\n{_sources(record)}\nRECORD = (\n{data}\n)\n{_TAIL}"
+    head = _head(record, f"Needs tripwire (pip install tripwire), since {why}.")
+    return f"{head}\n{_sources(record)}\nRECORD = (\n{data}\n)\n{_TAIL}"
 
 
-def _head(record: ExecutionRecord) -> str:
+def _head(record: ExecutionRecord, needs: str) -> str:
     manifest = record.manifest
     where = manifest.function
     packages = ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
     lines = [
+        needs,
         f"{where.name} at {where.file}:{where.line}",
         f"recorded: {explain(manifest.outcome)}",
         f"by Python {manifest.python.version} on {manifest.platform}, {manifest.created}",
         *textwrap.wrap(f"with {packages}", 90),
-        "Needs tripwire: pip install tripwire",
     ]
     # The first line settles how the script is read, whatever the others say.
     return "# coding: utf-8\n" + "".join(f"# {printable(line)}\n" for line in lines)
