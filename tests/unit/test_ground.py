@@ -90,7 +90,7 @@ LAYERS = [
     {"explain"},
     {"recording.container", "recording.looks", "recording.reading", "recording.flags"},
     {"recording.origin"},
-    {"recording.policy", "recording.habits"},
+    {"recording.policy", "recording.habits", "recording.patches"},
     {"recording.blobs", "recording.plain", "recording.names"},
     {"recording.kept"},
     {"recording.checks", "recording.segments", "recording.classes", "recording.recompiled"},

@@ -29,9 +29,20 @@ def encode_array(encoder: Encoder, value: Any, cls: type) -> AnyNode | ArrayUse:
         return encoder.leave_out(cls, f"an array of {dtype}")
     path = encoder.path()
     treatment = encoder.policy.treat(path, value)
-    use = ArrayUse(array, cls is not np.ndarray, path, treatment)
+    scalar = cls is not np.ndarray
+    use = ArrayUse(array, scalar, path, treatment, (0, 0) if scalar else _find_memory(array))
     encoder.blobs.add(use)
     return use
+
+
+def _find_memory(array: Any) -> tuple[int, int]:
+    """From where to where an array lies."""
+    if not array.size:
+        return 0, 0
+    start: int = array.__array_interface__["data"][0]
+    reach = [step * (size - 1) for size, step in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    return start + low, start + high + int(array.itemsize)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,20 +53,10 @@ class ArrayUse:
     scalar: bool
     path: str
     treatment: Treatment
+    memory: tuple[int, int]  # of the array itself, not of a copy that was kept
     why: str = "policy"
     blob: int = -1
-
-    @property
-    def memory(self) -> tuple[int, int]:
-        if self.scalar or not self.array.size:
-            return 0, 0
-        start: int = self.array.__array_interface__["data"][0]
-        reach = [
-            step * (size - 1)
-            for size, step in zip(self.array.shape, self.array.strides, strict=True)
-        ]
-        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-        return start + low, start + high + int(self.array.itemsize)
+    shares: bool = False
 
     @property
     def size(self) -> int:

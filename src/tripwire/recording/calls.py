@@ -30,6 +30,7 @@ from tripwire.recording.format import (
     Where,
 )
 from tripwire.recording.outcomes import place_of
+from tripwire.recording.patches import find_patches
 from tripwire.recording.policy import KEEP_ALL, Policy
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
@@ -96,6 +97,9 @@ def _build(
     draft.add("generators", beginning.find_drawn())
     if backend is not None:
         draft.add("backend", backend)
+    patches = find_patches(draft.met)
+    if patches:
+        draft.add("patches", patches)
     file, line = place_of(beginning.target)
     manifest = Manifest(
         packages=fresh_packages(),

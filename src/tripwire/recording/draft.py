@@ -47,6 +47,11 @@ class RecordDraft:
         self._roots[name] = self._encoder.slot(value, name)
         self._encoder.advance()
 
+    @property
+    def met(self) -> list[object]:
+        """Every object that was met."""
+        return self._encoder.values
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that was met."""
         import torch

@@ -21,6 +21,7 @@ class Kept(Protocol):
     treatment: Treatment
     why: str  # a treatment that isn't full
     blob: int
+    shares: bool  # what shares its memory shares it again
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -80,6 +81,7 @@ class Blobs:
             kept.settle()
         self._guard_shared_memory()
         self._apply_cap()
+        self._tell_of_shared_arrays()
         full = [kept for kept in self._kept if kept.treatment is Treatment.FULL]
         forms: dict[object, int] = {}
         # Those of one form lie together, in the order in which forms were met.
@@ -98,6 +100,17 @@ class Blobs:
             for (first, last), treatment in strict:
                 if first < high and low < last:
                     kept.treatment = max(kept.treatment, treatment)
+
+    def _tell_of_shared_arrays(self) -> None:
+        """An array over memory that something else has comes back with memory of its own."""
+        for kept in self._kept:
+            low, high = kept.memory
+            if kept.shares or low == high:
+                continue
+            others = (other.memory for other in self._kept if other is not kept)
+            if any(first < high and low < last for first, last in others):
+                why = "an array that shares memory comes back with memory of its own"
+                self.left_out += [Omission(path, why) for path in kept.paths()]
 
     def _apply_cap(self) -> None:
         cap = self.policy.cap

@@ -16,6 +16,7 @@ from tripwire.recording.decode import rebuild
 from tripwire.recording.flags import flags_set
 from tripwire.recording.format import Environment, Manifest, Outcome, Record
 from tripwire.recording.outcomes import describe_error, describe_result
+from tripwire.recording.patches import Patch, applied
 from tripwire.recording.rebuild import Rebuilder
 from tripwire.recording.shelf import Shelf
 
@@ -31,6 +32,7 @@ class Rebuilt:
     backend: Any
     generators: dict[str, Any]
     rebuilder: Rebuilder
+    patches: list[Patch]
 
     def prepare(self, backend: str | None = None) -> Callable[[], Any]:
         """What runs it in its environment. `backend`: another one, or "none" to run plainly."""
@@ -39,7 +41,11 @@ class Rebuilt:
 
     def _run(self, call: Callable[..., Any], backend: str | None) -> Any:
         compiled = self.manifest.compiled
-        with self.rebuilder.importable(), _in_environment(self.manifest.environment):
+        with (
+            self.rebuilder.importable(),
+            _in_environment(self.manifest.environment),
+            applied(self.patches),
+        ):
             if compiled is not None and compiled.hit and backend != "none":
                 # Compiled code raised: an earlier call made it, from values like these.
                 self._set_generators()
@@ -128,6 +134,7 @@ def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
             roots.get("backend"),
             dict(roots.get("generators") or {}),
             rebuilder,
+            list(roots.get("patches") or ()),
         )
 
 

@@ -40,6 +40,8 @@ def write_script(record: Record) -> str:
             raise Unwritable("compiled code is part of what went wrong")
         if isinstance(outcome, Raised) and outcome.module.partition(".")[0] == "tripwire":
             raise Unwritable("the exception is tripwire's own")
+    if "patches" in record.table.roots:
+        raise Unwritable("it replaces functions of libraries")
     if "call" not in record.table.roots:
         raise Unwritable("it holds no call")
     return _Writer(record).write()

@@ -109,6 +109,7 @@ class Held:
     first: int = 0
     size: int = 0
     blob: int = -1
+    shares: bool = True
     whole: Use | None = None
 
     @property
