@@ -5,7 +5,7 @@ hit is the dispatcher's work alone: checking that the compiled code still holds 
 and collecting the graph's inputs. Everything runs on the CPU and without grad.
 
     one op      `x.sin()` of four numbers: what no program gets below.
-    qwen3       Qwen3 of bench_trace.py, 9, 36 and 72 layers: what a program's size adds.
+    qwen3       Qwen3 of qwen3.py, 9, 36 and 72 layers: what a program's size adds.
 
 A hit is timed in batches of some milliseconds, one batch of each side a round, all programs in
 the same rounds: so the growth from 9 to 72 layers is a ratio within a round as well. A call
@@ -37,8 +37,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
-import itertools
 import logging
 import time
 import warnings
@@ -47,13 +45,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_trace import build_qwen3
+from qwen3 import build_qwen3
 from side_by_side import (
+    Calls,
     Figures,
     Side,
     describe_machine,
     print_table,
     spread_of,
+    time_calls,
     time_sides,
     write_json,
 )
@@ -69,11 +69,8 @@ EAGER, TRACE, OBSERVED = "eager", "trace", "observed run"
 OURS, THEIRS = "tripwire, first call", "torch.compile, first call"
 PLAIN, REFUSED = "plain", "refused"
 ONE_OP = "one op"
-BATCH = 1e-2  # seconds
 
 CONSTANT = torch.zeros(1)
-
-Calls = dict[str, Callable[[], object]]  # by side: one call
 
 
 def build_constant(module: nn.Module, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -136,43 +133,6 @@ def build_refused(target: Callable[..., Any]) -> Calls:
     if seen.refusals != seen.traces or seen.traces > 4 or seen.hits:
         raise AssertionError(f"{target} should be refused, and stay so: {seen}")
     return {PLAIN: functools.partial(target, x), REFUSED: functools.partial(refused, x)}
-
-
-def time_calls(programs: dict[str, Calls], rounds: int) -> dict[str, list[Figures]]:
-    """Seconds a call of every side of every program, one value a round."""
-    sides, numbers = [], []
-    for calls in programs.values():
-        for label, call in calls.items():
-            number = _count_calls(call)
-            sides.append(Side(label, functools.partial(_repeat, call, number), prepare=call))
-            numbers.append(number)
-    gc.collect()
-    gc.freeze()  # or each collection between two batches walks every model and every guard
-    timed = iter(zip(time_sides(sides, rounds), numbers, strict=True))
-    return {
-        title: [
-            Figures(row.label, [value / number for value in row.values], row.error)
-            for row, number in itertools.islice(timed, len(calls))
-        ]
-        for title, calls in programs.items()
-    }
-
-
-def _repeat(call: Callable[[], object], number: int) -> None:
-    for _ in itertools.repeat(None, number):
-        call()
-
-
-def _count_calls(call: Callable[[], object]) -> int:
-    """How many calls make a batch."""
-    number = 1
-    while True:
-        start = time.perf_counter()
-        _repeat(call, number)
-        seconds = time.perf_counter() - start
-        if seconds > BATCH / 4:
-            return max(1, round(number * BATCH / seconds))
-        number *= 2
 
 
 def run_hits(rounds: int) -> dict[str, list[Figures]]:

@@ -32,8 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_dispatch import Calls, time_calls
-from side_by_side import Figures, describe_machine, print_table, spread_of, write_json
+from side_by_side import (
+    Calls,
+    Figures,
+    describe_machine,
+    print_table,
+    spread_of,
+    time_calls,
+    write_json,
+)
 from torch import nn
 
 import tripwire

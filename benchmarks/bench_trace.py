@@ -20,6 +20,9 @@ the whole call that leads from the module to a captured graph:
                         lies lower. Parameters become constants of the graph. It refuses to
                         let Python read a tensor's value, which Qwen3 does when it looks for
                         packed sequences: then the table shows the error's class.
+    torch.export        torch.export.export as it comes: Python runs once over fake tensors, below
+                        the dispatcher, and sizes and values that Python asks for are checked.
+                        The graph is one of aten operators, with the parameters as inputs.
     Dynamo capture      torch.compile with a back end that hands back the graph as it got it.
                         Python bytecode is interpreted over fake tensors, guards are built, and
                         the captured graph then runs once for real. No AOTAutograd, no Inductor.
@@ -29,6 +32,9 @@ transformers asks whether Dynamo or torch.jit is tracing it. If so it builds an 
 that the eager run does without, and some calls in each layer differ. It doesn't know tripwire,
 which records what the eager run does. "graph nodes" in the output counts inputs as well, and
 for torch.jit constants and attribute reads too.
+
+lightning-thunder is no side: its latest release, 0.2.6, fails while it is imported beside torch
+2.13 (it names Tensor.align_as, which is gone).
 
 One round of every side goes first and isn't counted. Warnings are off for all sides: tripwire
 and torch.jit both warn where Python reads a value. torch runs on one thread: the tensors are
@@ -40,13 +46,13 @@ tiny, and on a busy machine its pool of two made the same eager run take 5 ms or
 from __future__ import annotations
 
 import argparse
-import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from qwen3 import WIDTH, build_qwen3
 from side_by_side import (
     Figures,
     Side,
@@ -61,10 +67,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tripwire
 
-WIDTH = 64
 BATCH = 4
-TOKENS = 16
-VOCABULARY = 256
 
 TRACE = "tripwire.trace"
 DYNAMO = "Dynamo capture"
@@ -81,38 +84,6 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.act(self.linear(self.norm(x)))
-
-
-class LogitsOf(nn.Module):
-    """A language model that returns its logits alone: torch.jit takes no ModelOutput."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
-        return logits
-
-
-def build_qwen3(layers: int) -> tuple[nn.Module, torch.Tensor]:
-    """A narrow Qwen3 with random weights, and tokens for it."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=WIDTH // 4,
-        max_position_embeddings=128,
-        use_cache=False,
-    )
-    model = LogitsOf(Qwen3ForCausalLM(config)).eval()
-    return model, torch.randint(0, VOCABULARY, (1, TOKENS))
 
 
 def build_blocks(blocks: int) -> tuple[nn.Module, torch.Tensor]:
@@ -142,6 +113,9 @@ def build_sides(model: nn.Module, x: torch.Tensor, captured: Captured) -> list[S
     def proxy() -> object:
         return make_fx(model, tracing_mode="real")(x)
 
+    def export() -> object:
+        return torch.export.export(model, (x,))
+
     def hand_back(module: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         count(DYNAMO, module.graph)
         return module.forward
@@ -159,6 +133,7 @@ def build_sides(model: nn.Module, x: torch.Tensor, captured: Captured) -> list[S
         Side("trace + codegen", trace_and_generate),
         Side("torch.jit.trace", script),
         Side("make_fx, real", proxy),
+        Side("torch.export", export),
         Side(DYNAMO, dynamo, prepare=reset),
     ]
 
@@ -171,6 +146,7 @@ def count_nodes(model: nn.Module, x: torch.Tensor, captured: Captured) -> str:
             list(torch.jit.trace(model, (x,), check_trace=False).inlined_graph.nodes())
         ),
         "make_fx": lambda: len(make_fx(model, tracing_mode="real")(x).graph.nodes),
+        "torch.export": lambda: len(torch.export.export(model, (x,)).graph.nodes),
     }
     parts = []
     for label, measure in counts.items():

@@ -10,7 +10,9 @@ tripwire beside them, installed or not.
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import json
 import os
 import platform
@@ -26,6 +28,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+
+Calls = dict[str, Callable[[], object]]  # by side: one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,50 @@ def time_sides(sides: Sequence[Side], rounds: int) -> list[Figures]:
             if number > 0:
                 row.values.append(seconds)
     return figures
+
+
+def time_calls(
+    programs: dict[str, Calls], rounds: int, *, batch: float = 1e-2
+) -> dict[str, list[Figures]]:
+    """Seconds a call of every side of every program, one value a round.
+
+    A value comes from a batch of calls that takes about `batch` seconds, after a call outside
+    the clock.
+    """
+    sides, numbers = [], []
+    for calls in programs.values():
+        for label, call in calls.items():
+            number = _count_calls(call, batch)
+            sides.append(Side(label, functools.partial(_repeat, call, number), prepare=call))
+            numbers.append(number)
+    gc.collect()
+    gc.freeze()  # or each collection between two batches walks every model and every guard
+    timed = iter(zip(time_sides(sides, rounds), numbers, strict=True))
+    gc.unfreeze()
+    return {
+        title: [
+            Figures(row.label, [value / number for value in row.values], row.error)
+            for row, number in itertools.islice(timed, len(calls))
+        ]
+        for title, calls in programs.items()
+    }
+
+
+def _repeat(call: Callable[[], object], number: int) -> None:
+    for _ in itertools.repeat(None, number):
+        call()
+
+
+def _count_calls(call: Callable[[], object], batch: float) -> int:
+    """How many calls make a batch."""
+    number = 1
+    while True:
+        start = time.perf_counter()
+        _repeat(call, number)
+        seconds = time.perf_counter() - start
+        if seconds > batch / 4:
+            return max(1, round(number * batch / seconds))
+        number *= 2
 
 
 def spread_of(values: Sequence[float]) -> Spread:
