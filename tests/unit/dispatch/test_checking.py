@@ -207,3 +207,20 @@ def test_a_model_that_trains() -> None:
     for _ in range(3):
         compiled(torch.randn(5, 3)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def draws_more(graph, inputs, **options):
+    def run(*args):
+        torch.rand(7)
+        return graph(*args)
+
+    return run
+
+
+def test_the_check_itself_draws_nothing() -> None:
+    compiled = tripwire.compile(lambda x: x + 1, backend=draws_more, check=True)
+    torch.manual_seed(5)
+    compiled(torch.ones(2))
+    found = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(found, torch.rand(3))
