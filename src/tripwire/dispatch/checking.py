@@ -23,6 +23,11 @@ from tripwire.tracing.structure import iter_tensors
 from tripwire.tracing.tracer import Run
 from tripwire.tracing.values import iter_given
 
+_DRAWN = (
+    "The run drew random numbers. Inductor draws others than eager code does, unless "
+    "torch._inductor.config.fallback_random is True."
+)
+
 Code = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 _Memory = tuple[torch.device, int]
 
@@ -135,6 +140,8 @@ class Originals:
                     slug="wrong-result",
                 ) from error
         found = _find_difference(run, trace, tuple(got), given)
+        if found and self._generators.have_moved():
+            found += f"\n{_DRAWN}"
         if found:
             raise WrongResult(
                 f"{name}: the code that {backend} made of it does something else than the run "
@@ -223,6 +230,10 @@ class _Generators:
         for generator in generators:
             if not any(known is generator for known, _ in self._before):
                 self._before.append((generator, generator.get_state()))
+
+    def have_moved(self) -> bool:
+        """Whether the run drew random numbers."""
+        return any(not torch.equal(g.get_state(), state) for g, state in self._before)
 
     def as_before(self) -> _Rewound:
         """A `with` in which they are as they were before the run."""

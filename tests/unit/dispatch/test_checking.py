@@ -217,6 +217,20 @@ def draws_more(graph, inputs, **options):
     return run
 
 
+def draws_first(graph, inputs, **options):
+    def run(*args):
+        torch.rand(1)
+        return graph(*args)
+
+    return run
+
+
+def test_code_that_draws_in_its_own_way_is_told_with_a_hint() -> None:
+    compiled = tripwire.compile(lambda x: x + torch.rand(8), backend=draws_first, check=True)
+    with pytest.raises(WrongResult, match="drew random numbers.*fallback_random"):
+        compiled(torch.ones(8))
+
+
 def test_the_check_itself_draws_nothing() -> None:
     compiled = tripwire.compile(lambda x: x + 1, backend=draws_more, check=True)
     torch.manual_seed(5)
