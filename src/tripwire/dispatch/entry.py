@@ -17,6 +17,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
@@ -415,7 +416,7 @@ class Entry:
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, _StopRecomputationError):
                 if self._can_repeat or (saved is not None and saved.restore()):
                     raise RunAgain from error
             raise
