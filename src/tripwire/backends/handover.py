@@ -9,22 +9,29 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta
 
 
 @contextmanager
-def handing_over(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """A copy of a graph, which a compiler may change, with all that Dynamo would say of it."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def handing_over(
+    module: fx.GraphModule, *, shape_env: ShapeEnv | None = None
+) -> Iterator[fx.GraphModule]:
+    """A copy of a graph, which a compiler may change, with all that Dynamo would say of it.
 
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    A compiler that gets a shape environment must be told to ignore it: sizes are numbers.
+    """
+    fake_mode = FakeTensorMode(shape_env=shape_env, static_shapes=True)
     copied = _copy(module)
     _add_examples(copied.graph, fake_mode)
     _name_inputs(copied)

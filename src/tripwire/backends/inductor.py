@@ -17,6 +17,7 @@ import torch._inductor.config
 from torch import fx
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store
 from tripwire.backends.handover import handing_over
@@ -73,7 +74,7 @@ def _compile(
     key: str | None,
 ) -> Runtime:
     whole = {} if key is None else {"bundled_autograd_cache": True}
-    with torch._functorch.config.patch(whole), handing_over(module) as copied:
+    with torch._functorch.config.patch(whole), handing_over(module, shape_env=ShapeEnv()) as copied:
         compiled = cast(
             "Runtime",
             compile_fx(
