@@ -16,11 +16,11 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-if TYPE_CHECKING:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 @contextmanager
