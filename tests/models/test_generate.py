@@ -45,6 +45,7 @@ WAYS: dict[str, Callable[..., Any]] = {"forward": compile_forward, "model": comp
 def make(name: str) -> Any:
     model: Any = BY_NAME[name].build()
     model.generation_config.eos_token_id = None  # all texts get as long as they may
+    model.generation_config.decoder_start_token_id = 1
     return model
 
 
@@ -136,7 +137,7 @@ def test_a_growing_cache_gets_eagers_tokens(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt2", "qwen2", "phi3", "mixtral", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "phi3", "mixtral", "t5"])
 def test_other_architectures_decode_with_a_static_cache(name: str) -> None:
     plain = make(name)
     model, compiled = compile_forward(make(name))
@@ -149,8 +150,22 @@ def test_other_architectures_decode_with_a_static_cache(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_a_sliding_window_counts_in_python_and_needs_an_entry_for_each_position(name: str) -> None:
+    plain = make(name)
+    model, compiled = compile_forward(make(name), fullgraph=True)
+    for seed in range(2):
+        given = {**prompt(seed), **STATIC, "max_new_tokens": NEW, "do_sample": False}
+        assert torch.equal(generate(plain, **given), generate(model, **given))
+    statistics = compiled.statistics()
+    assert (statistics.traces, statistics.hits) == (NEW, NEW)
+
+
+@pytest.mark.slow
 def test_inductor_decodes_with_a_static_cache() -> None:
     plain, model = make("llama"), make("llama")
+    # Its first import registers abstract classes, which no entry made before survives.
+    tripwire.compile(torch.sin, backend="inductor")(torch.ones(2))
     model.forward = tripwire.compile(model.forward, backend="inductor", fullgraph=True)
     for seed in range(2):
         given = {**prompt(seed), **STATIC, "max_new_tokens": NEW, "do_sample": False}
