@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 from slots import COMMON, CONTENTS, PLACES, Place, Slot
@@ -156,7 +156,6 @@ EFFECTS = (
     Effect("", "x.add_(1)"),
     Effect("", "x.mul_(2)\nt = t + y"),
     Effect("", "y[0] = 3.0\nt = t + y"),
-    Effect("", "x.tag = 2.0"),
     Effect(
         "ring = collections.deque([0.0, 1.0], maxlen=2)",
         "ring.append(1.0)",
@@ -211,7 +210,7 @@ TRAITS = (
     ),
     Trait(
         "leaf",
-        ("t = t * (2 if x.is_leaf else 3)", "if x.grad_fn is None:\n    t = t * 2"),
+        ("t = t * (2 if x.is_leaf else 3)",),
         ("new(4).requires_grad_(), new(4)", "new(4).requires_grad_() * 1, new(4)"),
     ),
     Trait(
@@ -226,19 +225,18 @@ TRAITS = (
     ),
     Trait(
         "identity",
-        ("if x is y:\n    t = t * 3", "t = t + len({id(x), id(y)})"),
+        ("if x is y:\n    t = t * 3", "t = t * (2 if y is not x else 5)"),
         ("new(4), new(4)", "(z := new(4)), z"),
     ),
     Trait(
         "memory",
         (
             "x.mul_(2)\nt = t + y",
-            "y[0] = 3.0\nt = t + x * 2",
-            "x.add_(1)\nif y[0] > 0:\n    t = t - 1",
+            "x[0] = 9.0\nif y[0] == 9.0:\n    t = t - 1",
+            "x.neg_()\nif y.sum() > 0:\n    t = t - 1",
         ),
         (
             "new(4), new(4)",
-            "(z := new(8))[:4], z[4:]",
             "(z := new(8))[:4], z[2:6]",
             "(z := new(4)), z.view(4)",
             "(z := new(4)), z.detach()",
@@ -398,13 +396,20 @@ def _fits(place: Place, form: str) -> bool:
     return True
 
 
-_PLACES = {form: [p for p in PLACES if _fits(p, form)] for form in FORMS}
+def _weight(place: Place) -> int:
+    """Places that stand for a whole row of the channel table come more often."""
+    return 4 if place.name == "argument" else 2 if place.scope else 1
+
+
+_PLACES = {form: [p for p in PLACES if _fits(p, form) for _ in range(_weight(p))] for form in FORMS}
 _CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for p in PLACES}
 
 
 def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
     """What the program is about: slots, or traits, or both."""
-    n_slots, n_traits = draw(st.sampled_from([(1, 0), (0, 1), (2, 0), (1, 1), (3, 0), (2, 1)]))
+    n_slots, n_traits = draw(
+        st.sampled_from([(1, 0), (0, 1), (2, 0), (1, 1), (3, 0), (2, 1), (4, 0), (3, 1)])
+    )
     slots = []
     for number in range(n_slots):
         place = draw(st.sampled_from(_PLACES[form]))
@@ -418,14 +423,21 @@ def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: in
     )
 
 
+def _write_use(draw: st.DrawFn, program: Program, slots: list[Slot]) -> str:
+    """A statement about one of the program's subjects."""
+    return _write_use_of(draw, draw(st.sampled_from([*slots, *program.traits])))
+
+
+def _write_use_of(draw: st.DrawFn, subject: Slot | Trait) -> str:
+    if isinstance(subject, Trait):
+        return draw(st.sampled_from(subject.statements))
+    return subject.fill(draw(st.sampled_from(subject.content.uses)))
+
+
 def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
     kind = draw(st.integers(0, 9 if depth else 5))
-    subjects = [*slots, *program.traits]
-    if kind <= 3 and subjects:
-        subject = draw(st.sampled_from(subjects))
-        if isinstance(subject, Trait):
-            return draw(st.sampled_from(subject.statements))
-        return subject.fill(draw(st.sampled_from(subject.content.uses)))
+    if kind <= 3 and (slots or program.traits):
+        return _write_use(draw, program, slots)
     if kind <= 5:
         text = draw(st.sampled_from(FREE))
         if "Double" in text:
@@ -478,9 +490,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     """A program, and steps."""
     form = draw(st.sampled_from(FORMS))
     program = _draw_subjects(draw, form)
-    block = [
-        _write_statement(draw, program, program.slots, 2) for _ in range(draw(st.integers(1, 4)))
-    ]
+    block = [_write_use_of(draw, subject) for subject in [*program.traits, *program.slots]]
+    for _ in range(draw(st.integers(0, 3))):
+        statement = _write_statement(draw, program, program.slots, 2)
+        block.insert(draw(st.integers(0, len(block))), statement)
     first = [draw(st.sampled_from(slot.content.values[:3])) for slot in program.slots]
     body = "\n".join(["t = x", *block, f"return {_write_return(draw, program)}"])
     used = [slot for slot in program.slots if slot.fill("%r") in body + "\n".join(program.before)]
@@ -555,46 +568,57 @@ def _write_call(form: str, slots: list[Slot], values: dict[int, str], body: str)
 def _draw_steps(
     draw: st.DrawFn, program: Program, slots: list[Slot], values: dict[int, str]
 ) -> list[Step]:
+    """Calls, and between them one change at a time: of what is called with, or of the world."""
     forms = _draw_forms(draw, program, slots)
-    around = ["", *AROUND]
-    if any(len(trait.around) > 1 for trait in program.traits):
-        around = [one for trait in program.traits for one in trait.around]
-    elif draw(st.integers(0, 2)):
-        around = [""]
-    steps: list[Step] = [Call(forms[0], times=draw(st.integers(2, 4)))]
-    general = [*GENERAL_SITES, *program.sites]
-    for trait in program.traits:
-        general += trait.sites * 3
+    around = [context for trait in program.traits for context in trait.around]
+    if len(set(around)) < 2:
+        around = ["", *AROUND] if draw(st.integers(0, 3)) == 3 else [""]
+    sites = [site for trait in program.traits for site in trait.sites]
     if program.form == "module":
-        general += MODULE_SITES
+        program.sites += MODULE_SITES
     if program.form == "method":
-        general += METHOD_SITES
+        program.sites += METHOD_SITES
+    changes = ["other"]
+    changes += ["form"] * 3 * (len(forms) > 1) + ["around"] * 2 * (len(around) > 1)
+    changes += ["slot"] * 5 * bool(slots) + ["site"] * 3 * bool(sites)
+    call = Call(forms[0], around[0], draw(st.integers(2, 4)))
+    steps: list[Step] = [call]
     for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.integers(0, 9))
-        if kind <= 5 and slots:
-            steps += _draw_write(draw, draw(st.sampled_from(slots)), values, forms, around)
-        elif kind <= 8:
-            steps.append(Do(draw(st.sampled_from(general))))
-        steps.append(_draw_call(draw, forms, around))
+        match draw(st.sampled_from(changes)):
+            case "form":
+                others = [form for form in forms if form != call.arguments]
+                call = replace(call, arguments=draw(st.sampled_from(others or forms)))
+            case "around":
+                others = [context for context in around if context != call.around]
+                call = replace(call, around=draw(st.sampled_from(others)))
+            case "slot":
+                steps += _draw_write(draw, draw(st.sampled_from(slots)), values, call)
+            case "site":
+                steps.append(Do(draw(st.sampled_from(sites))))
+            case _:
+                steps.append(Do(draw(st.sampled_from([*GENERAL_SITES, *program.sites]))))
+        threaded = draw(st.integers(0, 11)) == 11
+        steps.append(replace(call, times=draw(st.integers(3, 8)), thread=threaded))
     return steps
 
 
 def _draw_forms(draw: st.DrawFn, program: Program, slots: list[Slot]) -> list[str]:
-    """Arguments to call with: of all forms that a trait has, or of one or two."""
+    """Arguments to call with: in all the forms of a trait, or of one tensor or two."""
     if program.traits:
         vectors = list(program.traits[0].forms)
     else:
         some = draw(st.lists(st.sampled_from(VECTORS), min_size=1, max_size=2))
         vectors = [f"{vector}, new(4)" for vector in some]
+    if any(slot.place.scope == "argument" for slot in slots):
+        vectors = [vectors[0]] * 3
     return [_draw_arguments(draw, vector, slots) for vector in vectors]
 
 
-def _draw_write(
-    draw: st.DrawFn, slot: Slot, values: dict[int, str], forms: list[str], around: list[str]
-) -> list[Step]:
+def _draw_write(draw: st.DrawFn, slot: Slot, values: dict[int, str], call: Call) -> list[Step]:
+    """A write to a slot; what was deleted comes back after a call."""
     place, content = slot.place, slot.content
     options = [(text, "write") for text in place.writes]
-    options += [(text, "change") for text in content.changes] * 2
+    options += [(text, "change") for text in content.changes]
     options += [(text, "other") for text in place.others]
     options += [(text, "delete") for text in place.deletes]
     if not options:
@@ -604,20 +628,10 @@ def _draw_write(
         return [Do(slot.fill(text, draw(st.sampled_from(content.values))))]
     steps: list[Step] = [Do(slot.fill(text))]
     if kind == "delete":
-        steps.append(_draw_call(draw, forms, around))
+        steps.append(replace(call, times=2))
         if place.writes:
             steps.append(Do(slot.fill(draw(st.sampled_from(place.writes)), values[slot.number])))
     return steps
-
-
-def _draw_call(draw: st.DrawFn, forms: list[str], around: list[str]) -> Call:
-    arguments = draw(st.sampled_from(forms))
-    return Call(
-        arguments,
-        draw(st.sampled_from(around)),
-        draw(st.integers(3, 5)),
-        draw(st.integers(0, 11)) == 11,
-    )
 
 
 def _draw_arguments(draw: st.DrawFn, vectors: str, slots: list[Slot]) -> str:

@@ -75,6 +75,13 @@ PLACES = (
         ("beside%n = 1", "g%n = copy.copy(g%n)", "g%n = pickle.loads(pickle.dumps(g%n))"),
     ),
     Place(
+        "builtin",
+        "law%n",
+        "builtins.law%n = %v\nmodes.callback(vars(builtins).pop, 'law%n', None)",
+        ("builtins.law%n = %v", "law%n = %v"),
+        ("del law%n", "del builtins.law%n"),
+    ),
+    Place(
         "attribute",
         "o%n.a",
         "class C%n: pass\no%n = C%n()\no%n.a = %v",
@@ -619,6 +626,7 @@ CONTENTS = (
             "Box.twice = property(lambda self: 8.0)",
             "Special.__call__ = lambda self, t: t * 4",
             "Box.__getattr__ = lambda self, name: 7.0",
+            "Special.__bases__ = (type('Mid', (Box,), {'twice': 9.0, '__len__': lambda s: 9}),)",
         ),
     ),
     Content(
@@ -636,6 +644,7 @@ CONTENTS = (
             "Special.bonus = 6.0",
             "Box.__init__ = lambda self, value: self.__dict__.update(value=value + 1)",
             "Special.scaled = lambda self, t: t - 7",
+            "Special.__bases__ = (type('Mid', (Box,), {'made': classmethod(lambda c: c(9.0))}),)",
         ),
     ),
     Content(

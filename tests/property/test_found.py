@@ -21,8 +21,7 @@ FOUND = {
         ["helper.scale = 3.0", "del helper.scale"],
     ),
     "form of a tensor that no torch call gets": (
-        "a = torch.ones(4)\n"
-        "def call(x, y): return x * a.shape[0] + (1 if a.requires_grad else 0)",
+        "a = torch.ones(4)\ndef call(x, y): return x * a.shape[0] + (1 if a.requires_grad else 0)",
         [
             "a.unsqueeze_(0)",
             "a.requires_grad_()",
@@ -38,6 +37,11 @@ FOUND = {
         "    def forward(self, x, y): return x * 2 if self.inner.weight.requires_grad else x\n"
         "call = Net()",
         ["call.requires_grad_(False)", "call.inner.weight.requires_grad = True"],
+    ),
+    "list that somebody put into builtins": (
+        "builtins.law = [2.0]\nmodes.callback(vars(builtins).pop, 'law')\n"
+        "def call(x, y): return x * sum(law)",
+        ["law.append(3.0)", "builtins.law = [4.0]", "law = [5.0]", "law.append(1.0)", "del law"],
     ),
     "object with slots that is let go": (
         "class Slotted: __slots__ = ('__weakref__', 'scale')\n"

@@ -23,7 +23,24 @@ _PLAIN = (type(None), int, float, complex, str, bytes, range, slice, torch.dtype
 TOOLS = frozenset({"new", "tagged", "take", "modes"})  # what players put into a world
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")  # keys: a global counter
 _DULL = frozenset(
-    ["__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__slots__", "__static_attributes__", "__firstlineno__", "_abc_impl", "__abstractmethods__", "__parameters__", "_compiled_call_impl", "__match_args__", "__dataclass_fields__", "__dataclass_params__"]
+    [
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__weakref__",
+        "__annotations__",
+        "__slots__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "_abc_impl",
+        "__abstractmethods__",
+        "__parameters__",
+        "_compiled_call_impl",
+        "__match_args__",
+        "__dataclass_fields__",
+        "__dataclass_params__",
+    ]
 )
 
 

@@ -33,13 +33,13 @@ from tripwire.dispatch.compiled import find_dispatcher
 
 WORLD = "law_world"
 PRELUDE = """\
-import collections, contextlib, contextvars, copy, dataclasses, enum, functools, gc, math, os
-import pickle, threading, types, weakref
+import builtins, collections, contextlib, contextvars, copy, dataclasses, functools, gc, math
+import os, pickle, threading, types, weakref
 import torch
 from torch import nn
 from torch.nn import functional as F
 """
-VARIABLES = ("LAW_0", "LAW_1", "LAW_2", "LAW_BESIDE")  # of the environment, for programs
+VARIABLES = ("LAW_0", "LAW_1", "LAW_2", "LAW_3", "LAW_BESIDE")  # of the environment, for programs
 _FOLDER = tempfile.TemporaryDirectory(prefix="laws-")
 _NUMBERS = itertools.count()
 

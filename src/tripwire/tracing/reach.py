@@ -210,6 +210,9 @@ class Reach:
             if namespace[name] is sys:
                 self._walk_loaded_modules(uses, name, Global(module, name))
             self.walk(namespace[name], Global(module, name), True)
+        for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
+            if not _is_of_python(vars(builtins)[name]):
+                self.walk(vars(builtins)[name], Global("builtins", name), True)
         self.walk_names(names)
 
     def _judge(self, name: str, value: object) -> None:
@@ -627,6 +630,11 @@ def _is_constant(value: object) -> bool:
         else _module_of(type(value))
     )
     return isinstance(module, str) and is_library_module(module)
+
+
+def _is_of_python(value: object) -> bool:
+    """Whether something in builtins is Python's own, not what somebody put there."""
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
 
 
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
