@@ -12,7 +12,7 @@ help:  ## list the commands
 $(READY): pyproject.toml
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	@touch $@
 
 # The C module, built again when its source changes. Without a compiler it stays absent.
@@ -31,14 +31,18 @@ lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(BUILT)  ## time tripwire beside its peers, each pair in one process
+bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every claim, draw the plots
 	$(BIN)/python benchmarks/bench_trace.py --json benchmarks/results/trace.json
 	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
+	$(BIN)/python benchmarks/bench_steady.py --json benchmarks/results/steady.json
+	$(BIN)/python benchmarks/bench_start.py --json benchmarks/results/start.json
+	$(BIN)/python benchmarks/bench_start.py --layers 36 --rounds 3 --json benchmarks/results/start-36.json
 	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
 	$(BIN)/python benchmarks/bench_record.py --json benchmarks/results/record.json
 	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
 	$(BIN)/python benchmarks/bench_report.py --json benchmarks/results/report.json
+	$(BIN)/python benchmarks/summary.py
 
 coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
