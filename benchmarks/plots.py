@@ -221,8 +221,8 @@ def _short(value: float) -> str:
 
 
 def _seconds(value: float) -> tuple[float, str]:
-    return value, f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
+    return value, f"{_short(value)} s" if value >= 1 else f"{1e3 * value:.0f} ms"
 
 
 def _mebibytes(value: float) -> tuple[float, str]:
-    return value / 2**20, f"{value / 2**20:.0f}"
+    return value / 2**20, _short(value / 2**20)
