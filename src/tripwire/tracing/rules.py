@@ -211,6 +211,19 @@ _SHARDED = Refuse(
     "module that DistributedDataParallel wraps, or the `forward` of each module that fully_shard "
     "was called on.",
 )
+_COLLECTIVE = Refuse(
+    "communicates",
+    "works with other processes, and compiled code wouldn't do it again. Compile what comes before "
+    "and after.",
+)
+_COLLECTIVES = words(
+    "all_gather all_gather_coalesced all_gather_object all_gather_into_tensor all_gather_single "
+    "all_reduce all_reduce_coalesced all_to_all all_to_all_single barrier monitored_barrier "
+    "broadcast broadcast_object_list gather gather_object reduce reduce_scatter "
+    "reduce_scatter_tensor reduce_scatter_single scatter scatter_object_list send recv isend irecv "
+    "send_object_list recv_object_list batch_isend_irecv init_process_group destroy_process_group "
+    "new_group new_subgroups new_subgroups_by_enumeration split_group shrink_group"
+)
 _SEEDING = words(
     "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all fork_rng"
 )
@@ -242,6 +255,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _SWAPPED, frozenset({"swap_tensors"})
     if path.startswith("distributed/fsdp/") or path == "nn/parallel/distributed.py":
         return _SHARDED, None
+    if path == "distributed/distributed_c10d.py":  # from 3.12 on, C calls inside aren't seen
+        return _COLLECTIVE, _COLLECTIVES
     if path == "_dynamo/eval_frame.py":
         return _COMPILED, frozenset({"compile_wrapper"})
     return None
