@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from handmade import HANDMADE
-from support import tensors_of
-from twins import (
+from modeltwins import (
     BY_NAME,
     MORE_WRITES,
     WRITES,
@@ -22,6 +21,7 @@ from twins import (
     check_writes,
     train,
 )
+from support import tensors_of
 
 import tripwire
 

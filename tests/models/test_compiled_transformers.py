@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from support import check_same
-from torch import nn
-from twins import (
+from modeltwins import (
     BY_NAME,
     MORE_WRITES,
     REFUSED,
@@ -31,6 +29,8 @@ from twins import (
     freeze,
     lists_of,
 )
+from support import check_same
+from torch import nn
 
 import tripwire
 

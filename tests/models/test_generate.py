@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from modeltwins import BY_NAME
 from torch import nn
-from twins import BY_NAME
 
 import tripwire
 

@@ -32,7 +32,7 @@ from tripwire.tracing.torchstate import (
     sample_quickly,
     spell_quickly,
 )
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe, can_repeat
 from tripwire.validity.sentry import Hidden, Sentry
@@ -490,16 +490,20 @@ class _Planner:
 
     def _write_overlap(self, writer: GuardWriter) -> None:
         """Where a tensor is changed in place, which others share its memory matters."""
-        if not any(wanted.written for wanted in self.trace.inputs) or len(writer.tensors) < 2:
+        if not any(wanted.written for wanted in self.trace.inputs):
             return
-        pattern = writer.constant(_storage_pattern)
-        tensors = [t for t in self.completion.tensors if t is not None and id(t) in writer.tensors]
-        by_id = {id(tensor): tensor for tensor in tensors}
-        seen = _storage_pattern(*[by_id[i] for i in writer.tensors if i in by_id])
+        by_id = {id(t): t for t in self.completion.tensors if t is not None}
+        passed = [by_id[i] for i in writer.tensors if i in by_id]
         listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
-        writer.check(
-            "arguments", f"{pattern}({listed}) == {seen!r}", "memory shared as traced", "'not'"
-        )
+        state = [storage_of(tensor) for i, tensor in by_id.items() if i not in writer.tensors]
+        if len(passed) > 1:
+            pattern, seen = writer.constant(_storage_pattern), _storage_pattern(*passed)
+            condition = f"{pattern}({listed}) == {seen!r}"
+            writer.check("arguments", condition, "memory shared as traced", "'not'")
+        if passed and state:
+            find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
+            condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
+            writer.check("arguments", condition, "memory shared with state as traced", "'not'")
 
 
 def _identities(*values: object) -> tuple[int, ...]:
@@ -508,8 +512,12 @@ def _identities(*values: object) -> tuple[int, ...]:
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
-    storages = [t.untyped_storage()._cdata for t in tensors]
-    return tuple(storages.index(s) for s in storages)
+    storages = list(map(storage_of, tensors))
+    return tuple(map(storages.index, storages))
+
+
+def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(state.get(storage_of(tensor)) for tensor in tensors)
 
 
 def _fetch(item: Carried | Counted) -> object:

@@ -206,3 +206,25 @@ def test_nothing_of_inductor_or_dynamo_is_imported_before_it_is_used() -> None:
         "print(sorted(m for m in new if m in ('torch._dynamo', 'torch._inductor')))"
     )
     assert told.strip() == "[]"
+
+
+class Counts(nn.Module):
+    """Writes to a buffer, and reads its argument after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen.add_(1)
+        return x * 2 + self.seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_argument_that_shares_memory_with_state_is_read_after_the_write(backend) -> None:
+    """AOTAutograd reads inputs first, unless it was told that they share memory."""
+    model, twin = Counts(), Counts()
+    compiled = tripwire.compile(model, backend=backend, fullgraph=True)
+    for pick in (torch.ones_like, torch.ones_like, torch.detach, torch.clone, torch.detach):
+        torch.testing.assert_close(compiled(pick(model.seen)), twin(pick(twin.seen)))
+    assert compiled.statistics().traces == 2
