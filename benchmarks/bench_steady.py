@@ -18,12 +18,14 @@ first run of this benchmark pays for compiling (minutes, with gcc), later ones d
 is timed before it is compiled. Results are checked before that: logits, and in training every
 gradient, must be close to eager's. tripwire must have traced once, and have hit ever after.
 
-The two graphs differ a little. transformers asks whether Dynamo is tracing it, and if so builds an
-attention mask; tripwire compiles what eager does, and computes before each call the one value
-that Python takes out of a tensor there (whether sequences are packed).
+The two graphs differ a little, and part of the ratio may come from that. transformers asks whether
+Dynamo is tracing it, and if so builds an attention mask that the eager run does without; tripwire
+compiles what the eager run does.
 
-A round runs one batch of calls of each side, after a call outside the clock. Each aim is held
-against the lowest figures, which a busy machine disturbs least; beside them stand the rounds.
+A round runs one batch of calls of each side, after a call outside the clock. The aim is held
+against the median of the rounds' ratios, not the ratio of the lowest figures: calls take
+milliseconds, and on a busy machine few run undisturbed. In five runs there the median at 12
+layers in training lay between 0.82 and 0.96, that of the lowest figures between 0.46 and 1.61.
 torch runs on one thread: the tensors are tiny.
 
     python benchmarks/bench_steady.py [--layers N ...] [--rounds N] [--cache PATH] [--json PATH]
@@ -57,7 +59,6 @@ import tripwire
 
 EAGER, TRIPWIRE, DYNAMO = ("eager", "tripwire", "torch.compile")
 INFERENCE, TRAINING = MODES = ("inference", "training")
-BATCH = 0.1  # seconds
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench-cache"
 
 
@@ -118,7 +119,7 @@ def run_mode(mode: str, layers: int, rounds: int) -> list[Figures]:
     title = f"Qwen3, {layers} layers, {mode}"
     print(f"\n{title}")
     sides, calls = build_sides(mode, layers)
-    figures = time_calls({title: calls}, rounds, batch=BATCH)[title]
+    figures = time_calls({title: calls}, rounds)[title]
     seen = sides[TRIPWIRE].statistics()
     if (seen.traces, seen.hits) != (1, seen.calls - 1):
         raise AssertionError(f"one trace, and hits from then on, are expected: {seen}")
@@ -129,23 +130,16 @@ def run_mode(mode: str, layers: int, rounds: int) -> list[Figures]:
 
 def judge(figures: list[Figures]) -> None:
     """Print the aim, and whether it is met."""
-    ours, theirs = (
-        next(row for row in figures if row.label == side) for side in (TRIPWIRE, DYNAMO)
-    )
-    if ours.error is not None or theirs.error is not None:
-        print(f"  NO FIGURE  never slower than torch.compile: {ours.error or theirs.error}")
-        return
-    lowest = min(ours.values) / min(theirs.values)
-    verdict = "met" if lowest <= 1 else "MISSED"
-    rounds = compare(figures, TRIPWIRE, DYNAMO)
-    print(f"  {verdict:9}  never slower than torch.compile: {lowest:.3f}x, rounds {rounds}")
+    ratio = compare(figures, TRIPWIRE, DYNAMO)
+    verdict = "NO FIGURE" if ratio is None else "met" if ratio.middle <= 1 else "MISSED"
+    print(f"  {verdict:9}  never slower than torch.compile: {ratio or ''}")
 
 
 def main() -> None:
     """Read the options, time, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description="what a call costs with Inductor.")
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 36], help="layers of Qwen3")
-    parser.add_argument("--rounds", type=int, default=30, help="counted batches a side")
+    parser.add_argument("--rounds", type=int, default=100, help="counted batches a side")
     parser.add_argument("--cache", type=Path, default=CACHE, help="both compilers' caches")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

@@ -1,8 +1,9 @@
 """Plots of what the benchmarks wrote, as PNG and SVG.
 
 tripwire and torch.compile have one colour each, everywhere; what neither of them made is grey.
-A bar is the median of the rounds, and the thin line on it goes from the lowest to the highest.
-Where the summary holds aims against lowest figures of short calls, those are drawn: axes say so.
+A bar is the median of the rounds, and the thin line on it goes from the lowest to the highest; in
+steady state, where there are many rounds, over their middle half. Of hits the lowest figures are
+drawn, which their aims are held against.
 The same figures give the same files: no dates of drawing, no names that vary.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import matplotlib as mpl
@@ -145,17 +146,18 @@ def draw_steady() -> Figure:
             places = [Place.of("steady", mode, depth, label) for depth in depths]
             rounds = [[1e3 * value for value in place.read()] for place in places]
             spots = [at + (number - 1) * 0.28 for at in range(len(depths))]
-            lowest = [*map(min, rounds)]
+            middles = [*map(median, rounds)]
             name, colour = NAMES.get(label, label), COLOURS.get(label, OTHERS)
-            axes.bar(spots, lowest, width=0.26, color=colour, label=name)
-            for spot, low, values in zip(spots, lowest, rounds, strict=True):
-                axes.plot([spot, spot], [low, max(values)], color=RANGE, lw=1)
-                _annotate(axes, _short(low), (spot, max(values)), (0, 3), ha="center")
+            axes.bar(spots, middles, width=0.26, color=colour, label=name)
+            for spot, middle, values in zip(spots, middles, rounds, strict=True):
+                low, _, high = quantiles(values, n=4)
+                axes.plot([spot, spot], [low, high], color=RANGE, lw=1)
+                _annotate(axes, _short(middle), (spot, high), (0, 3), ha="center")
         axes.set_xticks(range(len(depths)), depths)
         axes.set_title("inference" if mode == "inference" else "training step")
-        axes.set_ylabel("ms per call, lowest\n(line: all rounds)")
+        axes.set_ylabel("ms per call, median\n(line: middle half)")
         axes.margins(y=0.12)
-    panels[0].legend(loc="upper left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
     return figure
 
 

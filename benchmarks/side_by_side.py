@@ -30,6 +30,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 
+BATCH = 1e-2  # seconds
+
 Calls = dict[str, Callable[[], object]]  # by side: one call
 
 
@@ -91,18 +93,16 @@ def time_sides(sides: Sequence[Side], rounds: int) -> list[Figures]:
     return figures
 
 
-def time_calls(
-    programs: dict[str, Calls], rounds: int, *, batch: float = 1e-2
-) -> dict[str, list[Figures]]:
+def time_calls(programs: dict[str, Calls], rounds: int) -> dict[str, list[Figures]]:
     """Seconds a call of every side of every program, one value a round.
 
-    A value comes from a batch of calls that takes about `batch` seconds, after a call outside
-    the clock.
+    A value comes from a batch of calls, after a call outside the clock. Batches are short: on a
+    busy machine a short one has a chance to run undisturbed, and the lowest figure is its.
     """
     sides, numbers = [], []
     for calls in programs.values():
         for label, call in calls.items():
-            number = _count_calls(call, batch)
+            number = _count_calls(call)
             sides.append(Side(label, functools.partial(_repeat, call, number), prepare=call))
             numbers.append(number)
     gc.collect()
@@ -123,15 +123,15 @@ def _repeat(call: Callable[[], object], number: int) -> None:
         call()
 
 
-def _count_calls(call: Callable[[], object], batch: float) -> int:
+def _count_calls(call: Callable[[], object]) -> int:
     """How many calls make a batch."""
     number = 1
     while True:
         start = time.perf_counter()
         _repeat(call, number)
         seconds = time.perf_counter() - start
-        if seconds > batch / 4:
-            return max(1, round(number * batch / seconds))
+        if seconds > BATCH / 4:
+            return max(1, round(number * BATCH / seconds))
         number *= 2
 
 

@@ -1,10 +1,10 @@
 """One line per claim, from what the benchmarks wrote into results/; and the plots.
 
 "A / B" is a ratio: how many times B's figure A's is. "rounds" shows it within each round, as median
-(lowest–highest). "figure" is what an aim is held against, as the benchmark itself does: of short
-calls, timed many times, the ratio of both sides' lowest figures, which a busy machine disturbs
-least; of whole runs, timed a few times, the median of the rounds. A claim whose benchmark wasn't
-run, or whose side failed, says so. Nothing is measured here.
+(lowest–highest). "figure" is what an aim is held against, as the benchmark itself does: of calls
+that take microseconds the ratio of both sides' lowest figures, which a busy machine disturbs
+least; of whole runs of a model the median of the rounds. A claim whose benchmark wasn't run, or
+whose side failed, says so. Nothing is measured here.
 
     python benchmarks/summary.py [--plots FOLDER]
 """
@@ -208,7 +208,7 @@ def steady() -> list[Claim]:
     for mode in ("inference", "training"):
         for layers in (12, 36):
             at = (mode, f"{layers} layers")
-            ratio = Ratio(
+            ratio = _of_whole_runs(
                 Place.of("steady", *at, "torch.compile"), Place.of("steady", *at, "tripwire")
             )
             title = f"steady {mode}, {layers} layers: torch.compile / tripwire"
