@@ -288,14 +288,10 @@ class Dispatcher(Counted):
             refusal = self._note_volatile(volatile, key)
             if refusal is not None or not all(_can_return(v) for v in volatile):
                 return refusal
-        hits = self.count_hits()
-        if self._traces > TRACES_ON_TRUST and hits < self._traces:
+        refusal = self._find_distrust()
+        if refusal is not None:
             self._stay_plain(key)
-            return Refusal(
-                "keeps-changing",
-                f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
-                "on keeps changing; see the log of tripwire.recompiles.",
-            )
+            return refusal
         entry = Entry(trace, run.torch_state, self._compile, self._tell_retired)
         if originals is not None:
             try:
@@ -316,6 +312,17 @@ class Dispatcher(Counted):
         if not trace.completion.effects.volatile:
             self._unsettled[key] = self._refused[key] = 0
         tell_entry(entry, trace, len(self._entries))
+
+    def _find_distrust(self) -> Refusal | None:
+        """A reason to try no more, once many traces brought few hits."""
+        hits = self.count_hits()
+        if self._traces <= TRACES_ON_TRUST or hits >= self._traces:
+            return None
+        return Refusal(
+            "keeps-changing",
+            f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
+            "on keeps changing; see the log of tripwire.recompiles.",
+        )
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
         """What settles after a few calls is compiled then, and so is what goes in circles."""
@@ -407,6 +414,12 @@ class Dispatcher(Counted):
 
     def _take_refusal(self, refusal: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         """Refuse, unless it may settle."""
+        if refusal.slug == "another-thread":  # bad luck, as long as it doesn't last
+            distrust = self._find_distrust()
+            if distrust is None:
+                return
+            self._stay_plain(key)
+            refusal = distrust
         if refusal.slug in _MAY_SETTLE:
             self._unsettled[key] += 1
             if self._unsettled[key] < REFUSALS_ALLOWED:

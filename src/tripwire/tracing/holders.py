@@ -11,13 +11,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
+from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
     Attr,
     Cell,
@@ -29,6 +30,7 @@ from tripwire.tracing.sources import (
 )
 from tripwire.tracing.structure import own_dict, read_slots, same_plain, slots_of
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.validity.sentry import count_switches
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 
@@ -86,8 +88,8 @@ class _DictKind(Kind):
         raise NotImplementedError
 
     def read(self, owner: Any) -> Held:
-        space = self.dict_of(owner)
-        return tuple(dict.keys(space)), tuple(dict.values(space))
+        space = dict.copy(self.dict_of(owner))  # in one go: another thread may write
+        return tuple(space), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         self.dict_of(owner)[key] = value
@@ -142,9 +144,12 @@ class Items(_DictKind):
         return space
 
     def read(self, owner: Any) -> Held:
-        base: Any = OrderedDict if isinstance(owner, OrderedDict) else dict
-        keys, values = tuple(base.keys(owner)), tuple(base.values(owner))
-        return tuple([_Same(k) if isinstance(k, torch.Tensor) else k for k in keys]), values
+        space = dict.copy(owner)  # in one go: another thread may write
+        if isinstance(owner, OrderedDict):  # its order is its own
+            order = [key for key in tuple(OrderedDict.keys(owner)) if key in space]
+            space = {key: space[key] for key in order}
+        keys = [_Same(key) if isinstance(key, torch.Tensor) else key for key in space]
+        return tuple(keys), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         write = OrderedDict if isinstance(owner, OrderedDict) else dict
@@ -216,8 +221,9 @@ class Names(_DictKind):
         return space
 
     def read(self, owner: Any) -> Held:
-        found = {name: owner[name] for name in self.names if name in owner}
-        return tuple(found), tuple(found.values())
+        found = [(name, dict.get(owner, name, ABSENT)) for name in self.names]
+        found = [(name, value) for name, value in found if value is not ABSENT]
+        return tuple([name for name, _ in found]), tuple([value for _, value in found])
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, key) if self.module is None else Global(self.module, key)
@@ -522,6 +528,7 @@ class Holders:
 
     def __init__(self) -> None:
         self.all: list[Holder] = []
+        self._switches = count_switches()
         self._types: set[type] = set()  # met so far, and no tensors
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
 
@@ -567,6 +574,24 @@ class Holders:
                     old, new = unhooked(before.get(name, ABSENT)), unhooked(now.get(name, ABSENT))
                     if old is not new and not same_plain(old, new):
                         yield holder, name
+
+    def is_alone(self) -> bool:
+        """Whether no other thread ran Python code since: all that was written, the run wrote."""
+        return self._switches == count_switches()
+
+    def check_unwritten(self, writes: Iterable[Write]) -> None:
+        """Refuse writes that may be another thread's: what the run read can't be told then.
+
+        What comes with the call is left to those who share it between threads.
+        """
+        if not self.is_alone():
+            for write in writes:
+                if write.holder.anchored:
+                    raise Refused(
+                        "another-thread",
+                        f"{write.source} was written while another thread ran, perhaps by that "
+                        "thread.",
+                    )
 
     def find_writes(self) -> Iterator[Write]:
         """What the run changed."""

@@ -347,6 +347,8 @@ class _Session:
             self._check_libraries(reads)
         writes = list(state.reach.holders.find_writes())
         self._writes = writes
+        if self.complete:
+            state.reach.holders.check_unwritten(writes)
         planner = self._planner(writes)
         effects = None
         try:

@@ -23,7 +23,14 @@
    - Everything here is static and guarded by the GIL: one table for the process. */
 
 #define PY_SSIZE_T_CLEAN
+#define Py_BUILD_CORE 1 /* for count_switches() alone */
 #include <Python.h>
+#if PY_VERSION_HEX >= 0x030C0000
+#include <internal/pycore_interp.h>
+#else
+#include <internal/pycore_runtime.h>
+#endif
+#undef Py_BUILD_CORE
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -1157,6 +1164,15 @@ static PyObject *distrust_inline_values(PyObject *Py_UNUSED(module), PyObject *P
     Py_RETURN_NONE;
 }
 
+/* The GIL counts how often it went to another thread than the one that had it last. */
+static PyObject *count_switches(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyLong_FromUnsignedLong(PyInterpreterState_Get()->ceval.gil->switch_number);
+#else
+    return PyLong_FromUnsignedLong(_PyRuntime.ceval.gil.switch_number);
+#endif
+}
+
 static PyMethodDef module_methods[] = {
     {"hook", hook, METH_O,
      "Take part in the writes of a getset descriptor, method descriptor or builtin function.\n\n"
@@ -1169,6 +1185,7 @@ static PyMethodDef module_methods[] = {
      "Only on 3.11, where dicts don't tell who wrote."},
     {"same_items", (PyCFunction)(void (*)(void))same_items, METH_FASTCALL, NULL},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
+    {"count_switches", count_switches, METH_NOARGS, NULL},
     {"distrust_inline_values", distrust_inline_values, METH_NOARGS,
      "Count each dict that shares its values with an instance as always touched."},
     {NULL, NULL, 0, NULL},

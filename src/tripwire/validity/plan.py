@@ -99,6 +99,7 @@ def build_plan(
         with ARM:
             sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
         with PLAN:
+            planner.check_alone()
             guards = planner.write_guards(sentry, settle, causes, torch_state, held)
             suspects = tuple(i for i, wire in enumerate(dicts) if wire.was_changed)
             pulled = tuple(planner.pulled)
@@ -307,6 +308,16 @@ class _Planner:
             step = functools.partial(Item, Global("os", "environ"))
             encoded = None if keys is None else frozenset(map(os.environ.encodekey, keys))
             _join(spaces, os.environ._data, encoded, step, frozenset())  # type: ignore[attr-defined]
+
+    def check_alone(self) -> None:
+        """Refuse where another thread wrote since the run began. From now on the sentry sees it."""
+        holders = self.reach.holders
+        if holders.is_alone():
+            return
+        holders.check_unwritten(holders.find_writes())
+        for module, table, path, _ in self.reach.empty_tables:
+            if module.__dict__.get(table):
+                raise Refused("another-thread", f"{path}.{table} was filled after the run.")
 
     # --- guards ---
 

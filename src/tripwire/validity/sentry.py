@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 from tripwire.validity import twin
 from tripwire.validity.twin import Hidden, Touch
 
-__all__ = ["IS_COMPILED", "UNHOOKED", "Hidden", "Sentry", "Touch", "call", "same_items"]
+__all__ = [
+    "IS_COMPILED",
+    "UNHOOKED",
+    "Hidden",
+    "Sentry",
+    "Touch",
+    "call",
+    "count_switches",
+    "same_items",
+]
 
 # Whatever gives a tensor other storage, geometry or autograd standing without making a new one, as
 # an attribute of Tensor, a function of torch or an operator: each name exists in some of the three.
@@ -141,6 +150,7 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
 if TYPE_CHECKING:
     from tripwire.validity.twin import Sentry as Sentry
     from tripwire.validity.twin import call as call
+    from tripwire.validity.twin import count_switches as count_switches
     from tripwire.validity.twin import same_items as same_items
 
     UNHOOKED: tuple[str, ...] = ()
@@ -149,4 +159,5 @@ else:
     # UNHOOKED: where it isn't empty, the sentry counts every object as touched, always.
     _chosen, UNHOOKED = _choose()
     Sentry, call, same_items = _chosen.Sentry, _chosen.call, _chosen.same_items
+    count_switches = _chosen.count_switches
     IS_COMPILED = _chosen is not twin

@@ -222,13 +222,14 @@ class DictWire:
         self._order = tuple(now) if wanted is None else None
 
     def _read(self) -> dict[Any, object]:
-        wanted = self._wanted
+        wanted, ignored = self._wanted, self._ignored
+        if wanted is not None and len(wanted) < len(self.space):
+            found = [(key, dict.get(self.space, key, ABSENT)) for key in wanted]
+            return {key: value for key, value in found if value is not ABSENT}
+        now = dict.copy(self.space)  # in one go: another thread may write
         if wanted is None:
-            ignored = self._ignored
-            return {k: v for k, v in dict.items(self.space) if not ignored or k not in ignored}
-        if len(wanted) < len(self.space):
-            return {k: self.space[k] for k in wanted if k in self.space}
-        return {k: v for k, v in dict.items(self.space) if k in wanted}
+            return {k: v for k, v in now.items() if k not in ignored} if ignored else now
+        return {k: v for k, v in now.items() if k in wanted}
 
     @property
     def keys(self) -> frozenset[str] | None:

@@ -1,0 +1,194 @@
+"""What another thread writes while a call is traced is no part of what the call read or did."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import tripwire
+from tripwire.tracing import holders, tracer
+from tripwire.tracing.holders import ITEMS
+from tripwire.tracing.sources import Attr, Local
+from tripwire.validity import plan, twin
+from tripwire.validity.wires import DictWire, Held
+
+X = torch.ones(2)
+
+
+def elsewhere(write) -> None:
+    """Do something in another thread, now."""
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def another_thread(request, monkeypatch):
+    """One that waits: the twin takes it that a thread which is there may write."""
+    if "sentry" in request.fixturenames and request.getfixturevalue("sentry") is twin.Sentry:
+        monkeypatch.setattr(holders, "count_switches", twin.count_switches)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.fixture
+def during_run(monkeypatch):
+    """Do something in another thread while the first run is observed: before it, or after it."""
+
+    def arrange(write, *, after: bool = False) -> None:
+        execute = tracer._Session.execute
+
+        def run(self, fn, args, kwargs):
+            monkeypatch.setattr(tracer._Session, "execute", execute)
+            if not after:
+                elsewhere(write)
+            result = execute(self, fn, args, kwargs)
+            if after:
+                elsewhere(write)
+            return result
+
+        monkeypatch.setattr(tracer._Session, "execute", run)
+
+    return arrange
+
+
+@pytest.fixture
+def before_arming(monkeypatch):
+    """Do something in another thread between the first run and its wires."""
+
+    def arrange(write) -> None:
+        find_inputs = plan._Planner.find_inputs
+
+        def find(self):
+            monkeypatch.setattr(plan._Planner, "find_inputs", find_inputs)
+            elsewhere(write)
+            return find_inputs(self)
+
+        monkeypatch.setattr(plan._Planner, "find_inputs", find)
+
+    return arrange
+
+
+def compile_scaled(scale: float):
+    config = SimpleNamespace(scale=scale)
+
+    def scaled(x):
+        return x * config.scale
+
+    return config, tripwire.compile(scaled, backend="eager")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_value_that_another_thread_wrote_during_the_run_is_not_taken_for_the_old_one(
+    sentry, during_run, after
+) -> None:
+    config, compiled = compile_scaled(2.0)
+    during_run(lambda: setattr(config, "scale", 3.0), after=after)
+    compiled(X)
+    for value in (2.0, 3.0, 2.0):
+        config.scale = value
+        assert torch.equal(compiled(X), X * value)
+
+
+def test_a_value_that_another_thread_wrote_before_wires_were_armed_is_not_taken_for_what_was_read(
+    sentry, before_arming
+) -> None:
+    config, compiled = compile_scaled(2.0)
+    before_arming(lambda: setattr(config, "scale", 3.0))
+    assert torch.equal(compiled(X), X * 2)
+    assert torch.equal(compiled(X), X * 3)
+
+
+def test_a_hook_that_another_thread_added_before_wires_were_armed_runs(
+    sentry, before_arming
+) -> None:
+    net = nn.Sequential(nn.ReLU())
+    compiled = tripwire.compile(net, backend="eager")
+    hook = lambda module, args, result: result + 1
+    before_arming(lambda: net[0].register_forward_hook(hook))
+    assert torch.equal(compiled(X), X)
+    assert torch.equal(compiled(X), X + 1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_another_thread_counted_is_not_counted_again(sentry, during_run, after) -> None:
+    class Net(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x + 1
+
+    net = Net()
+    net.calls = 0
+    compiled = tripwire.compile(net, backend="eager")
+    during_run(lambda: setattr(net, "calls", net.calls + 1), after=after)
+    compiled(X)
+    assert net.calls == 2
+    for calls in (3, 4, 5):
+        compiled(X)
+        assert net.calls == calls
+    if sentry is not twin.Sentry:  # which can't tell whether a thread that is there did anything
+        assert tripwire.statistics(compiled).hits
+
+
+def test_what_another_thread_appended_is_not_appended_again(sentry, during_run) -> None:
+    seen: list[str] = []
+
+    def note(x):
+        seen.append("call")
+        return x + 1
+
+    compiled = tripwire.compile(note, backend="eager")
+    during_run(lambda: seen.append("other"), after=True)
+    for _ in range(3):
+        compiled(X)
+    assert seen == ["call", "other", "call", "call"]
+
+
+def test_a_call_is_compiled_once_other_threads_are_quiet(sentry, during_run) -> None:
+    config, compiled = compile_scaled(2.0)
+    during_run(lambda: setattr(config, "scale", 3.0))
+    for _ in range(3):
+        assert torch.equal(compiled(X), X * 3)
+    found = tripwire.statistics(compiled)
+    assert (found.traces, found.hits, found.refusals) == (2, 1, 0)
+
+
+def test_other_threads_that_write_nothing_are_no_hindrance(sentry, during_run) -> None:
+    _, compiled = compile_scaled(2.0)
+    during_run(lambda: X + 1)
+    compiled(X)
+    compiled(X)
+    assert tripwire.statistics(compiled).hits == 1
+
+
+class Grows:
+    """A key that adds to its dict whenever it is looked at, as another thread may."""
+
+    def __init__(self, space) -> None:
+        self.space = space
+
+    def __hash__(self) -> int:
+        self.space[f"key {len(self.space)}"] = None
+        return 1
+
+
+def test_a_dict_can_grow_while_it_is_read() -> None:
+    space: dict = {}
+    growing = Grows({})
+    space[growing] = 1
+    growing.space = space
+    wanted = frozenset({"a"})
+    wire = DictWire(space, wanted, lambda key: Attr(Local("x"), key), frozenset(), Held(()), {})
+    assert wire.rows() == []
+    keys, values = ITEMS.read(space)
+    assert len(keys) == len(values)
