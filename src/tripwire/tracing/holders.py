@@ -30,7 +30,6 @@ from tripwire.tracing.sources import (
 )
 from tripwire.tracing.structure import own_dict, read_slots, same_plain, slots_of
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
-from tripwire.validity.sentry import count_switches
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 
@@ -527,7 +526,10 @@ class Holders:
     """Every holder that one run could reach."""
 
     def __init__(self) -> None:
+        from tripwire.validity.sentry import count_switches  # whose package imports this module
+
         self.all: list[Holder] = []
+        self._count_switches = count_switches
         self._switches = count_switches()
         self._types: set[type] = set()  # met so far, and no tensors
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
@@ -577,7 +579,7 @@ class Holders:
 
     def is_alone(self) -> bool:
         """Whether no other thread ran Python code since: all that was written, the run wrote."""
-        return self._switches == count_switches()
+        return self._switches == self._count_switches()
 
     def check_unwritten(self, writes: Iterable[Write]) -> None:
         """Refuse writes that may be another thread's: what the run read can't be told then.

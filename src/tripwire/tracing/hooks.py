@@ -113,8 +113,13 @@ def installed(user: object) -> Iterator[None]:
         _OF_PYTHON.enter(id(user))
         yield
     finally:
-        _OF_PYTHON.leave(id(user))
-        _OF_TORCH.leave(id(user))
+        uninstall(user)
+
+
+def uninstall(user: object) -> None:
+    """The same needs no patches any more; telling it twice is fine."""
+    _OF_PYTHON.leave(id(user))
+    _OF_TORCH.leave(id(user))
 
 
 def release(user: object) -> None:

@@ -16,8 +16,7 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
@@ -90,6 +89,7 @@ class Observer:
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
         self.paused = False  # report nothing; set by whoever records
+        self._callbacks: tuple[_CollectorCallback, ...] = ()
         self.profile: Profile | None = None  # to be taken out while paused; see Recorder
 
     def codes(self) -> list[CodeType]:
@@ -177,11 +177,33 @@ class Observer:
         if self.profile is not None and sys.getprofile() is None:
             sys.setprofile(self.profile)
 
+    def __enter__(self) -> Observer:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.stop()
+
     def start(self) -> None:
         """Begin to look."""
+        if gc.callbacks:
+            self._callbacks = _build_collector_callbacks(self)
+            gc.callbacks.insert(0, self._callbacks[0])  # the others run between the two
+            gc.callbacks.append(self._callbacks[1])
 
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
+        for callback in self._callbacks:
+            if callback in gc.callbacks:
+                gc.callbacks.remove(callback)
 
 
 _IMPORTER = "<frozen importlib._bootstrap>"
@@ -207,28 +229,26 @@ def _serves_tripwire(frame: FrameType) -> bool:
     return False
 
 
-@contextmanager
-def observing(listener: Listener, watch_calls: bool = False) -> Iterator[Observer]:
-    """Report every function of this thread that starts inside the `with`.
+def observing(listener: Listener, watch_calls: bool = False) -> Observer:
+    """Report every function of this thread that starts inside a `with` of what is returned.
 
     With `watch_calls`, report the first C call that can't be in a trace as well.
     """
-    observer = _build_observer(listener, watch_calls)
-    observer.start()
-    try:
-        with _collecting_unseen(observer):
-            yield observer
-        observer.finish()
-    finally:
-        observer.stop()
+    if HAS_MONITORING:
+        return _MonitoringObserver(listener, watch_calls)
+    before = sys.getprofile()
+    if before is not None and not callable(before):
+        return Observer(listener, watch_calls)
+    return _ProfileObserver(listener, watch_calls, before)
 
 
-@contextmanager
-def _collecting_unseen(observer: Observer) -> Iterator[None]:
+_CollectorCallback = Callable[[str, dict[str, int]], None]
+
+
+def _build_collector_callbacks(
+    observer: Observer,
+) -> tuple[_CollectorCallback, _CollectorCallback]:
     """The collector's callbacks run in the midst of a run and are no part of it."""
-    if not gc.callbacks:
-        yield
-        return
     thread = threading.get_ident()
     paused: list[bool] = []
 
@@ -242,22 +262,7 @@ def _collecting_unseen(observer: Observer) -> Iterator[None]:
             paused.clear()
             observer.paused = False
 
-    gc.callbacks.insert(0, begin)  # the others run between the two
-    gc.callbacks.append(end)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(begin)
-        gc.callbacks.remove(end)
-
-
-def _build_observer(listener: Listener, watch_calls: bool) -> Observer:
-    if HAS_MONITORING:
-        return _MonitoringObserver(listener, watch_calls)
-    before = sys.getprofile()
-    if before is not None and not callable(before):
-        return Observer(listener, watch_calls)
-    return _ProfileObserver(listener, watch_calls, before)
+    return begin, end
 
 
 # --- sys.setprofile: one function for one thread ---------------------------------------------
@@ -269,9 +274,11 @@ class _ProfileObserver(Observer):
     def __init__(self, listener: Listener, watch_calls: bool, before: Any) -> None:
         super().__init__(listener, watch_calls)
         self._before = before
+        self._installed: Profile | None = None
         self._near_numpy: set[int] = set()  # codes that name NumPy, by identity
 
     def start(self) -> None:
+        super().start()
         self._installed = self._build_profile()
         if self._before is None:  # another's profile function must see everything
             self.profile = self._installed
@@ -321,8 +328,9 @@ class _ProfileObserver(Observer):
         if self.profile is not None and sys.getprofile() is not self.profile:
             self.sees = False  # Python drops a profile function that raises, or the run did
         self.profile = None
-        if sys.getprofile() is self._installed:  # the run may have set one of its own
-            sys.setprofile(self._before)
+        if self._installed is not None and sys.getprofile() is self._installed:
+            sys.setprofile(self._before)  # unless the run has set one of its own
+        super().stop()
 
 
 def _is_constant(code: CodeType) -> bool:
@@ -345,14 +353,16 @@ class _MonitoringObserver(Observer):
         self._thread = threading.get_ident()
 
     def start(self) -> None:
+        super().start()
         with _lock:
             _start_tool()
             _observers[self._thread] = self
 
     def stop(self) -> None:
         with _lock:
-            if _observers.pop(self._thread, None) is not None:
-                _stop_tool()
+            _observers.pop(self._thread, None)
+            _stop_tool()
+        super().stop()
 
 
 def _start_tool() -> None:

@@ -261,6 +261,14 @@ def recording(state: TracingState) -> Iterator[Recorder]:
         CURRENT.state = before
 
 
+def stop_recording(state: TracingState) -> None:
+    """Record nothing more into a state; where nothing does, nothing changes."""
+    mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    if isinstance(mode, Recorder) and mode.state is state:
+        mode.leave()
+    CURRENT.state = None
+
+
 _PART = Call("call_function", operator.getitem, "getitem")
 
 

@@ -28,7 +28,7 @@ from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import observing
 from tripwire.tracing.questions import Answer, ask_all
 from tripwire.tracing.reads import ReadSet
-from tripwire.tracing.recorder import Recorder, recording
+from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.rules import Refuse
@@ -267,14 +267,25 @@ class _Session:
             self.recorder.leave()
 
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        CURRENT.tracing = True
         try:
-            with hooks.installed(self), observing(self, watch_calls=self.complete) as observer:
-                self.state.observer = observer
+            CURRENT.tracing = True
+            self.state.observer = observing(self, watch_calls=self.complete)
+            with hooks.installed(self), self.state.observer:
                 with recording(self.state) as self.recorder:
-                    return _run_user(fn, args, kwargs)
-        finally:
+                    result = _run_user(fn, args, kwargs)
             CURRENT.tracing = False
+        except BaseException:
+            self._leave_all()
+            raise
+        return result
+
+    def _leave_all(self) -> None:
+        """Leave once more whatever was entered: an interrupt may have hit the leaving itself."""
+        stop_recording(self.state)
+        if self.state.observer is not None:
+            self.state.observer.stop()
+        hooks.uninstall(self)
+        CURRENT.tracing = False
 
     def leave(self) -> None:
         """Keep the code that ran, and let go of the observer: what was reached must die in time."""

@@ -90,8 +90,8 @@ def build_plan(
     completion = trace.completion
     assert completion is not None
     collects = gc.isenabled()
-    gc.disable()  # arming makes thousands of objects that stay: it would look at them in vain
     try:
+        gc.disable()  # arming makes thousands of objects that stay: it would look at them in vain
         with PLAN:
             planner = _Planner(trace, completion)
             held, fetched = planner.find_inputs()

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.tracing import holders, tracer
+from tripwire.tracing import tracer
 from tripwire.tracing.holders import ITEMS
 from tripwire.tracing.sources import Attr, Local
 from tripwire.validity import plan, twin
+from tripwire.validity import sentry as sentry_module
 from tripwire.validity.wires import DictWire, Held
 
 X = torch.ones(2)
@@ -30,7 +31,7 @@ def elsewhere(write) -> None:
 def another_thread(request, monkeypatch):
     """One that waits: the twin takes it that a thread which is there may write."""
     if "sentry" in request.fixturenames and request.getfixturevalue("sentry") is twin.Sentry:
-        monkeypatch.setattr(holders, "count_switches", twin.count_switches)
+        monkeypatch.setattr(sentry_module, "count_switches", twin.count_switches)
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()

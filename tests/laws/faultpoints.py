@@ -1,0 +1,562 @@
+"""Faults at every statement of tripwire's own: tripwire is imported with a point before each.
+
+A point is a place that was passed in a run without faults. Each is visited again, in a fresh
+scene, and raises there; afterwards the process must be as it was, and the same callable must work
+and be right. New code is covered as it comes: nothing names a function of tripwire here.
+
+Run as a script, in a process of its own. Prints figures and what went wrong, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import builtins
+import contextlib
+import copy
+import faulthandler
+import gc
+import importlib.machinery
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+# --- points ------------------------------------------------------------------------------------
+
+_POINTS: list[str] = []  # by number: where it is
+_PACKAGE = Path(__file__).parents[2] / "src" / "tripwire"
+
+
+class _Points(ast.NodeTransformer):
+    """Puts a call before every statement of every function."""
+
+    def __init__(self, file: str, entries_only: bool) -> None:
+        self._file = file
+        self._entries_only = entries_only
+        self._depth = 0
+
+    def _visit_function(self, node: Any) -> Any:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        node.body = self._with_points(node.body, first_only=self._entries_only)
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self._depth and not self._entries_only and not _is_function(node):
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                    cleans = field == "finalbody" or _catches_all(node)
+                    setattr(node, field, self._with_points(block, cleans=cleans))
+        return node
+
+    def _with_points(
+        self, block: list[ast.stmt], *, first_only: bool = False, cleans: bool = False
+    ) -> list[ast.stmt]:
+        """A block with points. Python interrupts where a function begins or a call ends: never
+        in a `finally` before its first call.
+        """
+        found: list[ast.stmt] = []
+        for number, statement in enumerate(block):
+            if cleans and not any(map(_calls, block[:number])):
+                found.append(statement)
+                continue
+            docstring = isinstance(statement, ast.Expr) and isinstance(
+                statement.value, ast.Constant
+            )
+            declared = isinstance(statement, (ast.Global, ast.Nonlocal))
+            if not (docstring or declared or (first_only and len(found) > 0)):
+                found.append(self._point(statement))
+            found.append(statement)
+        return found
+
+    def _point(self, at: ast.stmt) -> ast.stmt:
+        _POINTS.append(f"{self._file}:{at.lineno}")
+        call = ast.Call(
+            ast.Name("__fault__", ast.Load()), [ast.Constant(len(_POINTS) - 1)], []
+        )
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), at))
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
+
+
+def _catches_all(node: ast.AST) -> bool:
+    return isinstance(node, ast.ExceptHandler) and (
+        node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "BaseException")
+    )
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Call) for node in ast.walk(statement))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    entries_only = False
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        tree = ast.parse(self.get_data(path))
+        tree = _Points(str(Path(path).relative_to(_PACKAGE)), self.entries_only).visit(tree)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname.partition(".")[0] != "tripwire":
+            return None
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class Injected(Exception):
+    """What is raised at a point."""
+
+
+class _Switch:
+    """What `__fault__` does. Lies in tripwire's folder, by its name, so that no run observes it."""
+
+    def __init__(self) -> None:
+        self.passed: Counter[int] = Counter()
+        self.target = -1
+        self.left = 0
+        self.error: type[BaseException] = Injected
+        space = {"switch": self, "get_ident": threading.get_ident, "main": threading.get_ident()}
+        code = compile(_FAULT, str(_PACKAGE / "faults.py"), "exec")
+        exec(code, space)
+        builtins.__fault__ = space["fault"]
+
+    @contextlib.contextmanager
+    def armed(self, point: int, occurrence: int, error: type[BaseException]) -> Iterator[None]:
+        self.error, self.left, self.target = error, occurrence, point
+        try:
+            yield
+        finally:
+            self.target = -1
+
+
+_FAULT = """
+def fault(point):
+    if switch.target == point and get_ident() == main:
+        switch.left -= 1
+        if switch.left == 0:
+            switch.target = -1
+            raise switch.error(f"at point {point}")
+    elif switch.target == -2:
+        switch.passed[point] += 1
+"""
+
+
+def find_passed(switch: _Switch, play: Callable[[], None]) -> Counter[int]:
+    """The points that a scene passes, with how often."""
+    switch.passed.clear()
+    switch.target = -2
+    try:
+        play()
+    finally:
+        switch.target = -1
+    return Counter(switch.passed)
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+class Process:
+    """What must be as it was."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
+        self._owners = [
+            builtins,
+            os._Environ,
+            importlib._bootstrap,
+            torch,
+            torch.overrides,
+            torch.Tensor,
+            nn.Module,
+            torch.nn.modules.module,
+            torch._C.ScriptFunction,
+            torch.amp.autocast_mode.autocast,
+            torch.autograd.function._SingleLevelFunction,
+            torch.autograd.grad_mode.inference_mode,
+            torch.utils.checkpoint,
+        ]
+        self._patched = [dict(vars(owner)) for owner in self._owners]
+        self._rest = self._sample()
+
+    def _sample(self) -> dict[str, Any]:
+        import torch
+
+        from tripwire.tracing import hooks, observe
+        from tripwire.tracing.state import CURRENT
+
+        tools = getattr(sys, "monitoring", None)
+        return {
+            "profile function": sys.getprofile(),
+            "trace function": sys.gettrace(),
+            "monitoring tools": tools and [tools.get_tool(number) for number in range(6)],
+            "observers": len(observe._observers),
+            "users of patches": (len(hooks._OF_TORCH._users), len(hooks._OF_PYTHON._users)),
+            "collector": gc.isenabled(),
+            "callbacks of the collector": len(gc.callbacks),
+            "function modes": torch._C._len_torch_function_stack(),
+            "dispatch modes": torch._C._len_torch_dispatch_stack(),
+            "grad mode": torch.is_grad_enabled(),
+            "inference mode": torch.is_inference_mode_enabled(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "state of tracing": CURRENT.state,
+            "tracing": CURRENT.tracing,
+            "kept": CURRENT.kept,
+            "open spans": _count_open_spans(),
+            "threads": threading.active_count(),
+            "open files": _list_files(),
+        }
+
+    def find_changes(self) -> list[str]:
+        changes = []
+        for owner, before in zip(self._owners, self._patched, strict=True):
+            now = vars(owner)
+            for name in before.keys() | now.keys():
+                if name != "__fault__" and before.get(name) is not now.get(name):
+                    changes.append(f"{getattr(owner, '__name__', owner)}.{name}")
+        now = self._sample()
+        changes += [f"{k}: {v} → {now[k]}" for k, v in self._rest.items() if v != now[k]]
+        return changes
+
+
+def _count_open_spans() -> int:
+    from tripwire.telemetry import threads
+
+    return len(threads.local.state.stack)
+
+
+def _list_files() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(name for name in found if not name.startswith("/proc/"))
+
+
+# --- scenes --------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A callable, compiled, its plain twin, and what is done with them."""
+
+    def __init__(self) -> None:
+        import torch
+
+        import tripwire
+
+        net, inputs = make_net(), torch.arange(6.0).reshape(2, 3)
+        self.net, self.x = net, inputs
+        self.compiled = tripwire.compile(net, backend="eager")
+
+    def play(self) -> None:
+        """A trace, a hit, a retirement, a second entry, and the first again."""
+        for scale in (2.0, 2.0, 3.0, 3.0, 2.0):
+            self.net.config["scale"] = scale
+            self.compiled(self.x)
+
+    def check(self) -> str | None:
+        """Whether the callable still works, and is right; None, or what is wrong."""
+        import torch
+
+        for scale in (2.0, 2.0, 5.0, 5.0, 3.0):
+            self.net.config["scale"] = scale
+            twin = copy.deepcopy(self.net)
+            expected, got = twin(self.x), self.compiled(self.x)
+            if not torch.equal(expected, got):
+                return f"{got} in place of {expected}"
+            if twin.calls != self.net.calls or not torch.equal(twin.total, self.net.total):
+                return f"effects: {self.net.calls}, {self.net.total}"
+        return None
+
+    def close(self) -> None:
+        """Leave nothing."""
+
+
+class RecordScene(Scene):
+    """A call that fails leaves a record in a folder."""
+
+    def __init__(self) -> None:
+        import torch
+
+        import tripwire
+
+        self.folder = tempfile.mkdtemp(prefix="faults")
+        self.net, self.x = make_net(), torch.arange(6.0).reshape(2, 3)
+        self.compiled = tripwire.compile(
+            self.net, backend="eager", record_on_error=self.folder
+        )
+
+    def play(self) -> None:
+        import torch
+
+        self.compiled(self.x)
+        with contextlib.suppress(RuntimeError):
+            self.compiled(torch.ones(2, 4))  # shapes don't fit: the call raises
+
+    def close(self) -> None:
+        left = [path for path in Path(self.folder).rglob("*") if path.suffix != ".tripwire"]
+        shutil.rmtree(self.folder)
+        files = [path.name for path in left if path.is_file()]
+        if files:
+            raise AssertionError(f"files are left: {files}")
+
+
+class WatchScene(Scene):
+    """A listener on an object, by tripwire.watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def play(self) -> None:
+        import tripwire
+
+        class Watched:
+            value = 0
+
+        watched = Watched()
+        plain = dict(vars(Watched))
+        self.watched = Watched, plain
+        handle = tripwire.watch(watched, self.seen.append)
+        watched.value = 1
+        watched.value = 2
+        handle.cancel()
+        del handle, watched
+
+    def close(self) -> None:
+        cls, plain = self.watched
+        self.watched = None
+        gc.collect()
+        if {k: v for k, v in vars(cls).items() if k in ("__setattr__", "__delattr__")}:
+            raise AssertionError("the class is still patched")
+
+
+def make_net() -> Any:
+    import torch
+    from torch import nn
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * 2
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+            self.register_buffer("total", torch.zeros(3))
+            self.config = {"scale": 2.0}
+            self.calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            with torch.no_grad():
+                self.total += x[0]
+            with torch.autocast("cpu", enabled=False):
+                y = Doubled.apply(self.inner(x))
+            if bool((x > 100).any()):
+                y = y + 1
+            return y * self.config["scale"] + getattr(self, "total").sum()
+
+    torch.manual_seed(0)
+    return Net()
+
+
+SCENES = {"calls": Scene, "records": RecordScene, "watch": WatchScene}
+
+
+# --- visits --------------------------------------------------------------------------------------
+
+
+class Visits:
+    def __init__(self, scene: str, switch: _Switch) -> None:
+        self.make = SCENES[scene]
+        self.switch = switch
+        self.wrong: list[str] = []
+        self.raised = self.swallowed = self.missed = 0
+        for _ in range(3):  # what is imported and cached on the first calls
+            first = self.make()
+            first.play()
+            first.check()
+            first.close()
+        self.process = Process()
+
+    def visit(self, point: int, occurrence: int, error: type[BaseException]) -> None:
+        """One fault."""
+        scene = self.make()
+        where = f"{_POINTS[point]} #{occurrence} {error.__name__}"
+        changes: list[str] = []
+        try:
+            with self.switch.armed(point, occurrence, error):
+                scene.play()
+                fired = self.switch.left <= 0
+            self.swallowed += fired
+            self.missed += not fired
+        except BaseException as raised:
+            self.raised += 1
+            if not _is_injected(raised, error):
+                self.wrong.append(f"{where}: {type(raised).__name__}: {raised}"[:300])
+            # While the exception lives, as it does in a shell, where its frames do, too.
+            changes = self.process.find_changes()
+        changes = changes or self.process.find_changes()
+        if changes:
+            self.wrong.append(f"{where}: {'; '.join(changes)}"[:300])
+        try:
+            wrong = scene.check()
+            scene.close()
+        except Exception as later:
+            wrong = f"later {type(later).__name__}: {later}"
+        if wrong:
+            self.wrong.append(f"{where}: {wrong}"[:300])
+        changes = self.process.find_changes()
+        if changes:
+            self.wrong.append(f"{where}: after three more calls {'; '.join(changes)}"[:300])
+            self.process = Process()
+
+    def interrupt(self, chance: random.Random, longest: float) -> None:
+        """One KeyboardInterrupt, at a random moment."""
+        scene = self.make()
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, longest))
+        changes: list[str] = []
+        try:
+            try:
+                scene.play()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            self.missed += 1
+        except KeyboardInterrupt:
+            self.raised += 1
+            changes = self.process.find_changes()
+        except BaseException as raised:
+            if _is_injected(raised, KeyboardInterrupt):
+                self.raised += 1
+            else:
+                self.wrong.append(f"interrupt: {type(raised).__name__}: {raised}"[:300])
+        changes = changes or self.process.find_changes()
+        wrong = scene.check()
+        scene.close()
+        if changes or wrong:
+            self.wrong.append(f"interrupt: {'; '.join(changes)} {wrong}"[:300])
+            self.process = Process()
+
+
+def _is_injected(error: BaseException | None, wanted: type[BaseException]) -> bool:
+    while error is not None:
+        if isinstance(error, wanted):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def count_alive() -> Counter[str]:
+    """What is watched and compiled, and still there."""
+    gc.collect()
+    wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "TracingState", "Net"}
+    return Counter(
+        type(item).__name__ for item in gc.get_objects() if type(item).__name__ in wanted
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scene", choices=SCENES, default="calls")
+    parser.add_argument("--entries-only", action="store_true", help="points where functions begin")
+    parser.add_argument("--share", type=float, default=1.0, help="of all points, by chance")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--interrupts", type=int, default=0, help="signals in place of points")
+    parser.add_argument("--both", action="store_true", help="each point with both errors")
+    parser.add_argument("--only", default="", help="points whose place has this in it")
+    options = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(3600, exit=True)
+    os.environ["TRIPWIRE_RECORD_CHECK"] = "0"
+    if not options.interrupts:
+        _Loader.entries_only = options.entries_only
+        sys.meta_path.insert(0, _Finder)
+    switch = _Switch()
+    import torch
+
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    visits = Visits(options.scene, switch)
+    before = count_alive()
+    chance = random.Random(options.seed)
+    if options.interrupts:
+        longest = _time_of(visits)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        for _ in range(options.interrupts):
+            visits.interrupt(chance, longest)
+        visited = options.interrupts
+    else:
+        scene = visits.make()
+        passed = find_passed(switch, scene.play)
+        scene.close()
+        del scene
+        targets = [
+            (point, occurrence)
+            for point, times in passed.items()
+            for occurrence in dict.fromkeys((1, times))
+            if options.only in _POINTS[point]
+        ]
+        targets = [t for t in targets if chance.random() < options.share]
+        errors = (Injected, KeyboardInterrupt)
+        for number, (point, occurrence) in enumerate(targets):
+            for error in errors if options.both else (errors[number % 2],):
+                visits.visit(point, occurrence, error)
+        visited = len(targets) * (1 + options.both)
+    left = count_alive() - before
+    figures = {
+        "scene": options.scene,
+        "visited": visited,
+        "raised": visits.raised,
+        "swallowed": visits.swallowed,
+        "missed": visits.missed,
+        "left alive": dict(left),
+        "wrong": len(visits.wrong),
+        "first": visits.wrong[:40],
+    }
+    print(json.dumps(figures))
+    return 1 if visits.wrong or left else 0
+
+
+def _time_of(visits: Visits) -> float:
+    import time
+
+    scene = visits.make()
+    start = time.perf_counter()
+    scene.play()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())
