@@ -84,18 +84,20 @@ def compiling(
                 "backend": backend,
             }
         )
-        state.compile_id = str(compile_id)
-        event_log.emit(CompileStarted, function=function, file=file, line=line, backend=backend)
         collector = _CollectorClock()
-        gc.callbacks.append(collector)
         root = timed("compile", column_us="duration_us")
+        opened = None
         try:
+            state.compile_id = str(compile_id)
+            event_log.emit(CompileStarted, function=function, file=file, line=line, backend=backend)
+            gc.callbacks.append(collector)
             with root:
                 opened = state.stack[-1] if state.stack else None
                 yield context
         finally:
-            gc.callbacks.remove(collector)
             state.compile_id = None
+            if collector in gc.callbacks:
+                gc.callbacks.remove(collector)
             duration = context.get("duration_us")
             if opened is not None and isinstance(duration, int):
                 free = max(0, duration - opened.inside_ns // 1000)

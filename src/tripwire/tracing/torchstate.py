@@ -64,6 +64,8 @@ def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) 
             parts.append(f"not {constant(torch._C._is_any_autocast_enabled)}()")
         elif sample is _find_dual_level:
             parts.append(f"{constant(forward_ad)}._current_level < 0")
+        elif sample is _find_jit_trace:
+            parts.append(f"{constant(_find_jit_trace)}() is None")
         else:  # no default device: there is no mode, which is asked for itself
             assert sample is _find_default_device
     return " and ".join(parts)
@@ -83,6 +85,7 @@ def _find_dual_level() -> object:
     return forward_ad._current_level if forward_ad._current_level >= 0 else None
 
 
+_find_jit_trace = torch._C._get_tracing_state
 _len_function_stack = torch._C._len_torch_function_stack
 _len_dispatch_stack = torch._C._len_torch_dispatch_stack
 _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
@@ -94,6 +97,7 @@ _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
     ("number of torch-function modes", _len_function_stack),
     ("number of torch-dispatch modes", _len_dispatch_stack),
     ("level of forward-mode AD", _find_dual_level),
+    ("torch.jit.trace", _find_jit_trace),
     ("deterministic algorithms", torch._C._get_deterministic_algorithms),
     ("float32 matmul precision", torch._C._get_float32_matmul_precision),
     ("number of threads", torch.get_num_threads),
@@ -107,8 +111,8 @@ def is_transformed() -> bool:
 
 
 def has_foreign_modes() -> bool:
-    """Whether a mode other than a default device is active, or a transform goes on."""
-    if is_transformed() or _find_dual_level() is not None:
+    """Whether a mode other than a default device is active, or something that works like one."""
+    if is_transformed() or _find_dual_level() is not None or _find_jit_trace() is not None:
         return True
     return _len_dispatch_stack() > 0 or any(
         not isinstance(torch._C._get_function_stack_at(i), DeviceContext)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.env import is_own_code
+from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.tracing import hooks
@@ -41,7 +41,12 @@ from tripwire.tracing.structure import (
     holds_mutable,
     iter_tensors,
 )
-from tripwire.tracing.torchstate import sample_quickly, sample_torch_state
+from tripwire.tracing.torchstate import (
+    sample_contexts,
+    sample_depth,
+    sample_quickly,
+    sample_torch_state,
+)
 from tripwire.tracing.uses import find_uses
 from tripwire.tracing.values import TensorMeta, storage_of, version_of
 
@@ -143,10 +148,13 @@ class Tracer:
                 result = fn(*args, **kwargs)
                 return Run(result, None, Refusal("hidden-state", _GONE))
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
+        contexts, depth = sample_contexts(), sample_depth()
         try:
             with OBSERVE:
                 result = session.execute(fn, args, kwargs)
         except BaseException as error:
+            if _is_own_fault(error.__traceback__):  # it may have hit the leaving of a `no_grad`
+                contexts.restore(error, depth)
             with TRACE:
                 session.leave()
                 error.__traceback__ = _without_own_frames(error.__traceback__)
@@ -168,6 +176,19 @@ _UNBOUND = "the callable takes other arguments than its signature says."
 def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Source ranges end at this frame."""
     return fn(*args, **kwargs)
+
+
+def _is_own_fault(trace: TracebackType | None) -> bool:
+    """Whether an exception comes out of tripwire, or of the library on its behalf."""
+    own = False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_own_code(code):
+            own = True
+        elif not is_library_file(code.co_filename):
+            own = False
+        trace = trace.tb_next
+    return own
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
