@@ -302,11 +302,11 @@ class _Session:
 
     def _leave_all(self) -> None:
         """Leave once more whatever was entered: an interrupt may have hit the leaving itself."""
+        CURRENT.tracing = False
         stop_recording(self.state)
         if self.state.observer is not None:
             self.state.observer.stop()
         hooks.uninstall(self)
-        CURRENT.tracing = False
 
     def leave(self) -> None:
         """Keep the code that ran, and let go of the observer: what was reached must die in time."""

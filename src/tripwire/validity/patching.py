@@ -30,12 +30,12 @@ _NAMES = ("__setattr__", "__delattr__")
 _ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Write:
     """An attribute write that is under way."""
 
     name: object
-    frame: FrameType  # the writer's
+    frame: FrameType | None  # the writer's; None when it is over
     thread: int
 
 
@@ -102,12 +102,15 @@ def _wrap_method(cls: type, name: str) -> Callable[[Any], object]:
             write = Write(args[0] if args else None, frame, threading.get_ident())
             opened: list[tuple[Observer, object]] = []
             try:
-                for observer in observers:
-                    opened.append((observer, observer.before(self, write)))
-                return _bind(cls, name, own, self)(*args, **kwargs)
+                try:
+                    for observer in observers:
+                        opened.append((observer, observer.before(self, write)))
+                    return _bind(cls, name, own, self)(*args, **kwargs)
+                finally:
+                    for observer, before in opened:
+                        observer.after(self, write, before)
             finally:
-                for observer, before in opened:
-                    observer.after(self, write, before)
+                write.frame = None  # it holds the object; an interrupted observer may keep it
 
         _replaced[patched] = own
         return patched
@@ -136,13 +139,14 @@ class _Patched:
     __slots__ = ("undo", "users")
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users: set[object] = set()
         self.undo: list[Callable[[], None]] = []
 
 
 _lock = threading.RLock()
 _classes: ExactWeakKeyDictionary[_Patched] = ExactWeakKeyDictionary()
-_due: deque[type] = deque()  # classes to let go of, from where waiting could be for ever
+# Classes to let go of, and for whom, from where waiting could be for ever.
+_due: deque[tuple[type, object]] = deque()
 
 
 def can_patch(cls: type) -> bool:
@@ -177,23 +181,27 @@ def ensure_patched(cls: type) -> Callable[[], None]:
         if found is None:
             found = _Patched()
             try:
+                _classes[cls] = found
                 for name in _NAMES:
                     found.undo.append(install(Patch(cls, name, _wrap_method(cls, name))))
             except BaseException:
                 _undo(found)
+                _forget(cls)
                 raise
-            _classes[cls] = found
-        found.users += 1
-    pending = [cls]
+        user = object()
+        found.users.add(user)
+    pending = [(cls, user)]
 
     def let_go() -> None:
-        try:
-            _due.append(pending.pop())
-        except IndexError:  # the second call
-            return
+        _due.extend(pending)  # nothing, at the second call
+        pending.clear()
         _settle()
 
-    _settle()
+    try:
+        _settle()
+    except BaseException:
+        let_go()
+        raise
     return let_go
 
 
@@ -205,14 +213,21 @@ def _settle() -> None:
     while _due and _lock.acquire(blocking=False):
         try:
             while _due:
-                cls = _due.popleft()
-                found = _classes[cls]
-                found.users -= 1
-                if not found.users:
-                    del _classes[cls]
-                    _undo(found)
+                cls, user = _due[0]  # may be done twice if interrupted, and may not be lost
+                found = _classes.get(cls)
+                if found is not None:
+                    found.users.discard(user)
+                    if not found.users:
+                        _undo(found)
+                        _forget(cls)
+                _due.popleft()
         finally:
             _lock.release()
+
+
+def _forget(cls: type) -> None:
+    if cls in _classes:
+        del _classes[cls]
 
 
 def _undo(found: _Patched) -> None:
@@ -266,12 +281,16 @@ class Subscription:
         self._class: type | None = type(obj)  # None when it is over
         self._let_go: Callable[[], None] | None = ensure_patched(type(obj))
         self._finalizer: weakref.finalize[..., object] | None = None
-        with _lock:
-            _set_observers(obj, (*find_observers(obj), observer))
-        if can_refer(obj):
-            self._finalizer = weakref.finalize(obj, self._died)
-            self._finalizer.atexit = False
-        _settle()
+        try:
+            with _lock:
+                _set_observers(obj, (*find_observers(obj), observer))
+            if can_refer(obj):
+                self._finalizer = weakref.finalize(obj, self._died)
+                self._finalizer.atexit = False
+            _settle()
+        except BaseException:
+            self.end(obj)
+            raise
 
     def _died(self) -> None:
         self._drop_class()
@@ -295,13 +314,13 @@ class Subscription:
 
     def end(self, obj: object) -> None:
         """Leave the object."""
+        self._drop_class()
         with _lock:
             self._class = None
             rest = tuple(o for o in find_observers(obj) if o is not self._observer)
             _set_observers(obj, rest)
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._drop_class()
         _settle()
 
 

@@ -1,0 +1,56 @@
+"""A fault anywhere in tripwire leaves the process as it was; see faultpoints.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def visit(*options: str) -> dict[str, Any]:
+    script = Path(__file__).parent / "faultpoints.py"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), f"--seed={random.randrange(10**6)}", *options]
+    print(*command)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["missed"] <= figures["visited"] // 10  # the points are passed again
+    return figures
+
+
+def test_faults_where_functions_begin() -> None:
+    assert visit("--entries-only", "--share=0.4")["visited"] > 100
+
+
+def test_faults_at_statements() -> None:
+    assert visit("--share=0.05")["visited"] > 100
+
+
+def test_faults_while_an_object_is_watched() -> None:
+    assert visit("--scene=watch")["visited"] > 50
+
+
+def test_faults_while_a_failing_call_is_recorded() -> None:
+    assert visit("--scene=records", "--entries-only", "--share=0.1")["visited"] > 50
+
+
+def test_interrupts_at_random_moments() -> None:
+    assert visit("--interrupts=100")["raised"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["calls", "watch", "records"])
+def test_both_kinds_of_fault_at_every_statement(scene) -> None:
+    visit("--both", f"--scene={scene}")
+
+
+@pytest.mark.slow
+def test_thousands_of_interrupts() -> None:
+    visit("--interrupts=5000")
