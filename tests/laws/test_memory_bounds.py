@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import run_python
 from torch import nn
 
 import tripwire
-from support import run_python
 
 X = torch.ones(3)
 
@@ -124,8 +124,7 @@ check(2.0)
 
 def test_a_fork_while_watched_leaves_two_processes_that_work() -> None:
     printed = run_python(
-        _COMPILED
-        + "child = os.fork()\n"
+        _COMPILED + "child = os.fork()\n"
         "check(3.0 if child else 4.0)\n"
         "check(2.0)\n"
         "check(5.0 if child else 6.0)\n"
@@ -138,8 +137,7 @@ def test_a_fork_while_watched_leaves_two_processes_that_work() -> None:
 
 def test_a_fork_in_the_midst_of_a_trace_leaves_the_child_right() -> None:
     printed = run_python(
-        _COMPILED
-        + "net = torch.nn.Linear(2, 2)\n"
+        _COMPILED + "net = torch.nn.Linear(2, 2)\n"
         "pids = []\n"
         "def forks(module, args):\n"
         "    pids.append(os.fork())\n"
@@ -212,7 +210,9 @@ def check_scaled() -> None:
 def test_a_stack_that_is_almost_full_gives_the_result_or_a_recursion_error() -> None:
     world = SimpleNamespace(scale=2.0)
     compiled = tripwire.compile(lambda x: x * world.scale, backend="eager")
-    builtins_before = dict(vars(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
+    builtins_before = dict(
+        vars(__builtins__) if not isinstance(__builtins__, dict) else __builtins__
+    )
 
     def at_depth(depth: int) -> Any:
         return at_depth(depth - 1) if depth else compiled(X)

@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 import torch
+from support import check_same, run_python
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 import tripwire
-from support import check_same, run_python
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -548,7 +548,8 @@ def test_a_console_whose_code_has_no_source() -> None:
     printed = run_python(
         "import torch, tripwire, code\n"
         "console = code.InteractiveConsole({'torch': torch, 'tripwire': tripwire})\n"
-        "for line in ['S = 2.0', 'f = lambda x: x * S', 'g = tripwire.compile(f, backend=\"eager\")',"
+        "for line in ['S = 2.0', 'f = lambda x: x * S',"
+        " 'g = tripwire.compile(f, backend=\"eager\")',"
         " 'a = [g(torch.ones(1)).item() for _ in range(2)]', 'S = 3.0',"
         " 'a += [g(torch.ones(1)).item() for _ in range(2)]', 'print(a)']:\n"
         "    console.push(line)"

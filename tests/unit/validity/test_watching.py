@@ -1277,3 +1277,46 @@ def test_threads_that_watch_and_cancel_leave_the_class_as_it_was() -> None:
 
     run_threads(4, work)
     check_untouched(Thing)
+
+
+# --- interrupts ---
+
+
+def interrupted_at(monkeypatch, owner, name: str) -> None:
+    plain = getattr(owner, name)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.setattr(owner, name, plain)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("name", ["_settle", "_set_observers", "install", "can_refer"])
+def test_an_interrupt_while_a_watch_begins_leaves_the_class_as_it_was(monkeypatch, name) -> None:
+    class Plain:
+        pass
+
+    before, obj = dict(vars(Plain)), Plain()
+    interrupted_at(monkeypatch, patching, name)
+    with pytest.raises(KeyboardInterrupt):
+        watch(obj, lambda change: None)
+    assert dict(vars(Plain)) == before
+
+
+def test_an_interrupt_while_a_watch_is_told_keeps_nothing_alive(monkeypatch) -> None:
+    class Plain:
+        pass
+
+    def write() -> weakref.ref:
+        obj = Plain()
+        watching = watch(obj, lambda change: None)
+        interrupted_at(monkeypatch, type(watching._watcher), "after")
+        with pytest.raises(KeyboardInterrupt):
+            obj.value = 1
+        return weakref.ref(obj)
+
+    found = write()
+    gc.collect()
+    assert found() is None
+    assert "__setattr__" not in vars(Plain)
