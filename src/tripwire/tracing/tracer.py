@@ -291,9 +291,12 @@ class _Session:
         try:
             CURRENT.tracing = True
             self.state.observer = observing(self, watch_calls=self.complete)
-            with hooks.installed(self), self.state.observer:
-                with recording(self.state) as self.recorder:
-                    result = _run_user(fn, args, kwargs)
+            with (
+                hooks.installed(self),
+                self.state.observer,
+                recording(self.state) as self.recorder,
+            ):
+                result = _run_user(fn, args, kwargs)
             CURRENT.tracing = False
         except BaseException:
             self._leave_all()
