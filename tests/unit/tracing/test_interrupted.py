@@ -1,6 +1,6 @@
 """An interrupt that hits tripwire while it leaves a run: what it left is left all the same (L7).
 
-tests/laws/test_faults.py finds such places; each that was found has a test here.
+tests/laws/test_injected_faults.py finds such places; each that was found has a test here.
 """
 
 from __future__ import annotations
