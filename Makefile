@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
 
-.PHONY: help demo test lint bench coverage soak screenshots clean
+.PHONY: help demo test lint bench coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -47,8 +47,12 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
 
-soak: $(BUILT)  ## the slow tests: real models from transformers, every operator in torch's own test database
+soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,000 steps of the law machine
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/property/machine.py --steps 200000
+
+mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine must notice each
+	$(BIN)/python -m pytest tests/property/test_faults.py -m "slow or not slow" -rs
 
 screenshots: $(BUILT)  ## the report's pages as docs/report-*.png; needs chromium
 	TRIPWIRE_SCREENSHOTS=docs $(BIN)/python -m pytest tests/unit/report/test_browser.py

@@ -175,7 +175,6 @@ FAULTS = (
     Fault("tensor arguments", "requires_grad", _without_condition(r"v\d+\.requires_grad is \w+")),
     Fault("tensor arguments", "leaf", _without_condition(r"v\d+\.is_leaf is \w+")),
     Fault("tensor arguments", "aliasing", _without_method(plan._Planner, "_write_distinctness")),
-    Fault("tensor arguments", "shared memory", _without_method(plan._Planner, "_write_overlap")),
     Fault("plain arguments", "values", _without_method(GuardWriter, "_add_plain")),
     Fault("plain arguments", "equal is same", _taking_equal_for_same),
     Fault("containers", "length", _without_condition(r"k\d+\(v\d+\) == \d+$")),
@@ -240,6 +239,23 @@ FAULTS = (
     Fault("L4", "the program runs twice", _running_twice),
     Fault("L1", "results are copies", _with_results(torch.clone)),
     Fault("L1", "results have no gradient", _with_results(torch.Tensor.detach)),
+)
+ROWS = (
+    "tensor arguments",
+    "plain arguments",
+    "containers",
+    "objects as arguments",
+    "globals",
+    "cells, defaults, code",
+    "instance attributes",
+    "class attributes",
+    "Python modules",
+    "tensor values",
+    "torch's state",
+    "environment",
+    "L1",
+    "L3",
+    "L4",
 )
 FAULTS_BY_NAME = {str(fault): fault for fault in FAULTS}
 assert len(FAULTS_BY_NAME) == len(FAULTS)

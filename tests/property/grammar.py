@@ -232,8 +232,8 @@ TRAITS = (
         "memory",
         (
             "x.mul_(2)\nt = t + y",
-            "x[0] = 9.0\nif y[0] == 9.0:\n    t = t - 1",
-            "x.neg_()\nif y.sum() > 0:\n    t = t - 1",
+            "y[0] = 3.0\nt = t + x * 2",
+            "y.add_(x)\nx.add_(y)",
         ),
         (
             "new(4), new(4)",

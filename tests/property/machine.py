@@ -1,22 +1,31 @@
 """The law machine: draws scenarios, plays them, and shrinks what breaks a law to a script.
 
-`python tests/property/machine.py --steps 200000` runs it by itself, with a progress bar.
+`python tests/property/machine.py --steps 200000` runs it by itself, with a progress bar. The
+script is printed; LAWS_SAVE=folder in the environment keeps it there, as a test.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import random
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import patch
 
+import click
 import hypothesis
 from grammar import scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.engine import ConjectureRunner
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from twins import Difference, Figures, Scenario, check_twins
 
 BATCH = 200  # scenarios drawn from one seed: hypothesis remembers all of a batch
+STEPS = 6  # of a scenario, about
 
 
 class LawBroken(AssertionError):
@@ -26,13 +35,17 @@ class LawBroken(AssertionError):
         self.scenario = scenario
         self.script = write_script(scenario, reason, seed)
         super().__init__(f"\n{self.script}")
+        if folder := os.environ.get("LAWS_SAVE"):
+            path = Path(folder, f"test_law_{seed}.py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.script)
 
 
 def write_script(scenario: Scenario, reason: str, seed: int) -> str:
     """A test that fails as the scenario did."""
     told = "\n".join(f"# {line}" for line in reason.splitlines())
     return (
-        f"# Found by the law machine, seed {seed}.\n{told}\n"
+        f"# Found by the law machine, seed {seed}. Runs with PYTHONPATH=tests/property.\n{told}\n"
         f"from twins import Call, Do, check_twins\n\n{scenario}\n\n"
         "def test_twins_agree() -> None:\n    check_twins(PROGRAM, STEPS)\n\n\n"
         'if __name__ == "__main__":\n    test_twins_agree()\n'
@@ -68,15 +81,13 @@ def _run_batch(
     @settings(
         database=None,
         deadline=None,
-        max_examples=BATCH,
+        max_examples=min(BATCH, (budget - figures.steps) // STEPS + 1),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
     @given(scenarios())
     def play(scenario: Scenario) -> None:
-        if figures.steps >= budget and not broken:
-            return
         figures.scenarios += 1
         # Hypothesis times the collector, and a run in which that happens reads a clock.
         others, gc.callbacks[:] = gc.callbacks[:], []
@@ -96,3 +107,31 @@ def _run_batch(
     except (Difference, FlakyFailure):
         scenario, reason = broken[-1]  # hypothesis plays the smallest last
         raise LawBroken(scenario, reason, seed) from None
+
+
+@click.command()
+@click.option("--steps", default=200_000, show_default=True, help="How many to take.")
+@click.option("--seed", type=int, default=None, help="Where to begin; a fresh one by default.")
+def main(steps: int, seed: int | None) -> None:
+    """Look for programs whose compiled twins differ."""
+    logging.disable(logging.WARNING)  # refusals are part of the play
+    first = random.randrange(10**6) if seed is None else seed
+    console = Console()
+    console.print(f"law machine: {steps} steps from seed {first}")
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("", total=steps)
+
+        def tell(figures: Figures) -> None:
+            progress.update(task, completed=figures.steps, description=str(figures))
+
+        try:
+            figures = run(steps, first, tell=tell)
+        except LawBroken as broken:
+            progress.stop()
+            raise SystemExit(str(broken)) from None
+    console.print(f"{figures}; refusals: {figures.slugs}")
+
+
+if __name__ == "__main__":
+    main()

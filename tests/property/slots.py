@@ -54,7 +54,7 @@ class Slot:
         return text.replace("%o", self.place.path).replace("%n", str(self.number))
 
 
-_PLAIN = ("number", "maybe", "text", "tuple")
+_PLAIN = ("number", "likeness", "maybe", "text", "tuple")
 
 _COPIES = (
     "o%n = copy.copy(o%n)",
@@ -123,6 +123,18 @@ PLACES = (
         ),
         ("del C%n.k", "del o%n.k", "del B%n.k"),
         (*_COPIES, "C%n.beside = 1"),
+    ),
+    Place(
+        "base class",
+        "o%n.k",
+        "class A%n: k = %v\nclass B%n(A%n): pass\nclass C%n(B%n): pass\no%n = C%n()",
+        (
+            "B%n.__bases__ = (type('X%n', (A%n,), {'k': %v}),)",
+            "C%n.__bases__ = (type('Y%n', (B%n,), {'k': %v}),)",
+            "A%n.k = %v",
+        ),
+        ("del A%n.k",),
+        ("o%n = C%n()", "o%n = type('Z%n', (C%n,), {})()"),
     ),
     Place(
         "class attribute",
@@ -346,7 +358,7 @@ PLACES = (
         ("os.environ['LAW_%n'] = str(%v)", "os.environ.update(LAW_%n=str(%v))"),
         ("os.environ.pop('LAW_%n', None)",),
         ("os.environ['LAW_BESIDE'] = '1'",),
-        only=("number",),
+        only=("number", "likeness"),
     ),
     Place(
         "context variable",
@@ -360,7 +372,7 @@ PLACES = (
         "z%n = threading.local()\nz%n.a = %v",
         ("z%n.a = %v",),
         ("del z%n.a",),
-        only=("number",),
+        only=("number", "likeness"),
     ),
     Place(
         "nn.Module attribute",
@@ -412,7 +424,13 @@ PLACES = (
         "class C%n: pass\na%n = C%n()\na%n.a = %v",
         ("a%n.a = %v", "a%n.__dict__['a'] = %v", "C%n.a = %v", "a%n = C%n(); a%n.a = %v"),
         ("del a%n.a",),
-        ("a%n = copy.copy(a%n)", "a%n.beside = 1", "a%n = pickle.loads(pickle.dumps(a%n))"),
+        (
+            "a%n = copy.copy(a%n)",
+            "a%n.beside = 1",
+            "a%n = pickle.loads(pickle.dumps(a%n))",
+            "C%n.a = a%n.a; del a%n.a",  # now it isn't there: that is a read, too
+            "C%n.a = a%n.a; a%n = C%n()",
+        ),
         scope="argument",
         outside="a%n.a",
     ),
@@ -446,6 +464,16 @@ CONTENTS = (
             "t = t * f\"{%r}\".count('2')",
             "t = t * (1 if math.isnan(%r) else 2)",
             "for _ in range(int(%r > 0) + 1):\n    t = t + 1",
+        ),
+    ),
+    Content(
+        "likeness",  # equal is not the same
+        ("1.0", "True", "1", "0.0", "-0.0"),
+        (
+            "t = t + len(repr(%r))",
+            "t = t * len(type(%r).__name__)",
+            "t = t + math.copysign(1.0, %r)",
+            "if isinstance(%r, bool):\n    t = t * 7",
         ),
     ),
     Content(
@@ -586,6 +614,33 @@ CONTENTS = (
             "%o.data[0] = 7.0",
             "%o.data = torch.arange(8.0)[::2]",
             "%o.unsqueeze_(0)",
+        ),
+    ),
+    Content(
+        "form",  # of a tensor that nothing is computed with
+        (
+            "torch.ones(4)",
+            "torch.ones(4).requires_grad_()",
+            "torch.ones(2, 4)",
+            "torch.ones(4, dtype=torch.float64)",
+        ),
+        (
+            "if %r.requires_grad:\n    t = t * 2",
+            "if %r.dtype == torch.float64:\n    t = t + 1",
+            "t = t * %r.shape[0]",
+            "t = t + %r.dim()",
+            "t = t * (2 if %r.is_leaf else 3)",
+            "t = t * %r.stride(0)",
+            "t = t + len(%r)",
+        ),
+        (
+            "%o.requires_grad_(not %o.requires_grad)",
+            "%o.requires_grad = not %o.requires_grad",
+            "%o.data = %o.data.double()",
+            "%o.data = torch.ones(3, 4)",
+            "%o.unsqueeze_(0)",
+            "%o.detach_()",
+            "%o.mul_(torch.ones(4).requires_grad_())",
         ),
     ),
     Content(

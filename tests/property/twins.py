@@ -93,6 +93,12 @@ class Figures:
         """The share of calls that ran compiled code."""
         return self.hits / max(1, self.calls)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.scenarios} programs, {self.steps} steps, {self.calls} calls: "
+            f"{self.share:.0%} compiled, {self.traces} traced, {self.raised} raised"
+        )
+
 
 class Difference(AssertionError):
     """The twins differ."""

@@ -1,0 +1,85 @@
+"""L1, L3, L4, L5 under fire: programs nobody wrote, and whatever may happen between their calls.
+
+The fixed seed guards against regressions; the fresh one looks for what nobody knows yet. It is
+printed: LAWS_SEED=number in the environment runs it again.
+"""
+
+import os
+import random
+
+import pytest
+from machine import LawBroken, run, write_script
+from twins import Call, Difference, Do, Scenario, check_twins
+
+STEPS = 1_000  # of each seed
+FIXED = 1
+FRESH = int(os.environ.get("LAWS_SEED") or random.randrange(10**6))
+COMPILED = 0.65  # of all calls, at least: a machine that tests refusals tests nothing
+
+
+@pytest.mark.parametrize("seed", [FIXED, FRESH], ids=["fixed", "fresh"])
+def test_no_program_differs_from_its_compiled_twin(seed, capsys) -> None:
+    with capsys.disabled():
+        print(f"\nlaw machine, seed {seed}: ", end="", flush=True)
+        figures = run(STEPS, seed)
+        print(figures)
+    assert figures.share > COMPILED
+
+
+# --- the players themselves ---
+
+CALL = Call("new(4), new(4)", times=2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "return x * 3",  # values
+        "return (x * 2).double()",  # dtype
+        "return (x * 2).expand(2, 4)[0]",  # nothing: same layout, same values
+        "return torch.stack([x * 2, x], -1)[:, 0]",  # strides
+        "return x.mul_(2)",  # aliasing with an argument
+        "return (x * 2).requires_grad_()",  # need for gradients
+        "held.append(1); return x * 2",  # state
+        "x.add_(0); y.add_(1); return x * 2",  # an argument that is written
+        "raise ValueError('no')",  # an exception
+        "torch.rand(1); return x * 2",  # the random generator
+        "torch.set_default_dtype(torch.float64); return x * 2",  # torch's state
+    ],
+)
+def test_twins_that_differ_are_told_apart(other, monkeypatch) -> None:
+    """`call` is another program in the compiled twin: whatever can be seen of that is seen."""
+    program = (
+        "held = []\ndef first(x, y):\n    return x * 2\n"
+        f"def second(x, y):\n    {other}\ncall = first\n"
+    )
+    monkeypatch.setattr("tripwire.compile", lambda call, backend: call.__globals__["second"])
+    if "[0]" in other and "expand" in other:
+        check_twins(program, [CALL])
+        return
+    with pytest.raises(Difference):
+        check_twins(program, [CALL])
+
+
+def test_a_gradient_that_differs_is_told_apart(monkeypatch) -> None:
+    program = (
+        "def first(x, y): return x * y\ndef second(x, y): return x * y.detach()\ncall = first\n"
+    )
+    monkeypatch.setattr("tripwire.compile", lambda call, backend: call.__globals__["second"])
+    with pytest.raises(Difference):
+        check_twins(program, [Call("new(4).requires_grad_(), new(4).requires_grad_()")])
+
+
+def test_a_script_runs_and_fails_as_the_scenario_did(monkeypatch, tmp_path) -> None:
+    program = "def call(x, y): return x * 2\ndef other(x, y): return x * 3\n"
+    scenario = Scenario(program, (CALL, Do("y = 1"), CALL))
+    monkeypatch.setenv("LAWS_SAVE", str(tmp_path))
+    LawBroken(scenario, "because", 5)
+    script = (tmp_path / "test_law_5.py").read_text()
+    assert script == write_script(scenario, "because", 5)
+    space = {"__name__": "saved"}
+    exec(script, space)
+    space["test_twins_agree"]()
+    monkeypatch.setattr("tripwire.compile", lambda call, backend: call.__globals__["other"])
+    with pytest.raises(Difference):
+        space["test_twins_agree"]()
