@@ -493,7 +493,7 @@ CONTENTS = (
             "t = t * {'sin': 2.0}.get(%r, 3.0)",
             "if %r == 'sin':\n    t = t + 1",
             "t = t + len(%r)",
-            "match %r:\n    case 'sin': t = t + 2\n    case 'cos': t = t - 2\n    case _: t = t * 2",
+            "match %r:\n    case 'sin': t = t + 2\n    case 'cos': t = t - 2\n    case _: t = t * 2",  # noqa: E501
             "t = t + ord(%r[0])",
             "if %r in ('sin', 'cos'):\n    t = t * 2",
         ),

@@ -16,7 +16,7 @@ def _marked(fault):
     return pytest.param(fault, id=str(fault), marks=() if str(fault) in QUICK else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("fault", map(_marked, FAULTS))
+@pytest.mark.parametrize("fault", [_marked(fault) for fault in FAULTS])
 def test_the_machine_notices(fault, monkeypatch) -> None:
     fault.apply(monkeypatch)
     with pytest.raises(LawBroken):

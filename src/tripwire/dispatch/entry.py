@@ -6,6 +6,7 @@ traced with comes back. While retired it holds no tensor, so what was replaced c
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -160,9 +161,9 @@ class Entry:
             entry = me()
             return entry is not None and entry._settle()
 
-        def on_death(ref: object) -> None:
+        def on_death(ref: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
             entry = me()
-            if entry is not None:
+            if entry is not None and not is_finalizing():
                 entry._note_death(ref)
 
         self._lock = threading.RLock()  # a death may come while settling
