@@ -11,18 +11,20 @@ is built, and captured by each side in turn, in eval mode and without grad:
                     check_trace=False
 
 What was captured is then called with the inputs, with others of the same shapes, with a mask that
-leaves some tokens out where there is a mask of ones, and with the first inputs again. A twin of the
-model, called alike, says what is right: to 1e-4. A side that raises anywhere is *refused*; one that
-returns something else is *wrong*. tripwire counts as captured only if no call was refused and one
-hit. Model and twin are called once before: some import things or put hooks on themselves then.
-Times are of the first call or the capture itself, after a capture of something trivial, so that
-imports aren't counted. torch runs on one thread.
+leaves some tokens out or with other lengths where there are such, and with the first inputs again.
+A twin of the model, called alike, says what is right: to 1e-4. A side that raises anywhere is
+*refused*; one that returns something else is *wrong*. tripwire counts as captured only if no call
+was refused and one hit. Model and twin are called once before: some import things or put hooks on
+themselves then. Times are of the first call or the capture itself, after a capture of something
+trivial, so that imports aren't counted. torch runs on one thread.
 
 Each model has a process of its own, with a time limit for each side and a limit of its memory. A
 side that takes the process down or too long is told so, and the rest go on in a new one.
 
     python benchmarks/coverage.py [--only NAME ...] [--jobs N] [--limit SECONDS]
                                   [--markdown PATH] [--json PATH]
+
+With --only, what the JSON file says of the other models is kept.
 """
 
 from __future__ import annotations
@@ -146,7 +148,20 @@ def _variants(row: Architecture) -> Iterator[Inputs]:
         padded = mask.clone()
         padded[0, -3:] = 0
         yield row.inputs(seed=1) | {"attention_mask": padded}
+    lengths = row.inputs(seed=1).get("lengths")
+    if lengths is not None:
+        yield row.inputs(seed=1) | {"lengths": lengths.clamp(max=2)}
     yield row.inputs()
+
+
+def _run_twin(row: Architecture, model: nn.Module) -> tuple[list[Inputs], list[Any]]:
+    """Inputs that the plain model takes, and its results; some take no mask with zeros."""
+    taken, results = [], []
+    for inputs in _variants(row):
+        with contextlib.suppress(RuntimeError):
+            results.append(_call(model, inputs))
+            taken.append(inputs)
+    return taken, results
 
 
 def _call(call: Callable[..., Any], inputs: Inputs) -> Any:
@@ -169,15 +184,15 @@ def _find_difference(expected: Any, got: Any) -> str | None:
 def capture(row: Architecture, side: str) -> Outcome:
     """Capture a model, call it, and compare."""
     twin, model = row.build(), row.build()
-    variants = list(_variants(row))
     for each in (twin, model):
-        _call(each, variants[0])
+        _call(each, row.inputs())
+    state = copy.deepcopy(model.state_dict())
+    variants, wanted = _run_twin(row, twin)
     seconds = None
     try:
         captured, seconds = _time_capture(model, side, variants[0])
-        model.load_state_dict(twin.state_dict())  # a capture may have counted calls
-        for number, inputs in enumerate(variants, 1):
-            expected = _call(twin, inputs)
+        model.load_state_dict(state)  # a capture may have counted calls
+        for number, (inputs, expected) in enumerate(zip(variants, wanted, strict=True), 1):
             start = time.perf_counter()
             result = _call(captured, inputs)
             if number == 1 and side in CAPTURE_WHEN_CALLED:
@@ -380,6 +395,14 @@ def print_totals(outcomes: list[Outcome]) -> None:
         print(f"{side:16} {_share(counts):>18}   {dict(counts)}")
 
 
+def _join(before: list[dict[str, Any]], now: list[Outcome]) -> list[Outcome]:
+    """The outcomes of a run, and of an earlier one those of other models."""
+    again = {outcome.model for outcome in now}
+    kept = [Outcome(**row) for row in before if row["model"] not in again]
+    order = list(MODELS)
+    return sorted([*kept, *now], key=lambda outcome: order.index(outcome.model))
+
+
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -392,6 +415,8 @@ def main() -> None:
     FORKS.set_forkserver_preload(IMPORTED)
     with contextlib.suppress(KeyboardInterrupt):
         outcomes = examine_all(options.only or list(MODELS), options.jobs, options.limit)
+        if options.only and options.json and options.json.exists():
+            outcomes = _join(json.loads(options.json.read_text()), outcomes)
         print_totals(outcomes)
         if options.markdown:
             options.markdown.write_text(render_markdown(outcomes))

@@ -6,6 +6,7 @@ costs one trace; taking it back costs none, for the retired entry comes back.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import types
@@ -62,7 +63,8 @@ class Twins:
             if name in SETTLES:
                 self.model(**self.inputs())
             if hooks and hasattr(self.model, "config"):
-                self.model(**self.inputs(), output_hidden_states=True)
+                with contextlib.suppress(TypeError):  # some don't take this
+                    self.model(**self.inputs(), output_hidden_states=True)
         self.plain: Any = copy.deepcopy(self.model)
         self.compiled: Any = tripwire.compile(self.model, backend="eager", fullgraph=self.is_whole)
 
@@ -141,7 +143,7 @@ class Change:
                 self(trial)
                 try:
                     after = trial(**twins.inputs())
-                except (AttributeError, RuntimeError):  # a model that can't take this write
+                except (AttributeError, RuntimeError, TypeError):  # it can't take this write
                     continue
                 if type(after) is not type(before) or not are_equal(before, after):
                     return True

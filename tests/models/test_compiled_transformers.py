@@ -107,8 +107,9 @@ def test_a_first_call_that_installs_hooks_is_compiled_from_the_second_on() -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_writes_are_seen_and_so_is_their_undoing(name: str) -> None:
     found = check_writes(name, WRITES)
-    assert "a parameter replaced" in found
-    assert "an adapter" in found
+    assert found
+    if name != "encodec":  # which has no linear layers
+        assert found >= {"a parameter replaced", "an adapter"}
 
 
 @pytest.mark.parametrize("name", SPREAD)
