@@ -7,6 +7,8 @@ same branches, and the test says how many models that leaves.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
@@ -22,7 +24,11 @@ pytestmark = [
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 # The experts that get tokens are chosen by the tokens, in Python.
-BRANCHES_DIFFER = {"switch-transformers"}
+BRANCHES_DIFFER = {"switch-transformers", "jetmoe"}
+# What the last call found is kept for the next one.
+KEEPS_STATE = {"recurrent-gemma", "qwen2-vl", "qwen2.5-vl"}
+# Layers are handed to a custom autograd function.
+REFUSED = {"reformer"}
 
 
 def test_the_list_is_long_enough_and_spread() -> None:
@@ -31,19 +37,26 @@ def test_the_list_is_long_enough_and_spread() -> None:
     assert families >= {"text", "vision", "audio", "encoder-decoder", "moe"}
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+def _seeded(call: Any, inputs: dict[str, torch.Tensor]) -> Any:
+    torch.manual_seed(0)  # some draw in eval mode, too
+    return call(**inputs)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in REFUSED])
 def test_model_traces_whole(name: str) -> None:
     architecture = BY_NAME[name]
     model = architecture.build()
     with torch.no_grad():
-        expected = model(**architecture.inputs())
+        expected = _seeded(model, architecture.inputs())
+        torch.manual_seed(0)
         trace = quiet_trace(model, **architecture.inputs())
         trace.check()
         check_same(expected, trace.result)
-        check_same(expected, trace(**architecture.inputs()))
+        check_same(expected, _seeded(trace, architecture.inputs()))
         if name not in BRANCHES_DIFFER:
-            check_same(model(**architecture.inputs(seed=1)), trace(**architecture.inputs(seed=1)))
-    assert not trace.effects
+            others = architecture.inputs(seed=1)
+            check_same(_seeded(model, others), _seeded(trace, others))
+    assert not trace.effects or name in KEEPS_STATE
     assert {str(i.source).partition("]")[0] for i in trace.inputs} >= {"L['self'"}
 
 
