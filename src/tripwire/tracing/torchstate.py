@@ -179,9 +179,11 @@ def restoring_contexts() -> Iterator[None]:
 
 def _leave_inference_modes(trace: TracebackType | None) -> None:
     """Leave what the generated code entered; the exception would keep it entered while it lives."""
-    if trace is None:
-        return
-    _leave_inference_modes(trace.tb_next)
-    for value in trace.tb_frame.f_locals.values():
-        if isinstance(value, torch._C._InferenceMode):
-            value.__exit__(None, None, None)
+    frames = []
+    while trace is not None:  # a stack that is full has a thousand of them
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if isinstance(value, torch._C._InferenceMode):
+                value.__exit__(None, None, None)

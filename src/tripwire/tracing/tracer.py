@@ -290,12 +290,8 @@ class _Session:
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             CURRENT.tracing = True
-            self.state.observer = observing(self, watch_calls=self.complete)
-            with (
-                hooks.installed(self),
-                self.state.observer,
-                recording(self.state) as self.recorder,
-            ):
+            observer = self.state.observer = observing(self, watch_calls=self.complete)
+            with hooks.installed(self), observer, recording(self.state) as self.recorder:
                 result = _run_user(fn, args, kwargs)
             CURRENT.tracing = False
         except BaseException:

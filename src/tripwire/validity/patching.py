@@ -55,23 +55,23 @@ class Observer(Protocol):
 # --- one patch -----------------------------------------------------------------------------------
 
 
-def install(patch: Patch) -> Callable[[], None]:
-    """Apply a patch; the undo leaves alone what somebody else put in its place."""
+def install(patch: Patch, steps: list[Callable[[], None]]) -> None:
+    """Apply a patch; `steps` gets its undo, before anything is changed.
+
+    The undo leaves alone what somebody else put in its place.
+    """
     undo: list[Callable[[], None]] = []
-    try:
-        patch.apply(undo)
-        ours = vars(patch.owner)[patch.name]
-    except BaseException:
-        for step in undo:
-            step()
-        raise
+    ours: object = None
 
     def put_back() -> None:
-        if undo and vars(patch.owner).get(patch.name, _ABSENT) is ours:
+        found = vars(patch.owner).get(patch.name, _ABSENT)
+        if undo and (ours is None or found is ours):
             undo[0]()
         undo.clear()
 
-    return put_back
+    steps.append(put_back)
+    patch.apply(undo)
+    ours = vars(patch.owner)[patch.name]
 
 
 # What a patched method replaced: the class's own, or _ABSENT.
@@ -176,20 +176,7 @@ def ensure_patched(cls: type) -> Callable[[], None]:
             f"{cls.__qualname__} can't be patched: it is built in, or its metaclass decides what "
             "is set on it. Watch its objects and compare with Watch.check()."
         )
-    with _lock:
-        found = _classes.get(cls)
-        if found is None:
-            found = _Patched()
-            try:
-                _classes[cls] = found
-                for name in _NAMES:
-                    found.undo.append(install(Patch(cls, name, _wrap_method(cls, name))))
-            except BaseException:
-                _undo(found)
-                _forget(cls)
-                raise
-        user = object()
-        found.users.add(user)
+    user = object()
     pending = [(cls, user)]
 
     def let_go() -> None:
@@ -198,11 +185,18 @@ def ensure_patched(cls: type) -> Callable[[], None]:
         _settle()
 
     try:
+        with _lock:
+            found = _classes.get(cls)
+            if found is None:
+                _classes[cls] = found = _Patched()
+            found.users.add(user)
+            for name in _NAMES[len(found.undo) :]:
+                install(Patch(cls, name, _wrap_method(cls, name)), found.undo)
         _settle()
+        return let_go
     except BaseException:
         let_go()
         raise
-    return let_go
 
 
 def _settle() -> None:
@@ -279,9 +273,10 @@ class Subscription:
     def __init__(self, obj: object, observer: Observer) -> None:
         self._observer = observer
         self._class: type | None = type(obj)  # None when it is over
-        self._let_go: Callable[[], None] | None = ensure_patched(type(obj))
+        self._let_go: Callable[[], None] | None = None
         self._finalizer: weakref.finalize[..., object] | None = None
         try:
+            self._let_go = ensure_patched(type(obj))
             with _lock:
                 _set_observers(obj, (*find_observers(obj), observer))
             if can_refer(obj):
