@@ -118,7 +118,8 @@ class Tagging:
         with _lock:
             if not _installs:
                 try:
-                    _undo.extend(map(install, _PATCHES))
+                    for patch in _PATCHES:
+                        install(patch, _undo)
                 except BaseException:
                     _uninstall()
                     raise
@@ -145,4 +146,5 @@ class Tagging:
 
 def _uninstall() -> None:
     while _undo:
-        _undo.pop()()
+        _undo[-1]()  # may run twice if interrupted, and may not be lost
+        _undo.pop()
