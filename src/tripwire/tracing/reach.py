@@ -54,6 +54,7 @@ from tripwire.tracing.holders import (
     LibraryNames,
     Names,
     Table,
+    unhooked,
 )
 from tripwire.tracing.names import find_global_names
 from tripwire.tracing.purity import find_impurity
@@ -211,8 +212,9 @@ class Reach:
                 self._walk_loaded_modules(uses, name, Global(module, name))
             self.walk(namespace[name], Global(module, name), True)
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
-            if not _is_of_python(vars(builtins)[name]):
-                self.walk(vars(builtins)[name], Global("builtins", name), True)
+            found = unhooked(vars(builtins)[name])
+            if not _is_of_python(found):
+                self.walk(found, Global("builtins", name), True)
         self.walk_names(names)
 
     def _judge(self, name: str, value: object) -> None:

@@ -414,7 +414,12 @@ class _Planner:
             if by_state is not None:
                 fetched.append(self._carried_variables[str(by_state.source)])
             elif not any(is_anchored for _, is_anchored in sources):
-                assert tensor is not None
+                if id(tensor) not in writer.tensors:
+                    raise Refused(
+                        "hidden-state",
+                        f"{sources[0][0]} is a tensor that an argument doesn't hold itself: its "
+                        "class does. Pass the tensor, or put it on the object.",
+                    )
                 fetched.append(writer.tensors[id(tensor)])
             elif id(tensor) in writer.tensors:
                 kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]

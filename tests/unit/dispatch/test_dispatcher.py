@@ -681,3 +681,34 @@ def test_the_source_of_a_dropped_graph_is_forgotten() -> None:
 
 def generated_sources():
     return [name for name in linecache.cache if "eval_with_key" in name]
+
+
+class _Holder:
+    pass
+
+
+def test_a_tensor_on_the_class_of_an_argument_is_refused() -> None:
+    def call(x, holder):
+        return x * holder.weight
+
+    _Holder.weight = torch.ones(2)
+    try:
+        with pytest.raises(tripwire.CannotTrace, match="its class does"):
+            tripwire.compile(call, fullgraph=True)(torch.ones(2), _Holder())
+    finally:
+        del _Holder.weight
+
+
+def test_looking_by_name_reads_pythons_own_functions() -> None:
+    """Hooks are in their place while a run is observed."""
+
+    def call(x, holder):
+        setattr(holder, "value", x * 2)  # noqa: B010
+        return getattr(holder, "value") + len(dir(holder)) * 0  # noqa: B009
+
+    compiled = tripwire.compile(call)
+    holder = _Holder()
+    holder.value = torch.ones(2)
+    for _ in range(4):
+        assert compiled(torch.ones(2), holder).tolist() == [2.0, 2.0]
+    assert compiled.statistics().causes == ()
