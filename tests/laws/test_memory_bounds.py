@@ -62,19 +62,19 @@ def cycle_module() -> None:
         compiled(X)
 
 
+@pytest.mark.parametrize("times", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("modules", [False, True], ids=["functions", "modules"])
-def test_a_thousand_cycles_of_compiling_retiring_and_dropping_leave_nothing(modules) -> None:
+def test_cycles_of_compiling_retiring_and_dropping_leave_nothing(modules, times) -> None:
     world = SimpleNamespace(scale=0.0)
-    times = 300 if modules else 1000
     one = cycle_module if modules else lambda: cycle(world)
-    for _ in range(100):
+    for _ in range(30):
         one()
     before, objects, resident = count_alive(), len(gc.get_objects()), resident_megabytes()
     subclasses = len(nn.Module.__subclasses__()) + len(Net.__subclasses__())
     for _ in range(times):
         one()
     assert count_alive() == before
-    assert len(gc.get_objects()) - objects < times // 4
+    assert len(gc.get_objects()) - objects < times  # some caches hold weak references
     assert len(nn.Module.__subclasses__()) + len(Net.__subclasses__()) == subclasses
     assert resident_megabytes() - resident < 16  # the allocator's own ups and downs
 
@@ -265,8 +265,8 @@ def check_many(count: int) -> None:
     assert all(tripwire.statistics(compiled).retired == 1 for compiled in many)
 
 
-def test_a_thousand_entries_on_one_dict_are_retired_by_one_write() -> None:
-    check_many(1000)
+def test_hundreds_of_entries_on_one_dict_are_retired_by_one_write() -> None:
+    check_many(300)
 
 
 @pytest.mark.slow
