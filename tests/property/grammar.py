@@ -398,7 +398,7 @@ def _fits(place: Place, form: str) -> bool:
 
 def _weight(place: Place) -> int:
     """Places that stand for a whole row of the channel table come more often."""
-    return 4 if place.name == "argument" else 2 if place.scope else 1
+    return 4 if place.name == "argument" else 2 if place.scope or place.name == "slot" else 1
 
 
 _PLACES = {form: [p for p in PLACES if _fits(p, form) for _ in range(_weight(p))] for form in FORMS}
@@ -413,7 +413,10 @@ def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
     slots = []
     for number in range(n_slots):
         place = draw(st.sampled_from(_PLACES[form]))
-        slots.append(Slot(number, place, draw(st.sampled_from(_CONTENTS[place.name]))))
+        content = draw(st.sampled_from(_CONTENTS[place.name]))
+        if slots and not place.only and draw(st.integers(0, 2)) == 2:
+            content = slots[0].content
+        slots.append(Slot(number, place, content))
     return Program(form, slots, [draw(st.sampled_from(TRAITS)) for _ in range(n_traits)])
 
 
@@ -425,7 +428,16 @@ def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: in
 
 def _write_use(draw: st.DrawFn, program: Program, slots: list[Slot]) -> str:
     """A statement about one of the program's subjects."""
-    return _write_use_of(draw, draw(st.sampled_from([*slots, *program.traits])))
+    subject = draw(st.sampled_from([*slots, *program.traits]))
+    twins = [slot for slot in slots if slot is not subject and _are_alike(slot, subject)]
+    if twins and twins[0].content.changes and draw(st.booleans()):
+        return f"if {subject.fill('%r')} is {twins[0].fill('%r')}:\n    t = t * 5"
+    return _write_use_of(draw, subject)
+
+
+def _are_alike(slot: Slot, subject: Slot | Trait) -> bool:
+    """Whether two slots can hold one object."""
+    return isinstance(subject, Slot) and slot.content is subject.content
 
 
 def _write_use_of(draw: st.DrawFn, subject: Slot | Trait) -> str:
@@ -444,6 +456,9 @@ def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth
             _add(program, _DOUBLE)
         return text
     if kind == 6:
+        own = [slot.fill(text) for slot in slots for text in slot.content.effects]
+        if own and draw(st.booleans()):
+            return draw(st.sampled_from(own))
         effect = draw(st.sampled_from(EFFECTS))
         _add(program, effect.setup)
         program.sites += effect.sites
@@ -592,7 +607,7 @@ def _draw_steps(
                 others = [context for context in around if context != call.around]
                 call = replace(call, around=draw(st.sampled_from(others)))
             case "slot":
-                steps += _draw_write(draw, draw(st.sampled_from(slots)), values, call)
+                steps += _draw_write(draw, slots, values, call)
             case "site":
                 steps.append(Do(draw(st.sampled_from(sites))))
             case _:
@@ -614,8 +629,11 @@ def _draw_forms(draw: st.DrawFn, program: Program, slots: list[Slot]) -> list[st
     return [_draw_arguments(draw, vector, slots) for vector in vectors]
 
 
-def _draw_write(draw: st.DrawFn, slot: Slot, values: dict[int, str], call: Call) -> list[Step]:
+def _draw_write(
+    draw: st.DrawFn, slots: list[Slot], values: dict[int, str], call: Call
+) -> list[Step]:
     """A write to a slot; what was deleted comes back after a call."""
+    slot = draw(st.sampled_from(slots))
     place, content = slot.place, slot.content
     options = [(text, "write") for text in place.writes]
     options += [(text, "change") for text in content.changes]
@@ -625,7 +643,9 @@ def _draw_write(draw: st.DrawFn, slot: Slot, values: dict[int, str], call: Call)
         return []
     text, kind = draw(st.sampled_from(options))
     if kind == "write":
-        return [Do(slot.fill(text, draw(st.sampled_from(content.values))))]
+        others = [other for other in slots if other is not slot and _are_alike(other, slot)]
+        found = [other.fill("%o") for other in others]  # one object in two places
+        return [Do(slot.fill(text, draw(st.sampled_from([*content.values, *found]))))]
     steps: list[Step] = [Do(slot.fill(text))]
     if kind == "delete":
         steps.append(replace(call, times=2))

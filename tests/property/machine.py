@@ -19,12 +19,13 @@ import hypothesis
 from grammar import scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
-from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.internal.conjecture import engine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from twins import Difference, Figures, Scenario, check_twins
 
 BATCH = 200  # scenarios drawn from one seed: hypothesis remembers all of a batch
+SHRINKING = 60  # seconds at most
 STEPS = 6  # of a scenario, about
 
 
@@ -102,7 +103,10 @@ def _run_batch(
 
     try:
         # Half of all programs would be another one's again, with one part changed.
-        with patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None):
+        with (
+            patch.object(engine.ConjectureRunner, "generate_mutations_from", lambda *_: None),
+            patch.object(engine, "MAX_SHRINKING_SECONDS", SHRINKING),
+        ):
             play()
     except (Difference, FlakyFailure):
         scenario, reason = broken[-1]  # hypothesis plays the smallest last

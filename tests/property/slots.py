@@ -38,6 +38,7 @@ class Content:
     values: tuple[str, ...]
     uses: tuple[str, ...]  # statements that make another `t` of `t`
     changes: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()  # statements that write to it
 
 
 @dataclass(frozen=True)
@@ -493,7 +494,7 @@ CONTENTS = (
             "t = t * {'sin': 2.0}.get(%r, 3.0)",
             "if %r == 'sin':\n    t = t + 1",
             "t = t + len(%r)",
-            "match %r:\n    case 'sin': t = t + 2\n    case 'cos': t = t - 2\n    case _: t = t * 2",  # noqa: E501
+            "match %r:\n    case 'sin': t = t + 2\n    case _: t = t * 2",
             "t = t + ord(%r[0])",
             "if %r in ('sin', 'cos'):\n    t = t * 2",
         ),
@@ -538,6 +539,35 @@ CONTENTS = (
             "%o.insert(0, 1.5)",
             "%o[:] = [5.0]",
         ),
+        ("%r.append(1.0)", "%r[:] = [2.0, float(t.dim())]", "%r[-1:] = [7.0]"),
+    ),
+    Content(
+        "tensors",
+        (
+            "[torch.ones(4), torch.full((4,), 2.0)]",
+            "[torch.ones(4)] * 2",
+            "[torch.ones(4).requires_grad_()]",
+            "[torch.arange(4.0), torch.ones(4, dtype=torch.float64)]",
+        ),
+        (
+            "for v in %r:\n    t = t + v",
+            "t = t * torch.stack([v.float() for v in %r]).sum(0)",
+            "t = t + %r[0] * len(%r)",
+            "t = t * (2 if %r[0] is %r[-1] else 3)",
+            "if %r[0].sum() > 4:\n    t = t + 1",
+            "if any(v.requires_grad for v in %r):\n    t = t * 2",
+        ),
+        (
+            "%o[0] = torch.full((4,), 3.0)",
+            "%o.append(torch.ones(4))",
+            "%o.reverse()",
+            "%o[0].data.fill_(3.0)",
+            "%o[0] = %o[-1]",
+            "%o[0].data = %o[0].data.double()",
+            "%o[0].requires_grad_(not %o[0].requires_grad)",
+            "%o.pop()",
+        ),
+        ("%r[0] = t.detach().clone()", "%r.append(x)", "%r[0].detach().add_(1)"),
     ),
     Content(
         "dict",
@@ -565,6 +595,7 @@ CONTENTS = (
             "%o.setdefault('c', 2.0)",
             "%o.update(b=7.0)",
         ),
+        ("%r['last'] = t.detach()", "%r['n'] = len(%r)", "%r.pop('b', None)", "%r.update(a=2.0)"),
     ),
     Content(
         "set",
@@ -576,6 +607,7 @@ CONTENTS = (
             "for v in sorted(%r):\n    t = t + v",
         ),
         ("%o.add(3)", "%o.discard(1)", "%o.clear()", "%o.add(1.5)", "%o.update({4, 5})"),
+        ("%r.add(x.dim())", "%r.discard(2)"),
     ),
     Content(
         "tensor",
@@ -615,6 +647,7 @@ CONTENTS = (
             "%o.data = torch.arange(8.0)[::2]",
             "%o.unsqueeze_(0)",
         ),
+        ("%r.detach().add_(1)", "with torch.no_grad():\n    %r.mul_(2)", "%r.data[0] = 5.0"),
     ),
     Content(
         "form",  # of a tensor that nothing is computed with
@@ -625,13 +658,9 @@ CONTENTS = (
             "torch.ones(4, dtype=torch.float64)",
         ),
         (
-            "if %r.requires_grad:\n    t = t * 2",
-            "if %r.dtype == torch.float64:\n    t = t + 1",
-            "t = t * %r.shape[0]",
-            "t = t + %r.dim()",
-            "t = t * (2 if %r.is_leaf else 3)",
-            "t = t * %r.stride(0)",
-            "t = t + len(%r)",
+            "t = t * (1 + %r.dim() + 3 * %r.requires_grad + 5 * (%r.dtype == torch.float64))",
+            "t = t * (len(%r) + (7 if %r.is_leaf else 0))",
+            "t = t + sum(%r.shape) * sum(%r.stride()) * (2 if %r.requires_grad else 1)",
         ),
         (
             "%o.requires_grad_(not %o.requires_grad)",
@@ -682,6 +711,13 @@ CONTENTS = (
             "Special.__call__ = lambda self, t: t * 4",
             "Box.__getattr__ = lambda self, name: 7.0",
             "Special.__bases__ = (type('Mid', (Box,), {'twice': 9.0, '__len__': lambda s: 9}),)",
+        ),
+        (
+            "%r.last = t.detach()",
+            "%r.value = 4.0",
+            "%r.calls = getattr(%r, 'calls', 0) + 1",
+            "%r.items.append(1.0)",
+            "type(%r).bonus = 2.5",
         ),
     ),
     Content(

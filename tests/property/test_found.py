@@ -1,7 +1,7 @@
 """What the law machine found, shrunk: each was a wrong result, or an object kept alive."""
 
 import pytest
-from twins import Call, Do, check_twins
+from twins import Call, Do, Figures, check_twins
 
 CALL = Call("new(4), new(4)", times=3)
 FOUND = {
@@ -38,6 +38,14 @@ FOUND = {
         "call = Net()",
         ["call.requires_grad_(False)", "call.inner.weight.requires_grad = True"],
     ),
+    "tensor below a cached property": (
+        "class Config:\n"
+        "    @functools.cached_property\n"
+        "    def scale(self): return self.held\n"
+        "o = Config()\no.held = torch.ones(4)\n"
+        "def call(x, y): return x * 2 if o.scale.requires_grad else x",
+        ["o.scale.requires_grad_()", "o.scale.requires_grad_(False)"],
+    ),
     "list that somebody put into builtins": (
         "builtins.law = [2.0]\nmodes.callback(vars(builtins).pop, 'law')\n"
         "def call(x, y): return x * sum(law)",
@@ -52,7 +60,40 @@ FOUND = {
 }
 
 
+OF_ARGUMENTS = {
+    "list of an argument's class": (
+        "class Config: scales = [2.0, 3.0]\no = Config()\n"
+        "def call(x, y, o): return x * sum(o.scales)",
+        ["Config.scales.append(4.0)", "o.scales = [1.0]", "del o.scales"],
+    ),
+    "tensors of an argument's class": (
+        "class Config: scales = [torch.ones(4), torch.ones(4)]\no = Config()\n"
+        "def call(x, y, o): return x * o.scales[0] + o.scales[1]",
+        ["Config.scales[0] = torch.zeros(4)", "Config.scales = [torch.ones(4)] * 2"],
+    ),
+}
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_twins_agree_about(name) -> None:
     program, writes = FOUND[name]
     check_twins(program, [CALL, *[step for text in writes for step in (Do(text), CALL)]])
+
+
+@pytest.mark.parametrize("name", OF_ARGUMENTS)
+def test_twins_agree_about_the(name) -> None:
+    program, writes = OF_ARGUMENTS[name]
+    call = Call("new(4), new(4), o", times=3)
+    check_twins(program, [call, *[step for text in writes for step in (Do(text), call)]])
+
+
+def test_a_tensor_that_hides_a_class_attribute_is_compiled() -> None:
+    figures = Figures()
+    program = (
+        "class Config: mask = None\no = Config()\no.mask = torch.ones(4)\n"
+        "def call(x, y): return x if o.mask is None else x * o.mask\n"
+    )
+    check_twins(
+        program, [CALL, Do("o.mask = torch.zeros(4)"), CALL, Do("del o.mask"), CALL], figures
+    )
+    assert figures.hits == 6

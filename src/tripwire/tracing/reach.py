@@ -17,6 +17,7 @@ import array
 import builtins
 import functools
 import gc
+import inspect
 import itertools
 import logging
 import operator
@@ -193,7 +194,10 @@ class Reach:
             if not anchored:
                 self.fresh[id(item)] = path
             below = anchored or isinstance(item, PINNED)
-            queue.extend((v, p, below) for v, p in self._children(item, path, below))
+            queue.extend(
+                (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
+                for v, p in self._children(item, path, below)
+            )
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
@@ -450,8 +454,8 @@ class Reach:
             remember(module, kind, path, anchored)
             position = itertools.count()
             for name, value in table.items():
-                if _is_shadowed(module, name, value):
-                    continue
+                if issubclass(type(value), torch.Tensor) and hasattr(type(module), name):
+                    continue  # a table is asked last, so the class's attribute is found
                 if indexed and name == str(next(position)):
                     yield value, Item(path, int(name))
                 elif keyed:
@@ -669,7 +673,10 @@ def _ignore(tensor: torch.Tensor, source: Source, anchored: bool) -> None:
 
 def _is_shadowed(item: object, name: str, value: object) -> bool:
     """Whether `getattr` would find something else: a property of the class, say."""
-    return issubclass(type(value), torch.Tensor) and hasattr(type(item), name)
+    if not issubclass(type(value), torch.Tensor):
+        return False
+    of_class = inspect.getattr_static(type(item), name, None)
+    return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
 
 
 _COMPILED = "tripwire.dispatch.compiled"
