@@ -419,7 +419,8 @@ def record(
     if not rule.writes and args and value is args[0]:
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, deciders, names if isinstance(names, tuple) else ())
-    if state.quiet and rule.target is GETATTR and isinstance(value, torch.Tensor):
+    is_attribute = rule.target is GETATTR and rule.name not in _ALWAYS_THERE
+    if state.quiet and is_attribute and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
         seen = str(describe(value))
         add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
@@ -438,6 +439,9 @@ def record(
             add_branch(state, rule.name, take, *nodes, count, where, instead=instead)
     return node
 
+
+# Attributes that are made of the tensor itself.
+_ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 
 _WRITES_AND_RETURNS = (
     "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "

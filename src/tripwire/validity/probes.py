@@ -387,6 +387,9 @@ def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
 
 def _is_random(node: fx.Node) -> bool:
     if _name_of(node) in _DROPOUTS:
+        share = node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
+        if type(share) in (int, float) and share == 0:
+            return False
         return not (len(node.args) > 2 and node.args[2] is False) and (
             node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
         )

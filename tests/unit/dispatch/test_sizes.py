@@ -246,3 +246,19 @@ def test_what_draws_unseen_is_not_drawn_twice_where_python_takes_its_value(draw:
         expected = f(X), torch.rand(1)
         torch.manual_seed(seed)
         check_same(expected, (compiled(X), torch.rand(1)))
+
+
+def test_dropout_of_nothing_draws_nothing() -> None:
+    def f(x):
+        y = torch.nn.functional.dropout(x, 0.0, True)
+        return y * 2 if y.sum() > 0 else y
+
+    play(f, [(X,), (X + 1,), (-X - 1,)], traces=2)
+
+
+@pytest.mark.parametrize("name", ["real", "T", "mT", "data"])
+def test_an_attribute_that_is_always_there_needs_no_probe(name: str) -> None:
+    def f(x):
+        return getattr(deeply(x), name) * 2
+
+    play(f, [(X.view(2, 3),), (X.view(2, 3) + 1,)], traces=1)
