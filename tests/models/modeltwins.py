@@ -36,7 +36,11 @@ REFUSED: dict[str, tuple[str, str]] = {
 # Every layer draws a number and compares it in Python, while training.
 DROPS_LAYERS = frozenset(
     {"opt", "bart", "marian", "pegasus", "whisper", "wav2vec2", "hubert", "wavlm"}
+    | {"xglm", "mbart", "m2m-100", "blenderbot", "led", "speech-to-text", "blip-2"}
+    | {"wav2vec2-masked", "unispeech-sat", "sew", "data2vec-audio"}
 )
+# While training, Python asks deep inside whether values are finite.
+ASKS_DEEPLY = frozenset({"ibert", "detr", "conditional-detr", "deformable-detr"})
 # The first call leaves something behind: hooks, tables of positions, weights in another scale.
 SETTLES = frozenset(
     {"llava", "funnel", "rwkv", "recurrent-gemma", "qwen2-vl", "qwen2.5-vl", "clipseg"}
@@ -360,7 +364,8 @@ def check_in_place(name: str) -> None:
 
 def check_modes(name: str) -> None:
     """Training and evaluation have an entry each."""
-    whole = name not in DROPS_LAYERS and name not in REFUSED and name != "rwkv"  # which rescales
+    refused = DROPS_LAYERS | ASKS_DEEPLY | REFUSED.keys() | {"rwkv"}  # which rescales its weights
+    whole = name not in refused
     twins = Twins(name, silence, whole=whole)
     twins.check()
     for mode in (True, True, False, False):
@@ -398,18 +403,21 @@ def check_gradients(name: str) -> None:
 # --- training ---
 
 
+_RANDOM = ("drop", "jitter", "mask_time_prob", "mask_feature_prob")
+
+
 def silence(model: Any) -> None:
     """Take all that is random out of training."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if type(value) is float and ("drop" in name or "jitter" in name):
+            if type(value) is float and any(word in name for word in _RANDOM):
                 setattr(module, name, 0.0)
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     for config in {id(config): config for config in configs}.values():
         for name, value in list(vars(config).items()):
-            if type(value) is float and ("drop" in name or "jitter" in name):
+            if type(value) is float and any(word in name for word in _RANDOM):
                 setattr(config, name, 0.0)
         if hasattr(config, "apply_spec_augment"):
             config.apply_spec_augment = False
