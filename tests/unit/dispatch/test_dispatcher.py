@@ -687,14 +687,15 @@ class _Holder:
     pass
 
 
-def test_a_tensor_on_the_class_of_an_argument_is_refused() -> None:
+def test_a_tensor_on_the_class_of_an_argument_is_state() -> None:
     def call(x, holder):
         return x * holder.weight
 
-    _Holder.weight = torch.ones(2)
+    compiled = tripwire.compile(call, fullgraph=True)
     try:
-        with pytest.raises(tripwire.CannotTrace, match="its class does"):
-            tripwire.compile(call, fullgraph=True)(torch.ones(2), _Holder())
+        for value in (2.0, 2.0, 3.0):
+            _Holder.weight = torch.full((2,), value)
+            assert compiled(torch.ones(2), _Holder()).tolist() == [value, value]
     finally:
         del _Holder.weight
 
