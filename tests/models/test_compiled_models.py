@@ -33,7 +33,9 @@ pytestmark = [
 ]
 
 OWN = [row.name for row in HANDMADE]
-FEW = ["qwen3", "bert", "t5", "mixtral", "mamba", "vit"]
+# An activation that its first run makes is taken for an effect, and refused.
+MAMBA = pytest.param("mamba", marks=pytest.mark.xfail(reason="refused: unbuildable-result"))
+FEW = ["qwen3", "bert", "t5", "mixtral", MAMBA, "vit"]
 
 
 @pytest.mark.parametrize("name", [*OWN, *FEW])
@@ -52,7 +54,7 @@ def test_parameters_changed_in_place_cost_no_trace(name: str) -> None:
     check_in_place(name)
 
 
-@pytest.mark.parametrize("name", [*OWN, "t5", "mamba"])
+@pytest.mark.parametrize("name", [*OWN, "t5", MAMBA])
 def test_training_mode_has_an_entry_of_its_own(name: str) -> None:
     check_modes(name)
 

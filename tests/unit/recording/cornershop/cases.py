@@ -88,8 +88,8 @@ def in_place(x):
 
 def runtime_error():
     compiled = tripwire.compile(in_place, backend=failing_runtime)
-    compiled(ones())
-    compiled(ones())
+    compiled(torch.ones(1 << 17))  # too large to be undone
+    compiled(torch.ones(1 << 17))  # too large to be undone
 
 
 # --- errors inside tripwire ---
