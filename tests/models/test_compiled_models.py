@@ -33,9 +33,7 @@ pytestmark = [
 ]
 
 OWN = [row.name for row in HANDMADE]
-# An activation that its first run makes is taken for an effect, and refused.
-MAMBA = pytest.param("mamba", marks=pytest.mark.xfail(reason="refused: unbuildable-result"))
-FEW = ["qwen3", "bert", "t5", "mixtral", MAMBA, "vit"]
+FEW = ["qwen3", "bert", "t5", "mixtral", "mamba", "vit"]
 
 
 @pytest.mark.parametrize("name", [*OWN, *FEW])
@@ -54,7 +52,7 @@ def test_parameters_changed_in_place_cost_no_trace(name: str) -> None:
     check_in_place(name)
 
 
-@pytest.mark.parametrize("name", [*OWN, "t5", MAMBA])
+@pytest.mark.parametrize("name", [*OWN, "t5", "mamba"])
 def test_training_mode_has_an_entry_of_its_own(name: str) -> None:
     check_modes(name)
 

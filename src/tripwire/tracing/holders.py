@@ -47,6 +47,12 @@ class _Absent:
 ABSENT = _Absent()
 
 
+def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, in one go: another thread may write. Runs no code of a subclass."""
+    # `dict.copy` asks an OrderedDict, and whatever has an `__iter__` of its own, for each value.
+    return dict.copy(space) if type(space) is dict else dict(tuple(dict.items(space)))
+
+
 class Kind:
     """How one kind of thing holds values."""
 
@@ -87,7 +93,7 @@ class _DictKind(Kind):
         raise NotImplementedError
 
     def read(self, owner: Any) -> Held:
-        space = dict.copy(self.dict_of(owner))  # in one go: another thread may write
+        space = copy_dict(self.dict_of(owner))
         return tuple(space), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:
@@ -143,7 +149,7 @@ class Items(_DictKind):
         return space
 
     def read(self, owner: Any) -> Held:
-        space = dict.copy(owner)  # in one go: another thread may write
+        space = copy_dict(owner)
         if isinstance(owner, OrderedDict):  # its order is its own
             order = [key for key in tuple(OrderedDict.keys(owner)) if key in space]
             space = {key: space[key] for key in order}

@@ -23,6 +23,7 @@ from tripwire.tracing.holders import (
     Elements,
     Kind,
     Members,
+    copy_dict,
     unhooked,
 )
 from tripwire.tracing.reads import fingerprint
@@ -226,7 +227,7 @@ class DictWire:
         if wanted is not None and len(wanted) < len(self.space):
             found = [(key, dict.get(self.space, key, ABSENT)) for key in wanted]
             return {key: value for key, value in found if value is not ABSENT}
-        now = dict.copy(self.space)  # in one go: another thread may write
+        now = copy_dict(self.space)
         if wanted is None:
             return {k: v for k, v in now.items() if k not in ignored} if ignored else now
         return {k: v for k, v in now.items() if k in wanted}

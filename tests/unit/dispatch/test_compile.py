@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -421,3 +422,24 @@ def test_watch_and_the_trackers_can_be_imported() -> None:
     } <= set(validity.__all__)
     for name in validity.__all__:
         assert hasattr(validity, name)
+
+
+class Factory(OrderedDict):
+    """Makes what is asked for, like the table of activations in `transformers`."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+
+FACTORY = Factory(relu=torch.nn.ReLU, tanh=torch.nn.Tanh)
+
+
+def test_a_dict_that_makes_its_values_is_read_without_its_own_code(sentry) -> None:
+    def f(x):
+        return FACTORY["tanh"](FACTORY["relu"](x)) * len(FACTORY)
+
+    expected = torch.tanh(torch.relu(X)) * 2
+    compiled = tripwire.compile(f, backend="eager", fullgraph=True)
+    for _ in range(3):
+        check_same(expected, compiled(X))
+    assert compiled.statistics().hits == 2
