@@ -171,11 +171,9 @@ class Dispatcher(Counted):
                     entry.last_used = next(self._clock)
                     try:
                         return entry.run(fetched, state, args, kwargs)
-                    except RunAgain:
-                        break  # the plain call raises at its own line, after its own effects
-            else:
-                return self._miss(args, kwargs, probed or {})
-            return self._run_plainly(args, kwargs)
+                    except RunAgain as again:
+                        return self._run_again(args, kwargs, again.__cause__)
+            return self._miss(args, kwargs, probed or {})
         except Exception as error:
             if self.options.witness is not None and CURRENT.kept is None:
                 self.options.witness(self, args, kwargs, error)
@@ -186,6 +184,19 @@ class Dispatcher(Counted):
             with one_round():
                 return self._run_target(args, kwargs)
         return self._run_target(args, kwargs)
+
+    def _run_again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException | None
+    ) -> Any:
+        """The plain call raises at its own line, after its own effects. If not, that is told."""
+        result = self._run_plainly(args, kwargs)
+        reason = (
+            f"The code that {name_of(self.options.backend)} made of {self.name} raised "
+            f"{type(error).__name__}: {error}, where the plain call returns."
+        )
+        self._count_refusal(Refusal("backend-failed", reason))
+        self._warn_once("%s The plain call was made.", reason)
+        return result
 
     def _run_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if CURRENT.kept is not None:

@@ -145,6 +145,21 @@ def test_the_graph_runs_as_it_is_if_asked(caplog) -> None:
     assert refusal.slug == "backend-failed"
 
 
+def test_code_that_fails_where_plain_code_does_not_is_told(caplog) -> None:
+    def fails(module, inputs):
+        def run(*inputs):
+            raise RuntimeError("no such luck")
+
+        return run
+
+    compiled = tripwire.compile(lambda x: x * 2, backend=fails)
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert caplog.text.count("no such luck") == 1
+    (refusal,) = find_dispatcher(compiled).refusals
+    assert refusal.slug == "backend-failed"
+
+
 # --- warm starts -------------------------------------------------------------------------------
 
 WARM = """
