@@ -7,6 +7,7 @@ put a hook in place finds it again, and has seen what it would have seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import cProfile
 import importlib.util
 import linecache
@@ -15,6 +16,7 @@ import pstats
 import subprocess
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
@@ -266,11 +268,17 @@ def test_function_transforms(pair, transform, warm) -> None:
     check_calls(compiled, plain, X)
 
 
-# Dynamo looks into tripwire's own code, and may fail on it: loudly, and in Dynamo.
-_dynamo_fails = pytest.mark.xfail(raises=(Exception,), strict=False, reason="Dynamo fails inside")
+@contextlib.contextmanager
+def dynamo_may_fail():
+    """Dynamo looks into tripwire's code, and may fail on it. Wrong results pass through."""
+    try:
+        yield
+    except Exception as error:
+        if "torch/_dynamo/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise
+        pytest.xfail(f"Dynamo fails in its own code: {type(error).__name__}")
 
 
-@_dynamo_fails
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("warm", [False, True])
 def test_inside_torch_compile(pair, warm) -> None:
@@ -279,21 +287,22 @@ def test_inside_torch_compile(pair, warm) -> None:
         check_calls(compiled, plain, X)
     torch._dynamo.reset()
     outer = torch.compile(lambda x: compiled(x) * 2, backend="eager")
-    for scale in (2.0, 2.0, 3.0, 3.0):
-        compiled.scale = plain.scale = scale
-        check_same(plain(X) * 2, outer(X))
+    with dynamo_may_fail():
+        for scale in (2.0, 2.0, 3.0, 3.0):
+            compiled.scale = plain.scale = scale
+            check_same(plain(X) * 2, outer(X))
     check_calls(compiled, plain, X)
 
 
-@_dynamo_fails
 @pytest.mark.filterwarnings("ignore")
 def test_around_torch_compile(pair) -> None:
     _, plain = pair
     torch._dynamo.reset()
     inner = torch.compile(Net(), backend="eager")
     outer = tripwire.compile(lambda x: inner(x) * 2, backend="eager")
-    for _ in range(3):
-        check_same(plain(X) * 2, outer(X))
+    with dynamo_may_fail():
+        for _ in range(3):
+            check_same(plain(X) * 2, outer(X))
 
 
 @pytest.mark.filterwarnings("ignore")
