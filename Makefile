@@ -48,11 +48,11 @@ coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, to
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
 
 soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,000 steps of the law machine
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
 	$(BIN)/python tests/property/machine.py --steps 200000
 
 mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine must notice each
-	$(BIN)/python -m pytest tests/property/test_faults.py -m "slow or not slow" -rs
+	$(BIN)/python -m pytest tests/property/test_faults.py -m "slow or not slow" -o faulthandler_timeout=0 -rs
 
 screenshots: $(BUILT)  ## the report's pages as docs/report-*.png; needs chromium
 	TRIPWIRE_SCREENSHOTS=docs $(BIN)/python -m pytest tests/unit/report/test_browser.py

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import pdb
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,10 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
         return build(log)
     size = sum(path.stat().st_size for path in LogReader(log).files)
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    # No thread draws it: at the interpreter's exit none can be started.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("reading", total=size)
-        return build(log, lambda done: bar.update(task, completed=done))
+        return build(log, lambda done: bar.update(task, completed=done, refresh=True))
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -227,25 +229,37 @@ def run(
     arguments: tuple[str, ...],
 ) -> None:
     """Run a script with telemetry on, and leave a report."""
-    from tripwire.running import compiling_with_tripwire, logging_into, run_script
+    from tripwire.running import after_threads, compiling_with_tripwire, logging_into, run_script
 
     if not as_module and not Path(script).exists():
         raise _Trouble(f"{script}: there is no such file.")
     target = Path(folder or f"tripwire-run-{os.getpid()}").absolute()
-    process = os.getpid()
-    with logging_into(target), compiling_with_tripwire() if replaces else nullcontext():
+    process, before = os.getpid(), threading.enumerate()
+    with ExitStack() as stack:
+        stack.enter_context(logging_into(target))
+        if replaces:
+            stack.enter_context(compiling_with_tripwire())
         code = run_script(script, arguments, as_module)
-    if os.getpid() != process:  # a child that was forked: the report is its parent's
-        sys.exit(code)
-    page, trouble = (None, None) if no_report else _report_of(target, as_json)
+        running = stack.pop_all()
+
+    def finish() -> None:
+        running.close()
+        if os.getpid() == process:  # in a child that was forked, the report is its parent's
+            _tell_of(target, code, as_json, no_report)
+
+    after_threads(before, finish)
+    sys.exit(code)
+
+
+def _tell_of(folder: Path, code: int, as_json: bool, no_report: bool) -> None:
+    page, trouble = (None, None) if no_report else _report_of(folder, as_json)
     if as_json:
-        told = {"exit": code, "log": str(target), "report": page, "trouble": trouble}
+        told = {"exit": code, "log": str(folder), "report": page, "trouble": trouble}
         click.echo(msgspec.json.encode(told))
     elif trouble is not None:
         click.echo(f"tripwire: there is no report: {trouble}", err=True)
     else:
-        click.echo(f"tripwire: {page or target}", err=True)
-    sys.exit(code)
+        click.echo(f"tripwire: {page or folder}", err=True)
 
 
 def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import os
@@ -9,7 +10,7 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +78,7 @@ def _translate(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_script(target: str, arguments: tuple[str, ...], as_module: bool) -> int:
-    """Run a script or a module as Python itself would, to its threads' end; its exit code."""
+    """Run a script or a module as Python itself would; its exit code."""
     from tripwire.telemetry.log import emit
     from tripwire.telemetry.schema import Instant
 
@@ -85,14 +86,9 @@ def run_script(target: str, arguments: tuple[str, ...], as_module: bool) -> int:
     sys.argv = [target, *arguments]
     emit(Instant, name="begins")  # a log has the script's name, and is there in any case
     try:
-        code = _run(target, as_module)
-        _join_threads()
-    except KeyboardInterrupt as error:  # while threads were waited for
-        _tell(error)
-        return INTERRUPTED
+        return _run(target, as_module)
     finally:
         sys.argv, sys.path[0] = argv, path
-    return code
 
 
 def _run(target: str, as_module: bool) -> int:
@@ -115,15 +111,16 @@ def _run(target: str, as_module: bool) -> int:
     return 0
 
 
-def _join_threads() -> None:
-    """As the interpreter does at its end; they belong to the run."""
-    while True:
-        others = [t for t in threading.enumerate() if t is not threading.current_thread()]
-        waited = [t for t in others if not t.daemon and t is not threading.main_thread()]
-        if not waited:
-            return
-        for thread in waited:
-            thread.join()
+def after_threads(before: list[threading.Thread], finish: Callable[[], None]) -> None:
+    """Finish now, or at the interpreter's exit where the script left threads.
+
+    They belong to the run. The interpreter waits for them before its exit functions, and it alone
+    can tell the idle workers of a pool to end: joining those here would wait for ever.
+    """
+    if all(t.daemon or t in before for t in threading.enumerate()):
+        finish()
+    else:
+        atexit.register(finish)
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -167,13 +168,49 @@ def test_a_log_directory_stays_where_it_was_though_the_program_goes_elsewhere(
     assert len(list((tmp_path / "here").iterdir())) == 1
 
 
-def test_threads_of_the_script_belong_to_the_run(plain) -> None:
+def run_apart(folder, text):
+    """The command in a process of its own, which comes to its end."""
+    (folder / "apart.py").write_text(text)
+    command = [sys.executable, "-m", "tripwire", "run", "--dir", "log", "apart.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tripwire.__file__).parents[1])}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_threads_of_the_script_belong_to_the_run(tmp_path) -> None:
     text = (
         "import threading, time\n"
-        "def late():\n    time.sleep(0.2)\n    print('late')\n"
-        "threading.Thread(target=late).start()\nprint('main ends')"
+        "from tripwire.telemetry.log import emit\nfrom tripwire.telemetry.schema import Instant\n"
+        "def late():\n    time.sleep(0.2)\n    emit(Instant, name='late')\n    print('late')\n"
+        "threading.Thread(target=late).start()\nprint('main ends')\nraise SystemExit(3)"
     )
-    assert plain(text).stdout == "main ends\nlate\n"
+    done = run_apart(tmp_path, text)
+    assert (done.returncode, done.stdout) == (3, "main ends\nlate\n")
+    assert "report.html" in done.stderr
+    (log,) = (tmp_path / "log").glob("*.jsonl")
+    assert '"late"' in log.read_text()
+
+
+def test_idle_workers_of_a_pool_do_not_keep_the_run(tmp_path) -> None:
+    text = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(2)\nprint(pool.submit(lambda: 'done').result())"
+    )
+    done = run_apart(tmp_path, text)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "report.html" in done.stderr
+
+
+def test_threads_of_others_are_not_waited_for(plain) -> None:
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        assert "report.html" in plain("print('hello')").output
+    finally:
+        ends.set()
+        other.join()
 
 
 def test_a_log_that_the_script_removed_is_a_message_and_its_own_code(plain) -> None:
@@ -220,12 +257,7 @@ def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path) -> None:
         "f(torch.ones(2))\npid = os.fork()\nif pid == 0:\n    f(torch.ones(3))\n"
         "    sys.exit(5)\nprint('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    (tmp_path / "forks.py").write_text(text)
-    command = [sys.executable, "-m", "tripwire", "run", "--dir", "log", "forks.py"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(tripwire.__file__).parents[1])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_apart(tmp_path, text)
     assert (done.returncode, done.stdout) == (0, "child 5\n")
     assert done.stderr.count("report.html") == 1
     assert len(list((tmp_path / "log").glob("*.jsonl"))) == 2
