@@ -20,6 +20,7 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -271,7 +272,7 @@ class Storm:
         try:
             job(number)
         except BaseException as error:
-            self.errors.append(f"{job.__name__}: {type(error).__name__}: {error}")
+            self.errors.append("".join(traceback.format_exception(error)))
             self.ends = 0.0
 
     def is_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""Threads call compiled functions while others write, compile, drop and collect; see storm.py."""
+"""Threads call compiled functions while others write, compile, drop, collect. See the scripts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 SENTRIES = pytest.mark.parametrize("pure", ["0", "1"], ids=["C", "twin"])
 
 
-def run_storm(seconds: int, pure: str, seed: int) -> dict[str, int]:
+def run(name: str, seconds: int, pure: str) -> dict[str, int]:
+    seed = os.environ.get("LAWS_SEED") or random.randrange(10**6)
     environment = {**os.environ, "TRIPWIRE_PURE": pure, "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).parent / "storm.py"
+    script = Path(__file__).parent / name
     command = [sys.executable, str(script), f"--seconds={seconds}", f"--seed={seed}"]
     print(*command)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -26,16 +27,24 @@ def run_storm(seconds: int, pure: str, seed: int) -> dict[str, int]:
 
 @SENTRIES
 def test_every_result_is_one_that_plain_code_could_have_given(pure) -> None:
-    figures = run_storm(5, pure, seed=random.randrange(10**6))
+    figures = run("storm.py", 5, pure)
     assert figures["calls"] >= 8
     assert figures["writes"] > 0
     assert figures["megabytes"] < 1000
 
 
+@SENTRIES
+def test_containers_that_grow_and_shrink_meanwhile_are_no_trouble(pure) -> None:
+    figures = run("churn.py", 5, pure)
+    assert figures["write"] > 100
+    assert figures["call"] > 10
+    assert figures["hits"] > 0
+
+
 @pytest.mark.slow
 @SENTRIES
 def test_a_minute_of_it(pure) -> None:
-    figures = run_storm(60, pure, seed=random.randrange(10**6))
+    figures = run("storm.py", 60, pure)
     assert figures["hits of the last"] > 0
     assert figures["compiles"] > 0
     assert figures["megabytes"] < 1000  # 240 after five seconds

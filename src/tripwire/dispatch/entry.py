@@ -273,7 +273,7 @@ class Entry:
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Why this entry isn't for a call."""
         if self._causes:
-            return [str(cause) for cause in self._causes.values()]
+            return [str(cause) for cause in tuple(self._causes.values())]
         if self._plan is None:
             return ["an object that it read is gone"]
         return self._plan.guards.find_failures(args, kwargs)
@@ -499,7 +499,8 @@ class _TimedEntry(Entry):
         kwargs: dict[str, Any],
     ) -> Any:
         thread, began = self._began
-        result = super().run(fetched, state, args, kwargs)
+        # Not super(): another thread may have ended the timing, and with it this class.
+        result = Entry.run(self, fetched, state, args, kwargs)
         if thread == get_ident():
             self._took_ns.append(perf_counter_ns() - began)
             if len(self._took_ns) >= TIMED:

@@ -36,7 +36,7 @@ from tripwire.tracing.holders import (
 )
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan, own_dict
+from tripwire.tracing.structure import Building, Plan, at_once, own_dict
 from tripwire.tracing.values import TensorMeta, Traits
 
 
@@ -255,7 +255,7 @@ def plan_marks(
     now = own_dict(tensor) or {}
     for name in before.keys() - now.keys():
         yield Unmark(plan(tensor), name)
-    for name, value in tuple(now.items()):
+    for name, value in at_once(now.items):
         if name not in before or before[name] is not value:
             yield Mark(plan(tensor), name, plan(value))
 

@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
@@ -28,7 +29,14 @@ from tripwire.tracing.sources import (
     Source,
     cells_of,
 )
-from tripwire.tracing.structure import own_dict, read_slots, same_plain, slots_of
+from tripwire.tracing.structure import (
+    at_once,
+    copy_dict,
+    own_dict,
+    read_slots,
+    same_plain,
+    slots_of,
+)
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
@@ -45,12 +53,6 @@ class _Absent:
 
 
 ABSENT = _Absent()
-
-
-def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
-    """What a dict holds, in one go: another thread may write. Runs no code of a subclass."""
-    # `dict.copy` asks an OrderedDict, and whatever has an `__iter__` of its own, for each value.
-    return dict.copy(space) if type(space) is dict else dict(tuple(dict.items(space)))
 
 
 class Kind:
@@ -151,7 +153,7 @@ class Items(_DictKind):
     def read(self, owner: Any) -> Held:
         space = copy_dict(owner)
         if isinstance(owner, OrderedDict):  # its order is its own
-            order = [key for key in tuple(OrderedDict.keys(owner)) if key in space]
+            order = [key for key in at_once(partial(OrderedDict.keys, owner)) if key in space]
             space = {key: space[key] for key in order}
         keys = [_Same(key) if isinstance(key, torch.Tensor) else key for key in space]
         return tuple(keys), tuple(space.values())
@@ -246,7 +248,8 @@ class Elements(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        return tuple(range(len(owner))), tuple(owner)
+        elements = at_once(partial(iter, owner))
+        return tuple(range(len(elements))), elements
 
     def step(self, path: Source, key: Any) -> Source:
         return Item(path, key)
@@ -269,7 +272,7 @@ class Members(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        elements = tuple(set.__iter__(owner))
+        elements = at_once(partial(set.__iter__, owner))
         return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
 
     def put(self, owner: Any, key: Any, value: object) -> None:
@@ -383,7 +386,7 @@ class Order(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        keys = tuple(OrderedDict.keys(owner))
+        keys = at_once(partial(OrderedDict.keys, owner))
         return keys, keys
 
     def step(self, path: Source, key: Any) -> Source:
@@ -411,7 +414,7 @@ class ThreadLocal(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        space = owner.__dict__
+        space = copy_dict(owner.__dict__)
         return tuple(space), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:

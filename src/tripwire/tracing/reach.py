@@ -73,6 +73,8 @@ from tripwire.tracing.sources import (
     bound_cells,
 )
 from tripwire.tracing.structure import (
+    at_once,
+    copy_dict,
     has_pytree,
     is_namedtuple,
     iter_pytree,
@@ -314,7 +316,7 @@ class Reach:
                 yield _value_of(item), Referent(path)
             case _ if isinstance(item, threading.local):
                 self.holders.remember(item, THREAD_LOCAL, path, anchored)
-                for name, value in item.__dict__.items():
+                for name, value in copy_dict(item.__dict__).items():
                     yield value, Attr(path, name)
             case _ if isinstance(item, _MEMO_TYPE):
                 self.holders.remember(item, MEMO, path, anchored)
@@ -422,7 +424,7 @@ class Reach:
             self._alive.append(base)
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
-            for name, value in tuple(vars(base).items()):
+            for name, value in at_once(vars(base).items):
                 if isinstance(value, (types.FunctionType, *_CODE_TYPES)) or (
                     not name.startswith("__") and type(value) not in _LEAVES
                 ):
@@ -453,7 +455,7 @@ class Reach:
             kind = _TABLES[table_name, indexed, keyed]
             remember(module, kind, path, anchored)
             position = itertools.count()
-            for name, value in table.items():
+            for name, value in at_once(table.items):
                 if issubclass(type(value), torch.Tensor) and hasattr(type(module), name):
                     continue  # a table is asked last, so the class's attribute is found
                 if indexed and name == str(next(position)):
@@ -465,7 +467,7 @@ class Reach:
         for name in HOOK_TABLES:
             if not module.__dict__.get(name):
                 self.empty_tables.append((module, name, path, anchored))
-        for name, value in module.__dict__.items():
+        for name, value in copy_dict(module.__dict__).items():
             if type(value) in _LEAVES or name in MODULE_TABLES or name == _NOT_SAVED:
                 continue
             if (name not in _MODULE_INTERNALS or value) and not _is_shadowed(module, name, value):
@@ -475,7 +477,7 @@ class Reach:
         self.holders.remember(item, ITEMS, path, anchored)
         if self._is_too_large(item, dict.values(item), path):
             return
-        for key, value in dict.items(item):
+        for key, value in copy_dict(item).items():
             if type(key) not in _LEAVES:
                 yield key, Item(path, key)
             if type(value) not in _LEAVES:
@@ -492,7 +494,7 @@ class Reach:
             self.holders.remember(item, ELEMENTS, path, anchored)
         if self._is_too_large(item, item, path):
             return
-        for index, value in enumerate(item):
+        for index, value in enumerate(at_once(functools.partial(iter, item))):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
         if type(item) not in (list, tuple, deque):
@@ -503,13 +505,13 @@ class Reach:
         """Whether a container isn't looked into; what it holds must then show all there is."""
         if len(item) <= LARGEST_CONTAINER:
             return False
-        if not set(map(type, values)) <= _LEAVES:
+        if not set(at_once(lambda: map(type, values))) <= _LEAVES:
             self.opaque.append((item, path))
         return True
 
     def _members(self, item: Any, path: Source) -> Reached:
         if not self._is_too_large(item, item, path):
-            for element in item:
+            for element in at_once(functools.partial(iter, item)):
                 yield element, Item(path, element)
         yield from self._attributes(item, path, True)
         yield from self._class_of(item, path)
@@ -518,7 +520,7 @@ class Reach:
         attributes = own_dict(item)
         if attributes is not None:
             self.holders.remember(item, ATTRIBUTES, path, anchored)
-            for name, value in tuple(attributes.items()):
+            for name, value in copy_dict(attributes).items():
                 if type(value) not in _LEAVES and not _is_shadowed(item, name, value):
                     yield value, Attr(path, name)
         if slots_of(type(item)):

@@ -41,7 +41,7 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reach import HOOK_TABLES, IS_HEAP_TYPE, PROXIES, Reach, is_library_class
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.tracing.structure import PLAIN
+from tripwire.tracing.structure import PLAIN, at_once
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.tracing.values import meta_of
 
@@ -251,7 +251,7 @@ class ReadSet:
         return {
             id(code): cls
             for cls, _ in self._reach.classes
-            for value in tuple(vars(cls).values())
+            for value in at_once(vars(cls).values)
             for function in _functions_in(value)
             for code in _codes_in(function.__code__)
             if id(code) in self._executed

@@ -11,7 +11,7 @@ import array
 import copy
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
@@ -59,13 +59,35 @@ def is_namedtuple(cls: type) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
 
 
+def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+    """All that a container holds, though another thread may write to it meanwhile.
+
+    A collection can begin anywhere in an iteration, run a finaliser and let that thread go on.
+    """
+    for _ in range(_TRIES):
+        try:
+            return tuple(iterate())
+        except RuntimeError:  # it was written to
+            continue
+    return tuple(iterate())
+
+
+_TRIES = 100
+
+
+def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, in one go. Runs no code of a subclass."""
+    # `dict.copy` asks an OrderedDict, and whatever has an `__iter__` of its own, for each value.
+    return dict.copy(space) if type(space) is dict else dict(at_once(partial(dict.items, space)))
+
+
 def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
     """A class's slots by name, those of its bases included."""
     return {
         name: value
         for base in reversed(cls.__mro__)
         if "__slots__" in vars(base)
-        for name, value in vars(base).items()
+        for name, value in at_once(vars(base).items)
         if isinstance(value, MemberDescriptorType)
     }
 
@@ -125,10 +147,10 @@ def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
         for name in cls._fields:  # type: ignore[attr-defined]  # a namedtuple has fields
             yield getattr(value, name), Attr(path, name)
     elif isinstance(value, dict):
-        for key, child in value.items():
+        for key, child in at_once(value.items):
             yield child, Item(path, key)
     elif isinstance(value, (list, tuple, deque)):
-        for index, child in enumerate(value):
+        for index, child in enumerate(at_once(partial(iter, value))):
             yield child, Item(path, index)
     elif has_pytree(value):
         yield from iter_pytree(value, path)
@@ -173,8 +195,10 @@ def build_skeleton(
     if cls in PLAIN or cls is slice:
         # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
         return (cls, repr(value))
-    if cls in (set, frozenset) and all(type(item) in PLAIN for item in value):  # type: ignore[attr-defined]
-        return (cls, *sorted((type(item).__name__, repr(item)) for item in value))  # type: ignore[attr-defined]
+    if isinstance(value, (set, frozenset)) and cls in (set, frozenset):
+        items = at_once(partial(iter, value))
+        if all(type(item) in PLAIN for item in items):
+            return (cls, *sorted((type(item).__name__, repr(item)) for item in items))
     if cls.__module__ == "numpy" and hasattr(value, "tobytes"):
         return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
     if id(value) in above:

@@ -8,7 +8,7 @@ the one in `_watch.c`, which falls back to this behaviour for whatever it can't 
 
 from __future__ import annotations
 
-import sys
+import _thread
 import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -83,7 +83,9 @@ class Sentry:
 
 def count_switches() -> object:
     """Something that stays equal for as long as no other thread runs Python code."""
-    return 0 if len(sys._current_frames()) == 1 else object()
+    # sys._current_frames() would count foreign threads too, and on 3.11 it can lock up (CPython
+    # issue 106883): a collection inside it waits for a lock that it holds.
+    return 0 if _thread._count() == 0 else object()
 
 
 # Two more things that a hit does, and that C does faster.

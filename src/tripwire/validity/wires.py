@@ -23,12 +23,11 @@ from tripwire.tracing.holders import (
     Elements,
     Kind,
     Members,
-    copy_dict,
     unhooked,
 )
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source, cells_of
-from tripwire.tracing.structure import PLAIN, own_dict, same_plain
+from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.sentry import Hidden, Touch, same_items
 
