@@ -7,7 +7,6 @@ put a hook in place finds it again, and has seen what it would have seen.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import cProfile
 import importlib.util
 import linecache
@@ -16,7 +15,6 @@ import pstats
 import subprocess
 import sys
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
@@ -268,18 +266,7 @@ def test_function_transforms(pair, transform, warm) -> None:
     check_calls(compiled, plain, X)
 
 
-@contextlib.contextmanager
-def dynamo_may_fail():
-    """Dynamo looks into tripwire's code, and may fail on it. Wrong results pass through."""
-    try:
-        yield
-    except Exception as error:
-        if "torch/_dynamo/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise
-        pytest.xfail(f"Dynamo fails in its own code: {type(error).__name__}")
-
-
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks for it
 @pytest.mark.parametrize("warm", [False, True])
 def test_inside_torch_compile(pair, warm) -> None:
     compiled, plain = pair
@@ -287,22 +274,46 @@ def test_inside_torch_compile(pair, warm) -> None:
         check_calls(compiled, plain, X)
     torch._dynamo.reset()
     outer = torch.compile(lambda x: compiled(x) * 2, backend="eager")
-    with dynamo_may_fail():
-        for scale in (2.0, 2.0, 3.0, 3.0):
-            compiled.scale = plain.scale = scale
-            check_same(plain(X) * 2, outer(X))
+    for scale in (2.0, 2.0, 3.0, 3.0):
+        compiled.scale = plain.scale = scale
+        check_same(plain(X) * 2, outer(X))
+    assert compiled.statistics().hits >= 2  # what is inside is tripwire's
     check_calls(compiled, plain, X)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_around_torch_compile(pair) -> None:
+def test_a_function_inside_torch_compile() -> None:
+    compiled = tripwire.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True)
+    torch._dynamo.reset()
+    outer = torch.compile(lambda x: compiled(x * 3) * 2, backend="eager")
+    for _ in range(3):
+        check_same(((X * 3).sin() + 1) * 2, outer(X))
+    assert compiled.statistics().hits == 2
+
+
+def test_torch_compile_of_the_whole_graph_says_what_it_leaves_alone(pair) -> None:
+    compiled, plain = pair
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="tripwire compiles it"):
+        torch.compile(lambda x: compiled(x) * 2, backend="eager", fullgraph=True)(X)
+    check_calls(compiled, plain, X)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("function", [False, True], ids=["module", "function"])
+def test_around_torch_compile(pair, fullgraph, function) -> None:
     _, plain = pair
     torch._dynamo.reset()
-    inner = torch.compile(Net(), backend="eager")
+    inner = torch.compile(
+        plain.forward if function else plain, backend="eager", fullgraph=fullgraph
+    )
     outer = tripwire.compile(lambda x: inner(x) * 2, backend="eager")
-    with dynamo_may_fail():
-        for _ in range(3):
-            check_same(plain(X) * 2, outer(X))
+    for scale in (2.0, 2.0, 2.0, 2.0, 3.0, 3.0):  # until it is tried no more, and after
+        plain.scale = scale
+        expected = plain(X) * 2
+        check_same(expected, outer(X))
+        check_same(expected, inner(X) * 2)
+    (refusal,) = tripwire.explain(outer).data()["refusals"]
+    assert refusal["slug"] == "torch-compile-inside"
 
 
 @pytest.mark.filterwarnings("ignore")

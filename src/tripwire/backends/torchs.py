@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._C._dynamo import eval_frame
 
 Runtime = Callable[..., Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def out_of_dynamo(function: Function) -> Function:
+    """Mark a function that torch.compile leaves alone, with all that it calls.
+
+    What is traced around it breaks there; fullgraph=True says why.
+    """
+    marked: Any = function
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = "tripwire compiles it"
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)  # for its frame, and for those below
+    eval_frame.set_code_exec_strategy(marked.__code__, strategy)
+    return function
 
 
 def inductor(

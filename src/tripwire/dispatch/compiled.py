@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from tripwire.backends.torchs import out_of_dynamo
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
 from tripwire.tracing.structure import slots_of
 
@@ -24,6 +25,7 @@ class CompiledFunction:
         functools.update_wrapper(self, target)
         self._dispatcher = Dispatcher(target, name, options)
 
+    @out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._dispatcher(*args, **kwargs)
 
@@ -67,6 +69,7 @@ class CompiledModule:
     def __init_subclass__(cls, **_: Any) -> None:
         """The user's class isn't asked: nobody subclassed it."""
 
+    @out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dispatcher = find_dispatcher(self)
         if dispatcher is None:

@@ -22,6 +22,7 @@ from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.limits import check_functional
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
+from tripwire.backends.torchs import out_of_dynamo
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, find_checkpoint, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
@@ -142,6 +143,7 @@ class Dispatcher(Counted):
         self._inner: list[tuple[weakref.ref[nn.Module], Dispatcher]] = []
         weakref.finalize(self, _make_plain, self._inner)
 
+    @out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call."""
         if CURRENT.tracing:  # an outer trace sees all that happens inside
@@ -468,6 +470,8 @@ class Dispatcher(Counted):
         `_compiled_call_impl` is torch's own place for that; copies and pickles leave it out.
         """
         for module in modules:
+            if type(module).__module__ == "torch._dynamo.eval_frame":  # what torch.compile made
+                continue
             if module._compiled_call_impl is None and next(module.children(), None) is not None:
                 inner = Dispatcher(
                     module._call_impl, f"{self.name}.{type(module).__name__}", self.options

@@ -123,7 +123,7 @@ def uninstall(user: object) -> None:
 
 
 def release(user: object) -> None:
-    """A refused run needs no names any more. Dynamo, if it runs inside, wants its own getattr."""
+    """A refused run needs no names any more."""
     _OF_PYTHON.leave(id(user))
 
 

@@ -200,7 +200,7 @@ _STATE_SETTERS = words(
     "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
 )
 _SWAPPED = Refuse("tensor-memory", "swap_tensors exchanges two tensors behind a graph's back.")
-_COMPILED = Refuse(
+COMPILED = Refuse(
     "torch-compile-inside",
     "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
     "function.",
@@ -258,7 +258,7 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
     if path == "distributed/distributed_c10d.py":  # from 3.12 on, C calls inside aren't seen
         return _COLLECTIVE, _COLLECTIVES
     if path == "_dynamo/eval_frame.py":
-        return _COMPILED, frozenset({"compile_wrapper"})
+        return COMPILED, frozenset({"compile_wrapper"})
     return None
 
 

@@ -31,7 +31,7 @@ from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.rules import Refuse
+from tripwire.tracing.rules import COMPILED, Refuse
 from tripwire.tracing.sources import Local, Running, Source
 from tripwire.tracing.state import CURRENT, FACTS, STATE, NodeFacts, TracingState
 from tripwire.tracing.structure import (
@@ -283,7 +283,10 @@ class _Session:
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's that can't be followed starts."""
         self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
-        hooks.release(self)
+        if refuse is COMPILED:  # Dynamo would look into every patch
+            hooks.uninstall(self)
+        else:
+            hooks.release(self)
         if self.recorder is not None and CURRENT.kept is None:
             self.recorder.leave()
 
