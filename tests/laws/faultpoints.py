@@ -1,5 +1,6 @@
 """Faults at every statement of tripwire's own: tripwire is imported with a point before each.
 
+So are the guards that it writes; a back end has two, one where it compiles, one where it is called.
 A point is a place that was passed in a run without faults. Each is visited again, in a fresh
 scene, and raises there; afterwards the process must be as it was, and the same callable must work
 and be right. New code is covered as it comes: nothing names a function of tripwire here.
@@ -35,6 +36,7 @@ from typing import Any
 # --- points ------------------------------------------------------------------------------------
 
 _POINTS: list[str] = []  # by number: where it is
+_NUMBERS: dict[str, int] = {}
 _PACKAGE = Path(__file__).parents[2] / "src" / "tripwire"
 
 
@@ -97,9 +99,17 @@ class _Points(ast.NodeTransformer):
         return found
 
     def _point(self, at: ast.stmt) -> ast.stmt:
-        _POINTS.append(f"{self._file}:{at.lineno}")
-        call = ast.Call(ast.Name("__fault__", ast.Load()), [ast.Constant(len(_POINTS) - 1)], [])
+        number = _number(f"{self._file}:{at.lineno}")
+        call = ast.Call(ast.Name("__fault__", ast.Load()), [ast.Constant(number)], [])
         return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), at))
+
+
+def _number(place: str) -> int:
+    """A point's number. Guards are written anew for each entry, and have the same ones."""
+    if place not in _NUMBERS:
+        _NUMBERS[place] = len(_POINTS)
+        _POINTS.append(place)
+    return _NUMBERS[place]
 
 
 def _is_function(node: ast.AST) -> bool:
@@ -135,6 +145,26 @@ class _Finder(importlib.machinery.PathFinder):
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
+
+
+def put_points_into_guards() -> None:
+    from tripwire.validity import guards
+
+    def compile_with_points(source: str, name: str, mode: str) -> CodeType:
+        tree = _Points(name, _Loader.entries_only).visit(ast.parse(source))
+        return compile(tree, name, mode, dont_inherit=True)
+
+    guards.compile = compile_with_points  # type: ignore[attr-defined]  # found before Python's own
+
+
+def backend_with_points(module: Any, examples: Any) -> Callable[..., Any]:
+    __fault__(_number("back end: compiles"))  # type: ignore[name-defined]  # noqa: F821
+
+    def run(*inputs: Any) -> Any:
+        __fault__(_number("back end: is called"))  # type: ignore[name-defined]  # noqa: F821
+        return module.forward(*inputs)
+
+    return run
 
 
 class Injected(Exception):
@@ -253,6 +283,10 @@ class Process:
         changes += [f"{k}: {v} → {now[k]}" for k, v in self._rest.items() if v != now[k]]
         return changes
 
+    def accept_files(self) -> None:
+        """Nobody can close them: told once."""
+        self._rest["open files"] = _list_files()
+
 
 def _count_open_spans() -> int:
     from tripwire.telemetry import threads
@@ -274,6 +308,8 @@ def _list_files() -> list[str]:
 class Scene:
     """A callable, compiled, its plain twin, and what is done with them."""
 
+    backend: Any = "eager"
+
     def __init__(self) -> None:
         import torch
 
@@ -281,7 +317,7 @@ class Scene:
 
         net, inputs = make_net(), torch.arange(6.0).reshape(2, 3)
         self.net, self.x = net, inputs
-        self.compiled = tripwire.compile(net, backend="eager")
+        self.compiled = tripwire.compile(net, backend=self.backend)
 
     def play(self) -> None:
         """A trace, a hit, a retirement, a second entry, and the first again."""
@@ -305,6 +341,33 @@ class Scene:
 
     def close(self) -> None:
         """Leave nothing."""
+
+
+class BackendScene(Scene):
+    """The same with a back end that fails now and then."""
+
+    backend = staticmethod(backend_with_points)
+
+
+class LogScene(Scene):
+    """The same while events are logged into a folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp(prefix="faults")
+
+    def play(self) -> None:
+        from tripwire.telemetry import log
+
+        try:
+            log.start_log(self.folder)
+            super().play()
+            log.stop_log()
+        finally:
+            log.stop_log()  # the first may have been hit
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
 
 
 class RecordScene(Scene):
@@ -388,11 +451,12 @@ def make_net() -> Any:
 
         def forward(self, x: Any) -> Any:
             self.calls += 1
+            is_large = bool((x > 100).any())
             with torch.no_grad():
                 self.total += x[0]
             with torch.autocast("cpu", enabled=False):
                 y = Doubled.apply(self.inner(x))
-            if bool((x > 100).any()):
+            if is_large:
                 y = y + 1
             return y * self.config["scale"] + getattr(self, "total").sum()
 
@@ -400,7 +464,13 @@ def make_net() -> Any:
     return Net()
 
 
-SCENES = {"calls": Scene, "records": RecordScene, "watch": WatchScene}
+SCENES = {
+    "calls": Scene,
+    "backend": BackendScene,
+    "log": LogScene,
+    "records": RecordScene,
+    "watch": WatchScene,
+}
 
 
 # --- visits --------------------------------------------------------------------------------------
@@ -417,6 +487,8 @@ class Visits:
             first.play()
             first.check()
             first.close()
+        if first.compiled.statistics().hits == 0:
+            raise AssertionError("the scene runs no compiled code")
         self.process = Process()
 
     def visit(self, point: int, occurrence: int, error: type[BaseException]) -> None:
@@ -434,8 +506,9 @@ class Visits:
             self.raised += 1
             if not _is_injected(raised, error):
                 self.wrong.append(f"{where}: {type(raised).__name__}: {raised}"[:300])
-            # While the exception lives, as it does in a shell, where its frames do, too.
-            changes = self.process.find_changes()
+            # While the exception lives, as it does in a shell, where its frames do, too. They may
+            # hold a file.
+            changes = [c for c in self.process.find_changes() if not c.startswith("open files")]
         changes = changes or self.process.find_changes()
         if "telemetry/spans.py" in where:  # whoever closes a span was hit: that one stays open
             changes = [change for change in changes if not change.startswith("open spans")]
@@ -449,6 +522,7 @@ class Visits:
         if wrong:
             self.wrong.append(f"{where}: {wrong}"[:300])
         repair()
+        self.process.accept_files()
 
     def interrupt(self, chance: random.Random, longest: float) -> None:
         """One KeyboardInterrupt, at a random moment."""
@@ -531,10 +605,11 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.dump_traceback_later(3600, exit=True)
     os.environ["TRIPWIRE_RECORD_CHECK"] = "0"
+    switch = _Switch()
     if not options.interrupts:
         _Loader.entries_only = options.entries_only
         sys.meta_path.insert(0, _Finder)
-    switch = _Switch()
+        put_points_into_guards()
     import torch
 
     torch.set_num_threads(1)

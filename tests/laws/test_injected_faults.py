@@ -43,13 +43,26 @@ def test_faults_while_a_failing_call_is_recorded() -> None:
     assert visit("--scene=records", "--entries-only", "--share=0.05")["visited"] > 10
 
 
+def test_faults_in_guards() -> None:
+    assert visit("--only=<tripwire guards>", "--both")["visited"] > 20
+
+
+def test_faults_in_a_back_end_and_around_it() -> None:
+    assert visit("--scene=backend", "--only=back end: ", "--both")["visited"] == 8
+    assert visit("--scene=backend", "--only=backends/", "--share=0.1")["visited"] > 5
+
+
+def test_faults_while_events_are_logged() -> None:
+    assert visit("--scene=log", "--only=telemetry/log.py", "--share=0.2")["visited"] > 10
+
+
 @pytest.mark.slow  # no seed makes a moment come again
 def test_interrupts_at_random_moments() -> None:
     assert visit("--interrupts=100")["raised"] > 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", ["calls", "watch", "records"])
+@pytest.mark.parametrize("scene", ["calls", "backend", "log", "watch", "records"])
 def test_both_kinds_of_fault_at_every_statement(scene) -> None:
     visit("--both", f"--scene={scene}")
 

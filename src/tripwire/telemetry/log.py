@@ -8,6 +8,7 @@ and said once; nothing that it tells of fails because of it.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import platform
@@ -47,7 +48,7 @@ class EventLog:
         self.dropped = False
         self.lines = 0
         self.spent_ns = 0  # writing
-        self._descriptor = -1
+        self._file: io.FileIO | None = None
         self._opening = make_lock()
         self._named: set[int] = set()  # threads that have said their names
         _logs.add(self)
@@ -55,7 +56,7 @@ class EventLog:
     def write(self, event: Event) -> None:
         """Append one event."""
         begin = clock.monotonic_ns()
-        if self._descriptor < 0 and not self._open():
+        if self._file is None and not self._open():
             return
         if event.thread not in self._named:
             self._name_thread(event)
@@ -65,15 +66,20 @@ class EventLog:
     def close(self) -> None:
         """No more events; another `write` would begin a second file."""
         with self._opening:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
+            if self._file is not None:
+                self._file.close()
             self._forget()
 
     def _append(self, line: bytes) -> None:
+        file = self._file
+        if file is None:  # another thread closed it
+            return
         try:
-            written = os.write(self._descriptor, line)
+            written = file.write(line)
             if written < len(line):  # a full disk: the next line would continue this one
-                os.write(self._descriptor, b"\n")
+                file.write(b"\n")
+        except ValueError:  # the same, a moment later
+            return
         except OSError as error:
             self._drop(error)
         else:
@@ -81,7 +87,7 @@ class EventLog:
 
     def _open(self) -> bool:
         with self._opening:
-            if self._descriptor >= 0:
+            if self._file is not None:
                 return True
             if self.dropped:
                 return False
@@ -90,13 +96,12 @@ class EventLog:
             path = self.directory / f"tripwire-{host}-{header.pid}-{header.token}.jsonl"
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-                descriptor = os.open(path, flags, 0o644)
-                os.write(descriptor, encode(header))
+                file = io.FileIO(path, "xb", opener=_open_to_append)  # unbuffered
+                file.write(encode(header))
             except OSError as error:
                 self._drop(error)
                 return False
-            self.path, self._descriptor = path, descriptor
+            self.path, self._file = path, file
             return True
 
     def _drop(self, error: OSError) -> None:
@@ -113,15 +118,19 @@ class EventLog:
             self._append(encode(named))
 
     def _forget(self) -> None:
-        self.path, self._descriptor = None, -1
+        self.path, self._file = None, None
         self._named = set()
         self.lines = 0
 
     def forget_parent(self) -> None:
         """In a forked child: the file is the parent's."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        if self._file is not None:
+            self._file.close()
         self._forget()
+
+
+def _open_to_append(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_APPEND, 0o644)
 
 
 def describe_process() -> Header:
