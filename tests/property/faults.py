@@ -179,7 +179,7 @@ FAULTS = (
     Fault("plain arguments", "equal is same", _taking_equal_for_same),
     Fault("containers", "length", _without_condition(r"k\d+\(v\d+\) == \d+$")),
     Fault("containers", "keys of dicts", _without_method(GuardWriter, "_add_items")),
-    Fault("containers", "members of sets", _without_condition(r"_same_members\(.*\)")),
+    Fault("containers", "members of sets", _without_method(GuardWriter, "_add_members")),
     Fault("objects as arguments", "class", _without_condition(r"^type\(v\d+\) is k\d+$")),
     Fault("objects as arguments", "attributes", _without_method(GuardWriter, "_add_attributes")),
     Fault("objects as arguments", "absences", _without_method(GuardWriter, "_check_absences")),

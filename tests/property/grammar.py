@@ -224,6 +224,20 @@ TRAITS = (
         ("new(4), new(4)", "tagged(new(4), 2.0), new(4)", "tagged(new(4), 3.0), new(4)"),
     ),
     Trait(
+        "object as argument",
+        (
+            "t = x.tag.apply(t)",
+            "t = t * x.tag.bonus",
+            "t = t * x.tag.value if hasattr(x.tag, 'extra') else t - x.tag.value",
+        ),
+        (
+            "tagged(new(4), Low(2.0)), new(4)",
+            "tagged(new(4), High(2.0)), new(4)",
+            "tagged(new(4), Low(2.0, bonus=7.0)), new(4)",
+            "tagged(new(4), Low(2.0, extra=1.0)), new(4)",
+        ),
+    ),
+    Trait(
         "identity",
         ("if x is y:\n    t = t * 3", "t = t * (2 if y is not x else 5)"),
         ("new(4), new(4)", "(z := new(4)), z"),
@@ -305,6 +319,30 @@ TRAITS = (
             "torch.use_deterministic_algorithms(False)",
             "torch.set_float32_matmul_precision('high')",
         ),
+    ),
+    Trait(
+        "tables of a module",
+        ("t = layer(t)", "t = t * layer.weight.sum()", "t = t + layer.count"),
+        sites=(
+            "layer.weight = nn.Parameter(torch.full((4,), 5.0))",
+            "layer._parameters['weight'] = nn.Parameter(torch.full((4,), 7.0))",
+            "layer.count = torch.ones(())",
+            "layer._buffers['count'] = torch.full((), 3.0)",
+        ),
+    ),
+    Trait(
+        "bases of a class",
+        ("t = leaf.apply(t)", "t = t * Leaf.bonus", "t = t + len(Leaf.__mro__)"),
+        sites=("Leaf.__bases__ = (High,)", "Leaf.__bases__ = (Low,)"),
+    ),
+    Trait(
+        "order of a dict",
+        (
+            "for v in ranks.values():\n    t = t * 2 + v",
+            "t = t * next(iter(ranks.values()))",
+            "t = t + list(ranks).index('a')",
+        ),
+        sites=("ranks.move_to_end('a')", "ranks.move_to_end('b')", "ranks['a'] = ranks.pop('a')"),
     ),
     Trait(
         "builtins",
@@ -408,7 +446,7 @@ _CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for
 def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
     """What the program is about: slots, or traits, or both."""
     n_slots, n_traits = draw(
-        st.sampled_from([(1, 0), (0, 1), (2, 0), (1, 1), (3, 0), (2, 1), (4, 0), (3, 1)])
+        st.sampled_from([(1, 0), (0, 1), (2, 0), (0, 2), (3, 0), (1, 2), (4, 0), (2, 1)])
     )
     slots = []
     for number in range(n_slots):

@@ -844,7 +844,23 @@ class Special(Box):
 def double(t, k=2.0): return t * k
 def triple(t, k=3.0): return t * k
 """,
-    ("Layer",): """\
+    ("Low", "High", "Leaf", "leaf"): """\
+class Low:
+    bonus = 2.0
+    def __init__(self, value, **others):
+        self.value = value
+        self.__dict__.update(others)
+    def apply(self, t):
+        return t * self.value
+class High(Low):
+    bonus = 3.0
+    def apply(self, t):
+        return t + self.value
+class Leaf(Low): pass
+leaf = Leaf(2.0)
+""",
+    ("ranks",): "ranks = collections.OrderedDict(a=1.0, b=2.0)\n",
+    ("Layer", "layer"): """\
 class Layer(nn.Module):
     gain = 2.0
     def __init__(self, scale):
@@ -856,5 +872,6 @@ class Layer(nn.Module):
         if self.training:
             t = t * self.gain
         return t * self.weight + self.scale
+layer = Layer(2.0)
 """,
 }

@@ -119,6 +119,7 @@ class Reach:
         self._on_tensor = on_tensor
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
+        self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
         self._classes: set[int] = set()
         self._python_modules: dict[int, tuple[types.ModuleType, Source]] = {}
         self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
@@ -176,6 +177,7 @@ class Reach:
                 path = Referent(path)
             if isinstance(item, torch.Tensor):
                 self._on_tensor(item, path, anchored)
+                queue.extend((v, p, anchored) for v, p in self._below_tensor(item, path))
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
@@ -200,6 +202,15 @@ class Reach:
                 (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
                 for v, p in self._children(item, path, below)
             )
+
+    def _below_tensor(self, tensor: torch.Tensor, path: Source) -> Reached:
+        """What a tensor's own attributes lead to. That they are there is the state's to note."""
+        attributes = own_dict(tensor)
+        if attributes and id(attributes) not in self._tags:
+            self._tags[id(attributes)] = attributes
+            for name, value in copy_dict(attributes).items():
+                if type(value) not in _LEAVES:
+                    yield value, Attr(path, name)
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""

@@ -308,6 +308,8 @@ class GuardWriter:
         for kind in (ATTRIBUTES, SLOTS):
             holder = self._holders.get((id(value), kind))
             if holder is None:
+                if own_dict(value) if kind is ATTRIBUTES else slots_of(type(value)):
+                    self._pin(path, name, value)  # nobody knows what was there before the run
                 continue
             wanted = self._reads.filter_of(holder)
             before = holder.before()

@@ -357,3 +357,57 @@ case(
     inputs=["x, y", "x, b=y", "b=x, a=y", "y, x"],
     changes=False,  # the second form says what the first says
 )
+
+# --- what an attribute of a tensor leads to -------------------------------------------------------
+
+_LABEL = """
+class Label:
+    bonus = 2.0
+    def __init__(self, value, **others):
+        self.value = value
+        self.__dict__.update(others)
+def labelled(x, label):
+    x.label = label
+    return x
+"""
+case(
+    "object on a tensor argument",
+    _LABEL + "def call(x): return x * x.label.value * x.label.bonus",
+    inputs=[
+        "labelled(x, Label(2.0))",
+        "labelled(x, Label(3.0))",
+        "labelled(x, Label(3.0, bonus=7.0))",
+    ],
+)
+case(
+    "object on a tensor that is state",
+    _LABEL
+    + "W = labelled(torch.ones(4), Label(2.0))\n"
+    + "def call(x): return x * W.label.value * W.label.bonus",
+    writes=["W.label.value = 3.0", "W.label.bonus = 7.0", "Label.bonus = 9.0"],
+    unrelated=["W.label.other = 1.0"],
+)
+case(
+    "containers on a tensor that is state",
+    "W = torch.ones(4)\nW.table, W.row = {'a': 1.0}, [2.0]\n"
+    "def call(x): return x * W.table['a'] * W.row[0]",
+    writes=["W.table['a'] = 3.0", "W.row[0] = 4.0"],
+)
+case(
+    "tensor below an attribute of a parameter",
+    _LABEL
+    + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.weight.label = Label(torch.full((4,), 2.0))
+    def forward(self, x):
+        return x * self.weight * self.weight.label.value
+call = Net()
+""",
+    writes=[
+        "call.weight.label.value = torch.full((4,), 3.0)",
+        "call.weight.label.value.fill_(4.0)",
+    ],
+)

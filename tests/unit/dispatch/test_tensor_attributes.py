@@ -165,3 +165,98 @@ def test_an_attribute_put_on_state_that_differs_on_every_call_is_a_refusal() -> 
     with pytest.raises(tripwire.CannotTrace, match="sets an attribute") as raised:
         call(torch.ones(2))
     assert raised.value.slug == "tensor-attribute"
+
+
+# --- what an attribute of a tensor leads to is read like anything else ---
+
+
+class Label:
+    bonus = 2.0
+
+    def __init__(self, value: float, **others: Any) -> None:
+        self.value = value
+        self.__dict__.update(others)
+
+
+def labelled(value: object) -> Any:
+    tensor: Any = torch.ones(2)
+    tensor.label = value
+    return tensor
+
+
+def test_an_object_on_a_tensor_that_is_state_is_watched(sentry) -> None:
+    weight = labelled(Label(2.0))
+
+    def f(x):
+        return x * weight.label.value * weight.label.bonus
+
+    def check(factor: float) -> None:
+        for _ in range(3):
+            assert call(torch.ones(2)).tolist() == [factor] * 2
+
+    call = compiled(f)
+    check(4.0)
+    weight.label.value = 3.0
+    check(6.0)
+    weight.label.bonus = 5.0  # hides the class's
+    check(15.0)
+    del weight.label.bonus
+    weight.label.unrelated = 1.0
+    check(6.0)
+    weight.label = Label(7.0)
+    check(14.0)
+    assert call.statistics().hits >= 10
+
+
+@pytest.mark.parametrize("hold", [lambda v: {"k": v}, lambda v: [v]], ids=["dict", "list"])
+def test_a_container_on_a_tensor_that_is_state_is_watched(sentry, hold) -> None:
+    weight = labelled(hold(2.0))
+    (key,) = weight.label if isinstance(weight.label, dict) else (0,)
+
+    def f(x):
+        return x * weight.label[key]
+
+    call = compiled(f)
+    for value in (2.0, 3.0, 4.0):
+        weight.label[key] = value
+        for _ in range(2):
+            assert call(torch.ones(2)).tolist() == [value] * 2
+    assert call.statistics().hits == 3
+
+
+@pytest.mark.parametrize("hold", [lambda v: v, lambda v: [v]], ids=["itself", "in a list"])
+def test_an_object_on_an_argument_is_compared(sentry, hold) -> None:
+    def f(x):
+        label = x.label[0] if isinstance(x.label, list) else x.label
+        return x * label.value * label.bonus
+
+    call = compiled(f)
+    labels = [Label(2.0), Label(3.0), Label(3.0, bonus=7.0), Label(2.0), Label(3.0)]
+    for label, factor in zip(labels, (4.0, 6.0, 21.0, 4.0, 6.0), strict=True):
+        for _ in range(2):
+            assert call(labelled(hold(label))).tolist() == [factor] * 2
+    assert call.statistics().traces == 3
+
+
+def test_tensors_and_effects_below_a_tensor(sentry) -> None:
+    weight = labelled(Label(0, scale=torch.full((2,), 2.0)))
+
+    def f(x):
+        weight.label.value += 1
+        return x * weight.label.scale
+
+    call = compiled(f)
+    for n in range(3):
+        assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert weight.label.value == n + 1
+    weight.label.scale.fill_(3.0)
+    assert call(torch.ones(2)).tolist() == [3.0, 3.0]
+    weight.label.scale = torch.full((2,), 4.0)
+    assert call(torch.ones(2)).tolist() == [4.0, 4.0]
+
+
+def test_a_tensor_that_holds_itself_is_no_trap(sentry) -> None:
+    weight = labelled(None)
+    weight.label = [weight, {"again": weight}]
+    call = compiled(lambda x: x * weight.label[0])
+    assert call(torch.ones(2)).tolist() == call(torch.ones(2)).tolist() == [1.0, 1.0]
