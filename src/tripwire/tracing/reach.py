@@ -59,7 +59,7 @@ from tripwire.tracing.holders import (
 )
 from tripwire.tracing.names import find_global_names
 from tripwire.tracing.purity import find_impurity
-from tripwire.tracing.rules import Refuse
+from tripwire.tracing.rules import Refuse, words
 from tripwire.tracing.sources import (
     Attr,
     Cell,
@@ -98,6 +98,12 @@ _LEAVES = frozenset(
     | {types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType}
     | {type(namedtuple("_", "x").x)}  # type: ignore[attr-defined]  # a field's descriptor
     | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
+)
+# In classes: what Python, abc, typing and dataclasses keep there for themselves.
+_MADE_BY_PYTHON = words(
+    "__dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __slots__ __match_args__ "
+    "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
+    "_abc_impl __dataclass_fields__ __dataclass_params__"
 )
 _CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
@@ -436,10 +442,9 @@ class Reach:
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
             for name, value in at_once(vars(base).items):
-                if isinstance(value, (types.FunctionType, *_CODE_TYPES)) or (
-                    not name.startswith("__") and type(value) not in _LEAVES
-                ):
-                    yield value, Attr(path, name)
+                if type(value) in _LEAVES or name in _MADE_BY_PYTHON - self._names:
+                    continue
+                yield value, Attr(path, name)
         if type(cls) is not type and not is_library_class(type(cls)):
             yield from self._class_children(type(cls), TypeOf(path))
 

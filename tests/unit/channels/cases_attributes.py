@@ -518,3 +518,31 @@ case(
     """,
     writes=["lib = types.SimpleNamespace(floor=math.ceil)"],
 )
+
+# --- names with two underscores -------------------------------------------------------------------
+
+case(
+    "containers and objects in a class, under names with two underscores",
+    """
+    class Options:
+        k = 2.0
+    class C:
+        __table__ = {"a": 2.0}
+        __row__ = [3.0]
+        __options__ = Options()
+    def call(x): return x * C.__table__["a"] * C.__row__[0] * C.__options__.k
+    """,
+    writes=["C.__table__['a'] = 5.0", "C.__row__[0] = 7.0", "C.__options__.k = 11.0"],
+    unrelated=["C.__other__ = 1"],
+)
+case(
+    "configuration in a module's class, under a name with two underscores",
+    """
+    class Net(nn.Module):
+        __config__ = {"k": 2.0}
+        def forward(self, x):
+            return x * self.__config__["k"]
+    call = Net()
+    """,
+    writes=["Net.__config__['k'] = 3.0", "Net.__config__ = {'k': 4.0}"],
+)

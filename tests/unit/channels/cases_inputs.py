@@ -384,7 +384,7 @@ case(
     _LABEL
     + "W = labelled(torch.ones(4), Label(2.0))\n"
     + "def call(x): return x * W.label.value * W.label.bonus",
-    writes=["W.label.value = 3.0", "W.label.bonus = 7.0", "Label.bonus = 9.0"],
+    writes=["W.label.value = 3.0", "Label.bonus = 9.0", "W.label.bonus = 7.0"],
     unrelated=["W.label.other = 1.0"],
 )
 case(
