@@ -227,6 +227,10 @@ class GuardWriter:
             case tuple():
                 self._add_elements(path, name, value, tuple)
             case list() | deque():
+                if isinstance(value, deque):
+                    longest = f"{self.constant(_LONGEST)}({name})"
+                    condition = f"{longest} == {value.maxlen!r}"
+                    self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
                 holder = self._holders.get((id(value), ELEMENTS))
                 if holder is None or self._reads.filter_of(holder) is None:
                     before = value if holder is None else tuple(holder.before().values())
@@ -392,6 +396,8 @@ def _answers(cls: type) -> bool:
     """Whether looking up an attribute runs code of the user's."""
     return not isinstance(cls.__getattribute__, WrapperDescriptorType)
 
+
+_LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.
 _PLAIN_BASES: dict[type, Callable[[Any], object]] = {

@@ -357,6 +357,11 @@ case(
     inputs=["x, y", "x, b=y", "b=x, a=y", "y, x"],
     changes=False,  # the second form says what the first says
 )
+case(
+    "deques with different limits",
+    "import collections\ndef call(x, d):\n    d.append(1)\n    return x * len(d) * d.maxlen",
+    inputs=["x, collections.deque([1], maxlen=2)", "x, collections.deque([1], maxlen=1)"],
+)
 
 # --- what an attribute of a tensor leads to -------------------------------------------------------
 
