@@ -345,6 +345,11 @@ TRAITS = (
         sites=("ranks.move_to_end('a')", "ranks.move_to_end('b')", "ranks['a'] = ranks.pop('a')"),
     ),
     Trait(
+        "end of a list",
+        ("t = t * rows[-1][-1]", "rows[-1].append(1.0)\nt = t * len(rows[-1])"),
+        sites=("rows[1][0] = 3.0", "rows.append([5.0])", "rows[-1].append(7.0)", "rows.reverse()"),
+    ),
+    Trait(
         "builtins",
         ("t = t + len([1, 2])", "t = t + abs(-2)", "t = t * max(1, 2)", "t = t + round(2.6)"),
         sites=(

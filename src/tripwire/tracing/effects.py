@@ -35,6 +35,7 @@ from tripwire.tracing.holders import (
     Write,
 )
 from tripwire.tracing.reads import ReadSet
+from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
 from tripwire.tracing.structure import Building, Plan, at_once, own_dict
 from tripwire.tracing.values import TensorMeta, Traits
@@ -282,6 +283,11 @@ class _EffectPlanner:
             self._add_elements(holder, place)
             return
         if isinstance(holder.kind, Items) and self._is_reordered(holder):
+            if all(write.before is write.after for write in writes):
+                raise Refused(
+                    "volatile-source",
+                    f"the run changes the order of {holder.path}, and nothing else of it.",
+                )
             self._note_volatile(writes)
             keys, values = holder.kind.read(holder.owner)
             items = zip(keys, map(self.plan, values), strict=True)

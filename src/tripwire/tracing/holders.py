@@ -623,6 +623,11 @@ class Holders:
                 continue
             before = dict(zip(holder.keys, holder.kept, strict=True))
             after = dict(zip(keys, kept, strict=True))
+            if set(before) == set(after) and isinstance(holder.kind, Items):
+                moved = next((a for b, a in zip(before, after, strict=True) if b != a), ABSENT)
+                if moved is not ABSENT and all(before[k] is after[k] for k in before):
+                    yield Write(holder, moved, _strong(before[moved]), _strong(after[moved]))
+                    continue
             for key in dict.fromkeys((*before, *after)):
                 if names and (id(holder.owner), key) not in first:
                     continue

@@ -451,12 +451,28 @@ class ReadSet:
                 step, missing = Step(StepKind.LOCAL, name), _WHOLE
             case Item(base, key):
                 above = self._use_at(base)
-                if above.whole or above.attributes:
+                if above.whole or above.attributes or self._is_own_container(base):
                     return _WHOLE
-                step, missing = Step(StepKind.ITEM, key), _UNUSED
+                use = uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
+                return merge(use, self._from_the_end) if type(key) is int else use
             case _:
                 return _WHOLE
         return uses.steps.get(step, missing)
+
+    @cached_property
+    def _from_the_end(self) -> Use:
+        """How what is reached by `v[-1]` is used, which may lie at any index."""
+        found = [
+            use
+            for step, use in self.uses.steps.items()
+            if step.kind is StepKind.ITEM and type(step.name) is int and step.name < 0
+        ]
+        return reduce(merge, found, _UNUSED)
+
+    def _is_own_container(self, path: Source) -> bool:
+        """Whether what is asked for at a path may find its items under other keys."""
+        found = self._reach.object_at.get(id(path))
+        return found is not None and type(found[0]) not in (*_KNOWN_CONTAINERS, tuple)
 
     def may_store(self, holder: Holder, key: Any) -> bool:
         """Whether executed code may have written an attribute or a global."""

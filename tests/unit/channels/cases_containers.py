@@ -446,3 +446,42 @@ case(
     ],
     unrelated=["call.config.layers = 3"],
 )
+
+# --- items under other keys than the code spells --------------------------------------------------
+
+case(
+    "list in a list, from the end",
+    "L = [[1.0], [2.0]]\ndef call(x): return x * L[-1][-1]",
+    writes=["L[1][0] = 3.0", "L.append([5.0])", "L[2].append(7.0)"],
+    unrelated=["L[0].append(9.0)"],
+)
+case(
+    "dict in a list on an object, from the end",
+    """
+    class Run: pass
+    run = Run()
+    run.history = [{"k": [1.0]}]
+    def call(x): return x * run.history[-1]["k"][-1]
+    """,
+    writes=["run.history[0]['k'][0] = 3.0", "run.history.append({'k': [5.0]})"],
+)
+case(
+    "list in a dict whose keys have no case",
+    """
+    class Caseless(dict):
+        def __getitem__(self, key): return dict.__getitem__(self, key.lower())
+    D = Caseless(a=[1.0])
+    def call(x): return x * D["A"][0]
+    """,
+    writes=["dict.__getitem__(D, 'a')[0] = 3.0"],
+)
+case(
+    "list in a list that counts from one",
+    """
+    class FromOne(list):
+        def __getitem__(self, index): return list.__getitem__(self, index - 1)
+    L = FromOne([[1.0], [2.0]])
+    def call(x): return x * L[1][0]
+    """,
+    writes=["list.__getitem__(L, 0)[0] = 3.0"],
+)
