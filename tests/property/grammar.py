@@ -351,7 +351,7 @@ TRAITS = (
     ),
     Trait(
         "builtins",
-        ("t = t + len([1, 2])", "t = t + abs(-2)", "t = t * max(1, 2)", "t = t + round(2.6)"),
+        ("t = t + len([1, 2]) * abs(-2)", "t = t * max(1, 2) + round(2.6)"),
         sites=(
             "len = lambda v: 7",
             "abs = lambda v: 9.0",
@@ -451,7 +451,7 @@ _CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for
 def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
     """What the program is about: slots, or traits, or both."""
     n_slots, n_traits = draw(
-        st.sampled_from([(1, 0), (0, 1), (2, 0), (0, 2), (3, 0), (1, 2), (4, 0), (2, 1)])
+        st.sampled_from([(1, 0), (0, 1), (2, 0), (0, 3), (3, 0), (1, 2), (2, 1), (0, 2)])
     )
     slots = []
     for number in range(n_slots):
@@ -663,7 +663,8 @@ def _draw_steps(
 def _draw_forms(draw: st.DrawFn, program: Program, slots: list[Slot]) -> list[str]:
     """Arguments to call with: in all the forms of a trait, or of one tensor or two."""
     if program.traits:
-        vectors = list(program.traits[0].forms)
+        several = [trait for trait in program.traits if len(trait.forms) > 1]
+        vectors = list(draw(st.sampled_from(several or program.traits)).forms)
     else:
         some = draw(st.lists(st.sampled_from(VECTORS), min_size=1, max_size=2))
         vectors = [f"{vector}, new(4)" for vector in some]
