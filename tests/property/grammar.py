@@ -345,6 +345,11 @@ TRAITS = (
         sites=("ranks.move_to_end('a')", "ranks.move_to_end('b')", "ranks['a'] = ranks.pop('a')"),
     ),
     Trait(
+        "context variable",
+        ("t = t * knob.get()", "if knob.get() > 2:\n    t = t + 1"),
+        sites=("knob.set(3.0)", "knob.set(2.0)", "knob.set(7.0)"),
+    ),
+    Trait(
         "end of a list",
         ("t = t * rows[-1][-1]", "rows[-1].append(1.0)\nt = t * len(rows[-1])"),
         sites=("rows[1][0] = 3.0", "rows.append([5.0])", "rows[-1].append(7.0)", "rows.reverse()"),

@@ -859,6 +859,7 @@ class High(Low):
 class Leaf(Low): pass
 leaf = Leaf(2.0)
 """,
+    ("knob",): "knob = contextvars.ContextVar('knob', default=2.0)\n",
     ("rows",): "rows = [[1.0], [2.0]]\n",
     ("ranks",): "ranks = collections.OrderedDict(a=1.0, b=2.0)\n",
     ("Layer", "layer"): """\
