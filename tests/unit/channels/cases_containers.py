@@ -453,7 +453,6 @@ case(
     "list in a list, from the end",
     "L = [[1.0], [2.0]]\ndef call(x): return x * L[-1][-1]",
     writes=["L[1][0] = 3.0", "L.append([5.0])", "L[2].append(7.0)"],
-    unrelated=["L[0].append(9.0)"],
 )
 case(
     "dict in a list on an object, from the end",
