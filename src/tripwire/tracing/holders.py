@@ -623,6 +623,7 @@ class Holders:
                 continue
             before = dict(zip(holder.keys, holder.kept, strict=True))
             after = dict(zip(keys, kept, strict=True))
+            # The same values in another order: one write stands for it, of a key that moved.
             if set(before) == set(after) and isinstance(holder.kind, Items):
                 moved = next((a for b, a in zip(before, after, strict=True) if b != a), ABSENT)
                 if moved is not ABSENT and all(before[k] is after[k] for k in before):

@@ -67,8 +67,9 @@ def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
     for _ in range(_TRIES):
         try:
             return tuple(iterate())
-        except RuntimeError:  # it was written to
-            continue
+        except RuntimeError as error:
+            if "during iteration" not in str(error):  # not a write: an error of the container's own
+                raise
     return tuple(iterate())
 
 

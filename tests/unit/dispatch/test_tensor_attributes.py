@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tripwire
+from tripwire.tracing.reach import Reach
 
 
 def compiled(fn: Any, **options: Any) -> Any:
@@ -260,3 +261,11 @@ def test_a_tensor_that_holds_itself_is_no_trap(sentry) -> None:
     weight.label = [weight, {"again": weight}]
     call = compiled(lambda x: x * weight.label[0])
     assert call(torch.ones(2)).tolist() == call(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_what_was_not_looked_at_before_the_run_must_be_the_same_object(sentry, monkeypatch) -> None:
+    monkeypatch.setattr(Reach, "_below_tensor", lambda *_: ())
+    call = tripwire.compile(lambda x: x * x.label.value, backend="eager")
+    first, second = Label(2.0), Label(3.0)
+    for label in (first, first, second, first):
+        assert call(labelled(label)).tolist() == [label.value] * 2
