@@ -1,21 +1,26 @@
 """The law machine: draws scenarios, plays them, and shrinks what breaks a law to a script.
 
-`python tests/property/machine.py --steps 200000` runs it by itself, with a progress bar. The
-script is printed; LAWS_SAVE=folder in the environment keeps it there, as a test.
+`python tests/property/machine.py --steps 200000` runs it by itself, a process for each core, with a
+progress bar (a line every minute where there is no terminal). The script is printed;
+LAWS_SAVE=folder in the environment keeps it there, as a test.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from unittest.mock import patch
 
 import click
 import hypothesis
+import torch
 from grammar import scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
@@ -113,28 +118,66 @@ def _run_batch(
         raise LawBroken(scenario, reason, seed) from None
 
 
+# --- by itself ---------------------------------------------------------------------------------
+
+
+def work(steps: int, seed: int, parent: Connection) -> None:
+    """One process's share. Sends its figures as it goes, or the script of what broke a law."""
+    logging.disable(logging.WARNING)  # refusals are part of the play
+    torch.set_num_threads(1)
+    try:
+        run(steps, seed, tell=parent.send)
+    except LawBroken as broken:
+        parent.send(str(broken))
+
+
+def start(workers: int, share: int, seed: int) -> dict[Connection, Figures]:
+    """This many processes, each with seeds of its own."""
+    context = multiprocessing.get_context("spawn")
+    told = {}
+    for number in range(workers):
+        mine, theirs = context.Pipe(duplex=False)
+        args = (share, seed + number * share, theirs)
+        context.Process(target=work, args=args, daemon=True).start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        told[mine] = Figures()
+    return told
+
+
+def follow(told: dict[Connection, Figures], share: int) -> Iterator[Figures]:
+    """What all have done so far, each time that one of them tells. Ends with the process."""
+    while waiting := [one for one, figures in told.items() if figures.steps < share]:
+        for one in wait(waiting):
+            try:
+                news = one.recv()
+            except EOFError:
+                raise SystemExit("a process died; what it said is above") from None
+            if isinstance(news, str):
+                raise SystemExit(news)
+            told[one] = news
+        yield sum(told.values(), Figures())
+
+
 @click.command()
 @click.option("--steps", default=200_000, show_default=True, help="How many to take.")
 @click.option("--seed", type=int, default=None, help="Where to begin; a fresh one by default.")
-def main(steps: int, seed: int | None) -> None:
+@click.option("--workers", default=os.cpu_count(), show_default=True, help="How many processes.")
+def main(steps: int, seed: int | None, workers: int) -> None:
     """Look for programs whose compiled twins differ."""
-    logging.disable(logging.WARNING)  # refusals are part of the play
     first = random.randrange(10**6) if seed is None else seed
     console = Console()
-    console.print(f"law machine: {steps} steps from seed {first}")
+    console.print(f"law machine: {steps} steps from seed {first}, {workers} processes")
+    share = -(-steps // workers)
+    figures, spoken = Figures(), time.monotonic()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=steps)
-
-        def tell(figures: Figures) -> None:
+        for figures in follow(start(workers, share, first), share):
             progress.update(task, completed=figures.steps, description=str(figures))
-
-        try:
-            figures = run(steps, first, tell=tell)
-        except LawBroken as broken:
-            progress.stop()
-            raise SystemExit(str(broken)) from None
-    console.print(f"{figures}; refusals: {figures.slugs}")
+            if not console.is_terminal and time.monotonic() > spoken + 60:
+                spoken = time.monotonic()
+                console.print(figures, highlight=False)
+    console.print(f"{figures}; refusals: {dict(figures.slugs)}")
 
 
 if __name__ == "__main__":

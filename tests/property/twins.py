@@ -18,9 +18,10 @@ import tempfile
 import threading
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,16 @@ class Figures:
     hits: int = 0
     traces: int = 0
     raised: int = 0
-    slugs: dict[str, int] = field(default_factory=dict)
+    slugs: Counter[str] = field(default_factory=Counter)
 
     @property
     def share(self) -> float:
         """The share of calls that ran compiled code."""
         return self.hits / max(1, self.calls)
+
+    def __add__(self, other: Figures) -> Figures:
+        names = [one.name for one in fields(self)]
+        return Figures(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def __str__(self) -> str:
         return (
@@ -264,8 +269,7 @@ class _World:
         dispatcher = find_dispatcher(self.space["call"])
         if self._figures is not None and dispatcher is not None:
             for refusal, count in dispatcher.refusals.items():
-                slugs = self._figures.slugs
-                slugs[refusal.slug] = slugs.get(refusal.slug, 0) + count
+                self._figures.slugs[refusal.slug] += count
 
 
 def _tag(tensor: torch.Tensor, tag: float) -> torch.Tensor:
