@@ -176,7 +176,7 @@ def main(steps: int, seed: int | None, workers: int) -> None:
             progress.update(task, completed=figures.steps, description=str(figures))
             if not console.is_terminal and time.monotonic() > spoken + 60:
                 spoken = time.monotonic()
-                console.print(figures, highlight=False)
+                console.print(str(figures), highlight=False)
     console.print(f"{figures}; refusals: {dict(figures.slugs)}")
 
 

@@ -79,7 +79,11 @@ def _is_own(frame: FrameType) -> bool:
 class Observer:
     """Reports the user's code objects of one thread, each once, and the first impure call."""
 
-    sees = False  # whether anything can be reported; not under a profiler written in C
+    # Why not all that started was reported; empty where it was.
+    blind = (
+        "a profiler written in C is active, and on Python 3.11 functions can't be observed then. "
+        "Call it once without the profiler."
+    )
 
     def __init__(self, listener: Listener, watch_calls: bool) -> None:
         self._listener: Listener = listener
@@ -89,6 +93,7 @@ class Observer:
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
         self.paused = False  # report nothing; set by whoever records
+        self.collecting = False  # report nothing either: callbacks of the collector run
         self._callbacks: tuple[_CollectorCallback, ...] = ()
         self.profile: Profile | None = None  # to be taken out while paused; see Recorder
 
@@ -106,7 +111,7 @@ class Observer:
         if id(code) in self._seen:
             return True
         own = _is_own(frame)
-        if self.paused and not own:
+        if (self.paused or self.collecting) and not own:
             return False  # it runs inside an op, which is the op's business; it may run again
         refuse = find_refused_code(code)
         if not own and self._is_importing(frame):
@@ -132,7 +137,7 @@ class Observer:
         `first` is the call's first argument, to which an unbound method belongs.
         """
         file = frame.f_code.co_filename
-        if self.paused or not self.watching or is_own_file(file):
+        if self.paused or self.collecting or not self.watching or is_own_file(file):
             return
         library = is_library_file(file)
         refuse = find_impurity(callee, library)
@@ -151,6 +156,8 @@ class Observer:
 
     def finish(self) -> None:
         """The run is over: report what no call showed."""
+        if self.collecting:
+            self.blind = _LOST_SIGHT
         watching, self.watching = self.watching, False  # finding out makes calls too
         if watching and self._generators is not None:
             refuse = self._generators.find_draw()
@@ -195,9 +202,9 @@ class Observer:
     def start(self) -> None:
         """Begin to look."""
         if gc.callbacks:
-            self._callbacks = _build_collector_callbacks(self)
-            gc.callbacks.insert(0, self._callbacks[0])  # the others run between the two
-            gc.callbacks.append(self._callbacks[1])
+            begin, end = self._callbacks = _build_collector_callbacks(self)
+            gc.callbacks.append(end)  # first: the collector may run before the next line does
+            gc.callbacks.insert(0, begin)
 
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
@@ -242,25 +249,31 @@ def observing(listener: Listener, watch_calls: bool = False) -> Observer:
     return _ProfileObserver(listener, watch_calls, before)
 
 
+_LOST_SIGHT = (
+    "a callback in gc.callbacks took others out of that list while the collector ran, and what "
+    "started after that was not seen. The next call is tried again."
+)
 _CollectorCallback = Callable[[str, dict[str, int]], None]
 
 
 def _build_collector_callbacks(
     observer: Observer,
 ) -> tuple[_CollectorCallback, _CollectorCallback]:
-    """The collector's callbacks run in the midst of a run and are no part of it."""
+    """The collector's callbacks run in the midst of a run and are no part of it.
+
+    Ours are the first and the last of them, each time that it tells of its begin and of its end.
+    """
     thread = threading.get_ident()
-    paused: list[bool] = []
 
     def begin(phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() == thread and not observer.paused:
-            paused.append(True)
-            observer.paused = True  # and no more: Python may be setting the profile function
+        if threading.get_ident() == thread:
+            if observer.collecting:  # somebody's callback changed the list, and `end` was missed
+                observer.blind = _LOST_SIGHT
+            observer.collecting = True
 
     def end(phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() == thread and paused:
-            paused.clear()
-            observer.paused = False
+        if threading.get_ident() == thread:
+            observer.collecting = False
 
     return begin, end
 
@@ -269,7 +282,7 @@ def _build_collector_callbacks(
 
 
 class _ProfileObserver(Observer):
-    sees = True
+    blind = ""
 
     def __init__(self, listener: Listener, watch_calls: bool, before: Any) -> None:
         super().__init__(listener, watch_calls)
@@ -317,7 +330,9 @@ class _ProfileObserver(Observer):
         at: FrameType | None = frame
         if event == "call" and _is_constant(frame.f_code):
             at = frame.f_back
-        if at is None or id(at.f_code) not in self._near_numpy or self.paused:
+        if at is None or id(at.f_code) not in self._near_numpy:
+            return
+        if self.paused or self.collecting:
             return
         if self.watching and self._generators is not None:
             refuse = self._generators.find_numpy_draw()
@@ -326,7 +341,8 @@ class _ProfileObserver(Observer):
 
     def stop(self) -> None:
         if self.profile is not None and sys.getprofile() is not self.profile:
-            self.sees = False  # Python drops a profile function that raises, or the run did
+            # Python drops a profile function that raises; the run can take it away, too.
+            self.blind = "its profile function was lost in the midst of the run."
         self.profile = None
         if self._installed is not None and sys.getprofile() is self._installed:
             sys.setprofile(self._before)  # unless the run has set one of its own
@@ -346,7 +362,7 @@ _tool: int | None = None
 
 
 class _MonitoringObserver(Observer):
-    sees = True
+    blind = ""
 
     def __init__(self, listener: Listener, watch_calls: bool) -> None:
         super().__init__(listener, watch_calls)

@@ -25,7 +25,7 @@ from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.tracing.holders import Write
-from tripwire.tracing.observe import observing
+from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.questions import Answer, ask_all
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
@@ -221,7 +221,7 @@ class _Session:
         self.complete = complete
         self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
         self.codes: list[CodeType] = []
-        self.sees = False
+        self.blind = Observer.blind
         self.recorder: Recorder | None = None
         self.namespaces: dict[str, dict[str, Any]] = {}
         self.skeletons = {
@@ -315,8 +315,8 @@ class _Session:
         observer, self.state.observer = self.state.observer, None
         self.recorder = None
         self.state.reach.close()
-        self.sees = observer is not None and observer.sees
         if observer is not None:
+            self.blind = observer.blind
             self.codes = observer.codes()
             observer.forget()
 
@@ -448,12 +448,8 @@ class _Session:
 
     def _check_reads(self, reads: ReadSet) -> None:
         """Refuse reads that can't be seen (L2)."""
-        if not self.sees:
-            raise Refused(
-                "not-observed",
-                "a profiler written in C is active, and on Python 3.11 functions can't be "
-                "observed then. Call it once without the profiler.",
-            )
+        if self.blind:
+            raise Refused("not-observed", self.blind)
         if reads.refused is not None:
             name, place = reads.refused
             raise Refused(

@@ -46,7 +46,11 @@ PLAIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=lambda v: repr(v)[:30])
+@pytest.mark.parametrize(
+    "value",
+    PLAIN,
+    ids=lambda v: f"{v!r:.30}" if type(v) not in (set, frozenset) else type(v).__name__,
+)
 def test_plain_values_come_back(tmp_path, value) -> None:
     for found in (again(tmp_path, value), seen(tmp_path, value)):
         assert type(found) is type(value)

@@ -90,7 +90,11 @@ LIBRARY_THINGS = [
 ]
 
 
-@pytest.mark.parametrize("thing", LIBRARY_THINGS, ids=lambda thing: str(thing)[:40])
+def name_thing(thing: object) -> str:
+    return getattr(thing, "__name__", type(thing).__name__)
+
+
+@pytest.mark.parametrize("thing", LIBRARY_THINGS, ids=name_thing)
 def test_a_librarys_thing_is_found_where_it_lies(thing) -> None:
     found = find_library(thing)
     if thing is dict.__dict__["fromkeys"]:  # only a method bound to the class can be had by name

@@ -1,6 +1,7 @@
 """Cases in which a tracer could be silently wrong: each is right, refused, or a branch."""
 
 import collections
+import contextlib
 import copy
 import enum
 import functools
@@ -17,7 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tripwire
-from tripwire import InputMismatch
+from tripwire import CannotTrace, InputMismatch
+from tripwire.tracing.observe import Observer
 
 
 def ones():
@@ -794,3 +796,76 @@ def test_a_callback_of_the_collector_is_no_part_of_the_run() -> None:
         gc.callbacks.remove(note)
     assert not trace.effects
     assert space["count"]
+
+
+SCALE = 2.0
+
+
+def scaled(x):
+    return x * SCALE
+
+
+def calls_another(x):
+    return scaled(x)
+
+
+@contextlib.contextmanager
+def collecting_in(code, when=lambda: True):
+    """Collect garbage once, before a line of some code, as Python 3.12 does between any two."""
+    left = [True]
+
+    def look(frame, event, arg):
+        if frame.f_code is code and left and when():
+            left.clear()
+            gc.collect()
+        return look if frame.f_code is code else None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    assert not left
+
+
+@pytest.fixture
+def callbacks():
+    """Those of the collector, as they were afterwards."""
+    before = gc.callbacks[:]
+    yield gc.callbacks
+    gc.callbacks[:] = before
+
+
+def test_a_collection_while_an_observer_starts_hides_nothing(callbacks, monkeypatch) -> None:
+    compiled = tripwire.compile(calls_another, backend="eager", fullgraph=True)
+    first = []
+
+    def has_one_more():
+        first[:] = first or [len(callbacks)]
+        return len(callbacks) == first[0] + 1
+
+    with collecting_in(Observer.start.__code__, has_one_more):
+        compiled(X)
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    assert torch.equal(compiled(X), X * 5)
+
+
+@pytest.mark.parametrize("last", ["start", "stop"])
+def test_a_callback_that_goes_while_it_is_called_hides_nothing(callbacks, last) -> None:
+    """Python leaves out the one after it, which is the observer's."""
+
+    def go(phase, info):
+        if phase == last:
+            callbacks.remove(go)
+
+    def come():
+        callbacks.insert(-1, go)
+        return True
+
+    compiled = tripwire.compile(calls_another, backend="eager", fullgraph=True)
+    with collecting_in(calls_another.__code__, come):
+        with pytest.raises(CannotTrace, match="gc.callbacks") as caught:
+            compiled(X)
+    assert caught.value.slug == "not-observed"
+    assert torch.equal(compiled(X), X * 2)
