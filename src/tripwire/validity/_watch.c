@@ -23,9 +23,10 @@
    - Everything here is static and guarded by the GIL: one table for the process. */
 
 #define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE 1 /* for count_switches() alone */
+#define Py_BUILD_CORE 1 /* for count_switches() and find_writer() alone */
 #include <Python.h>
 #if PY_VERSION_HEX >= 0x030C0000
+#include <internal/pycore_frame.h>
 #include <internal/pycore_interp.h>
 #else
 #include <internal/pycore_runtime.h>
@@ -201,6 +202,31 @@ static void add_mark(const void *address, int change) {
 
 /* ---- Touching -------------------------------------------------------------------------------- */
 
+/* Python functions that write for whoever calls them: nn.Module.__setattr__. */
+#define MAX_SETTERS 8
+static PyFunctionObject *setters[MAX_SETTERS];
+static int n_setters;
+
+#if HAS_WATCHERS
+/* Whether a frame belongs to a setter, or to a call out of C, which lies between it and its caller. */
+static int is_go_between(const struct _PyInterpreterFrame *frame) {
+    if (frame->owner == FRAME_OWNED_BY_CSTACK) {
+        return 1;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *code = frame->f_executable;
+#else
+    PyObject *code = (PyObject *)frame->f_code;
+#endif
+    for (int i = 0; i < n_setters; i++) {
+        if (setters[i]->func_code == code) {
+            return 1;
+        }
+    }
+    return 0;
+}
+#endif
+
 /* The innermost Python code and its line; a new reference, or NULL where there is none. */
 static PyObject *find_writer(int *line) {
 #if HAS_WATCHERS
@@ -211,6 +237,9 @@ static PyObject *find_writer(int *line) {
 #else
     struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
 #endif
+    while (frame != NULL && is_go_between(frame)) {
+        frame = frame->previous;
+    }
     PyObject *code = frame == NULL ? NULL : PyUnstable_InterpreterFrame_GetCode(frame);
     if (code != NULL && !PyCode_Check(code)) { /* the frame of a call out of C */
         Py_CLEAR(code);
@@ -614,10 +643,7 @@ static int hook_dict_setters(PyObject *object) {
    is called through its function's vectorcall pointer; while objects are watched, that pointer
    leads here first. A slot of the classes would be simpler, but object.__setattr__ refuses to
    work below a slot that it doesn't know (hackcheck in CPython's typeobject.c). */
-#define MAX_SETTERS 8
-static PyFunctionObject *setters[MAX_SETTERS];
 static vectorcallfunc plain_calls[MAX_SETTERS];
-static int n_setters;
 
 static PyObject *
 note_setter(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
@@ -1146,16 +1172,14 @@ static PyObject *hook_weakrefs(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* Python functions stay for as long as the process: nobody lets go of nn.Module.__setattr__. */
 static PyObject *note_writers_of(PyObject *Py_UNUSED(module), PyObject *function) {
-#if !HAS_WATCHERS
     if (!PyFunction_Check(function) || n_setters == MAX_SETTERS) {
         PyErr_SetString(PyExc_TypeError, "note_writers_of() takes a few Python functions");
         return NULL;
     }
+#if !HAS_WATCHERS
     plain_calls[n_setters] = ((PyFunctionObject *)function)->vectorcall;
-    setters[n_setters++] = (PyFunctionObject *)Py_NewRef(function);
-#else
-    (void)function; /* dict watchers tell */
 #endif
+    setters[n_setters++] = (PyFunctionObject *)Py_NewRef(function);
     Py_RETURN_NONE;
 }
 
@@ -1181,8 +1205,9 @@ static PyMethodDef module_methods[] = {
      "Drop the sentries' weakrefs to an object before this function lists the object's weakrefs,\n"
      "and leave out those of a class."},
     {"note_writers_of", note_writers_of, METH_O,
-     "Touch the first argument of this Python function after each call that came out of C.\n\n"
-     "Only on 3.11, where dicts don't tell who wrote."},
+     "What this Python function writes is its caller's doing.\n\n"
+     "On 3.11, where dicts don't tell who wrote, its first argument is touched after each call that\n"
+     "came out of C."},
     {"same_items", (PyCFunction)(void (*)(void))same_items, METH_FASTCALL, NULL},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
     {"count_switches", count_switches, METH_NOARGS, NULL},
