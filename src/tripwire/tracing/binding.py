@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import find_in_class
 from tripwire.errors import CannotTrace
 from tripwire.tracing.sources import Local, Roots, Source
 
@@ -108,7 +109,7 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
         return (forward if isinstance(forward, FunctionType) else None), target
     if isinstance(target, BuiltinMethodType) and isinstance(target.__self__, torch.Tensor):
         return None, target.__self__
-    call = inspect.getattr_static(type(target), "__call__", None)
+    call = find_in_class(type(target), "__call__")
     if isinstance(call, FunctionType):
         return call, target
     return None, None

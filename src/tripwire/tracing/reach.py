@@ -17,7 +17,6 @@ import array
 import builtins
 import functools
 import gc
-import inspect
 import itertools
 import logging
 import operator
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import find_in_class
 from tripwire.env import is_library_module, is_stdlib_module
 from tripwire.tracing.holders import (
     ARRAY,
@@ -693,7 +693,7 @@ def _is_shadowed(item: object, name: str, value: object) -> bool:
     """Whether `getattr` would find something else: a property of the class, say."""
     if not issubclass(type(value), torch.Tensor):
         return False
-    of_class = inspect.getattr_static(type(item), name, None)
+    of_class = find_in_class(type(item), name)
     return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
 
 
