@@ -1,5 +1,8 @@
 """Inductor, through AOTAutograd. Imported when it is first used: its own imports take seconds.
 
+What repeats in a graph for inference is compiled once, see blocks.py. With a backward pass it
+isn't: gradients through torch's operator for it were wrong (torch 2.13).
+
 What it compiles for inference is kept in tripwire's store, whole, so that a warm start neither
 traces the graph again nor asks torch's caches. They serve where there is a backward pass, which
 is compiled when it is first run.
@@ -7,6 +10,7 @@ is compiled when it is first run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -20,6 +24,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store
+from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import handing_over
 from tripwire.backends.keys import find_key
 from tripwire.backends.rounds import in_rounds
@@ -31,6 +36,7 @@ except ImportError:  # torch can't write compiled code as a whole yet
     Bundle = None  # type: ignore[assignment, misc]
 
 Runtime = Callable[..., Any]
+_log = logging.getLogger("tripwire.backends")
 
 
 def find_patches(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def compile_graph(
         if store is not None and key is not None:
             runtime = _load(store, key)
         if runtime is None:
-            runtime = _compile(module, example_inputs, patches, store, key)
+            runtime = _compile(module, example_inputs, patches, store, key, folds=not trains)
         has_graphs = torch._inductor.config.triton.cudagraphs
     return in_rounds(runtime) if has_graphs else runtime
 
@@ -72,18 +78,27 @@ def _compile(
     patches: Mapping[str, Any],
     store: Store | None,
     key: str | None,
+    *,
+    folds: bool,
 ) -> Runtime:
     whole = {} if key is None else {"bundled_autograd_cache": True}
     with torch._functorch.config.patch(whole), handing_over(module, shape_env=ShapeEnv()) as copied:
-        compiled = cast(
-            "Runtime",
-            compile_fx(
-                copied,
-                list(example_inputs),
-                config_patches=dict(patches) or None,  # the backward pass is compiled later
-                ignore_shape_env=True,
-            ),
-        )
+        is_folded = folds and fold_blocks(copied)
+        try:
+            compiled = cast(
+                "Runtime",
+                compile_fx(
+                    copied,
+                    list(example_inputs),
+                    config_patches=dict(patches) or None,  # the backward pass is compiled later
+                    ignore_shape_env=True,
+                ),
+            )
+        except Exception as error:
+            if not is_folded:
+                raise
+            _log.debug("Inductor compiles the graph without blocks, since with them: %s", error)
+            return _compile(module, example_inputs, patches, store, key, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
             payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
             store.write(key, Artifact(payload, {"every_isa": _has_every_isa()}))

@@ -229,7 +229,7 @@ class _Past:
     def __init__(self, graph: fx.Graph) -> None:
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self._inputs = len(graph.find_nodes(op="placeholder"))  # these come first
-        self._contexts = [node for node in graph.nodes if _name_of(node) in _CONTEXTS]
+        self._contexts = [node for node in graph.nodes if name_of(node) in _CONTEXTS]
         self._places: list[int] = []  # of the in-place calls
         self._writers: dict[int, list[fx.Node]] = {}  # of a memory, in order
         for node in graph.nodes:
@@ -330,7 +330,7 @@ def _nodes_in(branch: Branch) -> list[fx.Node]:
 def _is_constant(leading: set[fx.Node]) -> bool:
     """Whether no input leads to a value, and nothing random does: it is the same every time."""
     return all(
-        node.op in ("call_function", "call_method") and not _is_random(node) for node in leading
+        node.op in ("call_function", "call_method") and not is_random(node) for node in leading
     )
 
 
@@ -342,13 +342,13 @@ def can_repeat(trace: Trace) -> bool:
 
 def draws(trace: Trace) -> bool:
     """Whether a graph draws random numbers."""
-    return any(map(_is_random, _calls_of(trace)))
+    return any(map(is_random, _calls_of(trace)))
 
 
 def acts(trace: Trace) -> bool:
     """Whether a graph does more than to compute, draw and write to tensors' memory."""
     return any(
-        node.meta[FACTS].python is not None or _name_of(node) in ("backward", "setattr")
+        node.meta[FACTS].python is not None or name_of(node) in ("backward", "setattr")
         for node in _calls_of(trace)
     )
 
@@ -372,31 +372,32 @@ def _root_of(trace: Trace) -> nn.Module:
 
 
 def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
-    heavy = [node for node in leading if _name_of(node) in _HEAVY]
+    heavy = [node for node in leading if name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
-        name = _name_of(heavy[0])
+        name = name_of(heavy[0])
         raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
     for node in leading:
-        name = _name_of(node)
-        if _is_random(node):
+        name = name_of(node)
+        if is_random(node):
             raise _refuse(branch, f"`{name}` leads to it, and is random")
         facts: NodeFacts = node.meta[FACTS]
         if facts.python is not None and facts.opaque:
             raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
 
 
-def _is_random(node: fx.Node) -> bool:
-    if _name_of(node) in _DROPOUTS:
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    if name_of(node) in _DROPOUTS:
         share = node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
         if type(share) in (int, float) and share == 0:
             return False
         return not (len(node.args) > 2 and node.args[2] is False) and (
             node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
         )
-    if _name_of(node) == "scaled_dot_product_attention":
+    if name_of(node) == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not isinstance(dropout, (int, float)) or dropout != 0
-    return _name_of(node) in _RANDOM or is_seeded(_name_of(node))
+    return name_of(node) in _RANDOM or is_seeded(name_of(node))
 
 
 def _cost_of(node: fx.Node) -> int:
@@ -411,7 +412,8 @@ def _cost_of(node: fx.Node) -> int:
     return math.prod(shapes[0]) * max(shape[-1] for shape in shapes[1:])
 
 
-def _name_of(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
     if isinstance(node.target, str):
         return node.target
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]

@@ -1,0 +1,236 @@
+"""Blocks: what a graph repeats, as the layers of a model, is compiled once and called often.
+
+torch's compilers have an operator for it, `invoke_subgraph`; its users mark the function that is
+repeated. Here nobody marks anything: equal stretches are found in the graph itself.
+
+A row of equal stretches may be cut anywhere, as long as each cut is at the same place. These are
+cut before a matrix product, whose input has to lie in memory anyhow. So nothing is cut apart that
+could have been fused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.rules import words
+from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.tracing.values import TensorMeta
+from tripwire.validity.probes import is_random, name_of
+
+LEAST_BLOCKS = 3
+LEAST_NODES = 16  # of a block: calling it takes nodes, too
+_PRODUCTS = words("linear matmul mm bmm addmm baddbmm scaled_dot_product_attention einsum")
+# Inductor chooses the layout of images for the whole graph.
+_OF_LAYOUTS = words("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+_PERIODS = 8  # the most frequent distances between like nodes are tried
+
+
+class _Row(NamedTuple):
+    """Nodes that are like those one period before: from `begin` to `end`."""
+
+    begin: int
+    end: int
+    period: int
+
+    @property
+    def saved(self) -> int:
+        """How many nodes need not be compiled."""
+        return ((self.end - self.begin) // self.period - 1) * self.period
+
+
+class _Block(NamedTuple):
+    nodes: Sequence[fx.Node]
+    operands: tuple[fx.Node, ...]  # what comes from outside, in the order of use
+    form: Hashable  # equal for blocks that compute the same of their operands
+
+
+def fold_blocks(module: fx.GraphModule) -> bool:
+    """Put one graph module, called each time, in the place of what a graph repeats.
+
+    Whether there was something to fold.
+    """
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+    row = _find_row([_describe(node) for node in nodes])
+    start = None if row is None else _find_cut(nodes, row)
+    if row is None or start is None:
+        return False
+    alike = defaultdict(list)
+    for i in range(start, row.end - row.period + 1, row.period):
+        block = _build_block(nodes[i : i + row.period])
+        alike[block.form].append(block)
+    blocks = max(alike.values(), key=len)
+    results = _find_results(blocks)
+    if len(blocks) < LEAST_BLOCKS or not all(_can_return(block, results) for block in blocks):
+        return False
+    _fold(module, blocks, results)
+    return True
+
+
+def _describe(node: fx.Node) -> Hashable:
+    """What a node does, whatever it does it to. Unlike all others: what must stay where it is."""
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    stays = (
+        facts is None
+        or facts.value is None
+        or facts.written
+        or facts.opaque
+        or facts.region is not None
+        or facts.python is not None
+        or node.op not in ("call_function", "call_method")
+        or name_of(node) in _OF_LAYOUTS
+        or is_random(node)
+    )
+    if stays or facts is None:
+        return node
+    plain = fx.map_arg((node.args, node.kwargs), lambda argument: None)
+    return node.op, node.target, repr(plain), facts.value
+
+
+def _find_row(likes: Sequence[Hashable]) -> _Row | None:
+    """The row that saves most."""
+    last: dict[Hashable, int] = {}
+    distances: Counter[int] = Counter()
+    for i, like in enumerate(likes):
+        if like in last:
+            distances[i - last[like]] += 1
+        last[like] = i
+    rows = [
+        row for period, _ in distances.most_common(_PERIODS) for row in _find_rows(likes, period)
+    ]
+    return max(rows, key=lambda row: row.saved, default=None)
+
+
+def _find_rows(likes: Sequence[Hashable], period: int) -> Iterator[_Row]:
+    begin = 0
+    for end in range(period, len(likes) + 1):
+        if end == len(likes) or likes[end] != likes[end - period]:
+            if period >= LEAST_NODES and end - begin >= LEAST_BLOCKS * period:
+                yield _Row(begin, end, period)
+            begin = end - period + 1
+
+
+def _find_cut(nodes: Sequence[fx.Node], row: _Row) -> int | None:
+    """Where blocks begin: before a product, with as few values as possible handed on."""
+    last = row.end - LEAST_BLOCKS * row.period
+    cuts = [
+        i
+        for i in range(row.begin, min(row.begin + row.period, last + 1))
+        if name_of(nodes[i]) in _PRODUCTS
+    ]
+    position = {node: i for i, node in enumerate(nodes)}
+
+    def cost(cut: int) -> tuple[int, int]:
+        middle = cut + row.period
+        before = nodes[cut:middle]
+        handed_on = sum(any(position.get(u, -1) >= middle for u in n.users) for n in before)
+        return handed_on, cut
+
+    return min(cuts, key=cost, default=None)
+
+
+def _build_block(nodes: Sequence[fx.Node]) -> _Block:
+    inside = {node: i for i, node in enumerate(nodes)}
+    operands: dict[fx.Node, int] = {}
+    form: list[Hashable] = []
+
+    def note(argument: fx.Node) -> fx.Node:
+        here = inside.get(argument)
+        form.append(here if here is not None else ~operands.setdefault(argument, len(operands)))
+        return argument
+
+    for node in nodes:
+        fx.map_arg((node.args, node.kwargs), note)
+        form.append(None)
+    form += [_form_of(node) for node in operands]
+    return _Block(nodes, tuple(operands), tuple(form))
+
+
+def _form_of(node: fx.Node) -> Hashable:
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor):
+        return node  # like no other
+    stride = example.stride()
+    return example.shape, stride, example.dtype, example.device, example.requires_grad
+
+
+def _find_results(blocks: Sequence[_Block]) -> tuple[int, ...]:
+    """The places of all values that are used after some block."""
+    found: set[int] = set()
+    for block in blocks:
+        inside = set(block.nodes)
+        found.update(i for i, node in enumerate(block.nodes) if not inside.issuperset(node.users))
+    return tuple(sorted(found))
+
+
+def _can_return(block: _Block, results: Sequence[int]) -> bool:
+    """Whether all results are tensors of memory that the block made, each of its own."""
+    seen = {OUTSIDE}
+    for operand in block.operands:
+        seen.update(_memory_of(operand))
+    for i in results:
+        facts: NodeFacts = block.nodes[i].meta[FACTS]
+        if not isinstance(facts.value, TensorMeta) or not seen.isdisjoint(facts.memory):
+            return False
+        seen.update(facts.memory)
+    return True
+
+
+def _memory_of(node: fx.Node) -> tuple[int, ...]:
+    facts = node.meta.get(FACTS)
+    return facts.memory if isinstance(facts, NodeFacts) else (OUTSIDE,)
+
+
+def _fold(module: fx.GraphModule, blocks: Sequence[_Block], results: Sequence[int]) -> None:
+    name = "repeated"
+    while hasattr(module, name):
+        name += "_"
+    module.add_module(name, _extract(module, blocks[0], results))
+    replaced: dict[fx.Node, fx.Node] = {}
+    for block in blocks:
+        _replace(module.graph, block, results, name, replaced)
+    module.graph.lint()
+    module.recompile()
+
+
+def _extract(module: fx.GraphModule, block: _Block, results: Sequence[int]) -> fx.GraphModule:
+    """One block as a module of its own."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for i, operand in enumerate(block.operands):
+        copies[operand] = graph.placeholder(f"operand_{i}")
+        copies[operand].meta["example_value"] = operand.meta["example_value"]
+    for node in block.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[block.nodes[i]] for i in results))
+    return fx.GraphModule(module, graph)
+
+
+def _replace(
+    graph: fx.Graph,
+    block: _Block,
+    results: Sequence[int],
+    name: str,
+    replaced: dict[fx.Node, fx.Node],
+) -> None:
+    """A call in the place of a block; `replaced` has what blocks before it returned."""
+    operands = [replaced.get(node, node) for node in block.operands]
+    given = [block.nodes[i] for i in results]
+    with graph.inserting_before(block.nodes[0]):
+        called = graph.get_attr(name)
+        call = graph.call_function(
+            torch.ops.higher_order.invoke_subgraph, (called, name, *operands)
+        )
+        call.meta["example_value"] = tuple(node.meta["example_value"] for node in given)
+        for i, node in enumerate(given):
+            item = replaced[node] = graph.call_function(operator.getitem, (call, i))
+            item.meta = dict(node.meta)
+            node.replace_all_uses_with(item)
+    for node in reversed(block.nodes):
+        graph.erase_node(node)

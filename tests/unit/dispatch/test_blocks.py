@@ -1,0 +1,148 @@
+"""What a graph repeats is handed over once, and computes what it did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn import functional as F
+
+import tripwire
+from tripwire.backends import blocks
+from tripwire.backends.blocks import fold_blocks
+from tripwire.backends.handover import handing_over
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "LEAST_NODES", 2)
+
+
+class Layer(nn.Module):
+    def __init__(self, size=8, bias=True, gain=1.0):
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.up = nn.Linear(size, 2 * size, bias=bias)
+        self.down = nn.Linear(2 * size, size, bias=bias)
+        self.gain = gain
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.up(self.norm(x)))) * self.gain
+
+
+def fold(call, *args):
+    """How often a block is called in a call's graph, and how many nodes are left of how many."""
+    caught = []
+
+    def catch(module, inputs):
+        caught.append((module, inputs))
+        return module.forward
+
+    torch.manual_seed(0)
+    wanted = call(*args)
+    torch.manual_seed(0)
+    tripwire.compile(call, backend=catch, fullgraph=True)(*args)
+    ((module, inputs),) = caught
+    before = module.code
+    with handing_over(module, shape_env=ShapeEnv()) as copied:
+        fold_blocks(copied)
+    assert module.code == before
+    torch.manual_seed(0)
+    (result,) = copied(*inputs)
+    torch.testing.assert_close(result, wanted)
+    folded = [node for node in copied.graph.nodes if "invoke_subgraph" in str(node.target)]
+    return len(folded), len(copied.graph.nodes), len(module.graph.nodes)
+
+
+@torch.no_grad()
+def test_the_layers_of_a_model_become_one_block() -> None:
+    model = nn.Sequential(*(Layer() for _ in range(10)))
+    calls, after, before = fold(model, torch.randn(3, 8))
+    assert calls == 9  # one layer's nodes lie before the first product, and after the last block
+    assert after < before
+
+
+@torch.no_grad()
+def test_a_block_begins_with_a_product() -> None:
+    caught = []
+
+    def catch(module, inputs):
+        with handing_over(module, shape_env=ShapeEnv()) as copied:
+            fold_blocks(copied)
+        caught.append(copied)
+        return module.forward
+
+    model = nn.Sequential(*(Layer() for _ in range(10)))
+    tripwire.compile(model, backend=catch)(torch.randn(3, 8))
+    first = next(n for n in caught[0].repeated.graph.nodes if n.op != "placeholder")
+    assert first.target is F.linear or "linear" in str(first.target)
+
+
+@torch.no_grad()
+def test_layers_of_two_kinds_by_turns_are_blocks_of_two() -> None:
+    model = nn.Sequential(*(Layer(gain=1.0 + i % 2) for i in range(10)))
+    calls, _, _ = fold(model, torch.randn(3, 8))
+    assert calls == 4
+
+
+@torch.no_grad()
+def test_a_loop_needs_no_modules() -> None:
+    weights = [torch.randn(8, 8) for _ in range(6)]
+
+    def call(x):
+        for weight in weights:
+            x = torch.tanh(x @ weight) + 1
+        return x
+
+    assert fold(call, torch.randn(3, 8))[0] == 6
+
+
+@torch.no_grad()
+def test_one_layer_that_is_not_like_the_others_stays() -> None:
+    model = nn.Sequential(*(Layer(bias=i != 7) for i in range(8)), Layer(gain=3.0))
+    calls, _, _ = fold(model, torch.randn(3, 8))
+    assert 5 <= calls <= 7
+
+
+@torch.no_grad()
+def test_a_value_that_only_one_block_hands_on_is_returned() -> None:
+    layers = nn.ModuleList(Layer() for _ in range(8))
+
+    def call(x):
+        kept = None
+        for i, layer in enumerate(layers):
+            h = layer.up(layer.norm(x))
+            kept = h if i == 3 else kept
+            x = x + layer.down(F.silu(h))
+        return x + kept.sum()
+
+    assert fold(call, torch.randn(3, 8))[0] >= 7
+
+
+def make_counting(n):
+    layers = nn.ModuleList(Layer() for _ in range(n))
+
+    def call(x, count):
+        for layer in layers:
+            x = layer(x)
+            count.add_(1)
+        return x
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "args"),
+    [
+        (nn.Sequential(*(Layer() for _ in range(2))), ()),
+        (lambda x: [x := x.sin() * 2 for _ in range(20)][-1], ()),  # all of it can be fused
+        (lambda x: [x := F.dropout(x @ torch.eye(8)) for _ in range(9)][-1], ()),
+        (make_counting(9), (torch.zeros(()),)),
+        (lambda x: [x := F.conv1d(x[None], torch.ones(3, 3, 1))[0] for _ in range(9)][-1], ()),
+    ],
+    ids=["two layers", "no product", "random", "writes", "layouts"],
+)
+def test_what_is_left_alone(call, args) -> None:
+    with torch.no_grad():
+        assert fold(call, torch.randn(3, 8), *args)[0] == 0
