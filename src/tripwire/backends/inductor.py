@@ -11,15 +11,16 @@ is compiled when it is first run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import fx
-from torch._inductor import list_mode_options
+from torch._inductor import cpu_vec_isa, list_mode_options
 from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -81,6 +82,8 @@ def _compile(
     *,
     folds: bool,
 ) -> Runtime:
+    if all(tensor.device.type == "cpu" for tensor in example_inputs):
+        _try_best_isa()
     whole = {} if key is None else {"bundled_autograd_cache": True}
     with torch._functorch.config.patch(whole), handing_over(module, shape_env=ShapeEnv()) as copied:
         is_folded = folds and fold_blocks(copied)
@@ -101,7 +104,7 @@ def _compile(
             return _compile(module, example_inputs, patches, store, key, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
             payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
-            store.write(key, Artifact(payload, {"every_isa": _has_every_isa()}))
+            store.write(key, Artifact(payload, {"best_isa": _has_best_isa()}))
     return compiled
 
 
@@ -109,34 +112,51 @@ def _load(store: Store, key: str) -> Runtime | None:
     artifact = store.read(key)
     if artifact is None:
         return None
+    if artifact.facts.get("best_isa") and _can_skip_trials():
+        _skip_trials()  # it passed on this machine before, with the same versions
     try:
-        with _trusting_isas(artifact.facts.get("every_isa", False)):
-            return cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
+        return cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
     except Exception as error:
         store.distrust(key, error)
         return None
 
 
-# --- vector instructions: Inductor tries each set in a process of its own, two seconds in all ---
+# --- vector instructions -----------------------------------------------------------------------
+# Inductor builds and loads a library for each set that the processor offers, ten in all on some,
+# a second each; then it takes the first set that passed.
 
 
-def _has_every_isa() -> bool:
-    """Whether all sets that this processor has passed the trial."""
-    from torch._inductor import cpu_vec_isa
-
-    tried = cpu_vec_isa.valid_vec_isa_list
-    if not tried.cache_info().currsize:  # no code for a processor was needed
-        return False
-    has = cpu_vec_isa.x86_isa_checker()
-    offered = [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= {*has}]
-    return bool(offered) and tried() == offered
+def _find_offered() -> list[cpu_vec_isa.VecISA]:
+    """The sets that this processor has, best first; empty where there is no choice."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    has = set(cpu_vec_isa.x86_isa_checker())
+    return [isa for isa in cpu_vec_isa.supported_vec_isa_list if has.issuperset(str(isa).split())]
 
 
-@contextmanager
-def _trusting_isas(every_isa: bool) -> Iterator[None]:
-    """What passed on this machine before, with the same versions, isn't tried again."""
-    if every_isa and torch._inductor.config.cpp.vec_isa_ok is None:
-        with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-            yield
-    else:
-        yield
+def _try_best_isa() -> None:
+    """Have the best set tried, and no other if it passes."""
+    if _can_skip_trials():
+        offered = _find_offered()
+        if offered and offered[0]:  # this is the trial
+            _skip_trials()
+
+
+def _can_skip_trials() -> bool:
+    config = torch._inductor.config.cpp
+    takes_first = config.simdlen is None and "ATEN_CPU_CAPABILITY" not in os.environ
+    is_open = config.vec_isa_ok is None and not _TRIED.cache_info().currsize
+    return takes_first and is_open
+
+
+def _skip_trials() -> None:
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+        _TRIED()  # keeps its result
+
+
+def _has_best_isa() -> bool:
+    """Whether the best set was tried in this process, and passed."""
+    return bool(_TRIED.cache_info().currsize) and _TRIED()[:1] == _find_offered()[:1] != []
+
+
+_TRIED = cpu_vec_isa.valid_vec_isa_list

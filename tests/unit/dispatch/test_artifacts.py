@@ -15,7 +15,7 @@ from tripwire.backends.keys import find_key
 from tripwire.tracing import Tracer
 
 KEY = "ab" * 32
-KEPT = Artifact(b"\x00code\n\xff", {"every_isa": True})
+KEPT = Artifact(b"\x00code\n\xff", {"best_isa": True})
 
 
 @pytest.fixture

@@ -146,3 +146,71 @@ def make_counting(n):
 def test_what_is_left_alone(call, args) -> None:
     with torch.no_grad():
         assert fold(call, torch.randn(3, 8), *args)[0] == 0
+
+
+# --- with Inductor -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folded(monkeypatch):
+    """What `fold_blocks` answered, each time that Inductor was asked for code."""
+    answers = []
+    inductor = pytest.importorskip("tripwire.backends.inductor")
+
+    def note(module):
+        answers.append(fold_blocks(module))
+        return answers[-1]
+
+    monkeypatch.setattr(inductor, "fold_blocks", note)
+    return answers
+
+
+def check_twice(model, x):
+    compiled = tripwire.compile(model, backend="inductor", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
+def test_inductor_compiles_blocks(folded) -> None:
+    check_twice(nn.Sequential(*(Layer() for _ in range(6))), torch.randn(3, 8))
+    assert folded == [True]
+
+
+@torch.no_grad()
+def test_what_inductor_makes_of_blocks_is_kept(folded, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path))
+    model = nn.Sequential(*(Layer(12) for _ in range(6)))
+    for _ in range(2):
+        check_twice(model, torch.randn(3, 12))
+    assert folded == [True]  # the second was read
+    assert len(list(tmp_path.rglob("*.bin"))) == 1
+
+
+@torch.no_grad()
+def test_what_inductor_cannot_compile_in_blocks_is_compiled_whole(folded, monkeypatch) -> None:
+    from tripwire.backends import inductor
+
+    whole = inductor.compile_fx
+
+    def fail(module, *args, **kwargs):
+        if hasattr(module, "repeated"):
+            raise RuntimeError("no blocks, please")
+        return whole(module, *args, **kwargs)
+
+    monkeypatch.setattr(inductor, "compile_fx", fail)
+    check_twice(nn.Sequential(*(Layer() for _ in range(6))), torch.randn(3, 8))
+    assert folded == [True]
+
+
+def test_nothing_is_folded_where_gradients_are_needed(folded) -> None:
+    model = nn.Sequential(*(Layer() for _ in range(4)))
+    compiled = tripwire.compile(model, backend="inductor", fullgraph=True)
+    gradients = []
+    for call in (compiled, compiled, model):
+        x = torch.linspace(0, 1, 24).view(3, 8).requires_grad_()
+        model.zero_grad()
+        call(x).square().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(gradients[1], gradients[2])
+    assert folded == []
