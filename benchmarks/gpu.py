@@ -189,21 +189,28 @@ def main() -> None:
         return
     device = torch.cuda.get_device_name()
     print(f"{describe_machine()}, {device}")
-    starts = time_starts(options.layers, options.starts) if options.starts else {}
-    for kind, rows in starts.items():
+    settings = {"layers": options.layers, "rounds": options.rounds, "device": device}
+    figures: dict[str, list[Figures]] = {}
+
+    def take(more: dict[str, list[Figures]]) -> None:
+        """Written part by part: a run that is broken off leaves what it had."""
+        figures.update(more)
+        if options.json:
+            write_json(options.json, "gpu", settings, figures)
+
+    if options.starts:
+        take(time_starts(options.layers, options.starts))
+    for kind, rows in figures.items():
         reference = next((row.label for row in rows if row.label.startswith("tripwire")), "")
         print_table(f"first call, {kind}", rows, reference, unit="s", scale=1)
     model, tokens = build(options.layers)
     with torch.no_grad():
-        hits = time_hits(model, tokens, options.rounds)
-        print_table("a hit, back end that does nothing", hits, "tripwire", unit="µs", scale=1e6)
-        steady = time_steady(build_sides(model, tokens), options.rounds)
-        print_table(
-            f"{options.layers} layers, 16 tokens", steady, "tripwire, default", unit="ms", scale=1e3
-        )
-    if options.json:
-        settings = {"layers": options.layers, "rounds": options.rounds, "device": device}
-        write_json(options.json, "gpu", settings, {"steady": steady, "hits": hits, **starts})
+        take({"hits": time_hits(model, tokens, options.rounds)})
+        title = "a hit, back end that does nothing"
+        print_table(title, figures["hits"], "tripwire", unit="µs", scale=1e6)
+        take({"steady": time_steady(build_sides(model, tokens), options.rounds)})
+        title = f"{options.layers} layers, 16 tokens"
+        print_table(title, figures["steady"], "tripwire, default", unit="ms", scale=1e3)
 
 
 if __name__ == "__main__":
