@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ LEAST_NODES = 16  # of a block: calling it takes nodes, too
 _PRODUCTS = words("linear matmul mm bmm addmm baddbmm scaled_dot_product_attention einsum")
 # Inductor chooses the layout of images for the whole graph.
 _OF_LAYOUTS = words("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+# Views that begin where what they look at begins.
+_KEEP_PLACE = words(
+    "view reshape transpose permute unsqueeze squeeze flatten unflatten contiguous to float t"
+)
 _PERIODS = 8  # the most frequent distances between like nodes are tried
 
 
@@ -51,11 +55,13 @@ class _Block(NamedTuple):
     form: Hashable  # equal for blocks that compute the same of their operands
 
 
-def fold_blocks(module: fx.GraphModule) -> bool:
+def fold_blocks(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> bool:
     """Put one graph module, called each time, in the place of what a graph repeats.
 
     Whether there was something to fold.
     """
+    inputs = module.graph.find_nodes(op="placeholder")
+    aligned = {n for n, t in zip(inputs, example_inputs, strict=True) if _begins_aligned(t)}
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
     row = _find_row([_describe(node) for node in nodes])
     start = None if row is None else _find_cut(nodes, row)
@@ -63,7 +69,7 @@ def fold_blocks(module: fx.GraphModule) -> bool:
         return False
     alike = defaultdict(list)
     for i in range(start, row.end - row.period + 1, row.period):
-        block = _build_block(nodes[i : i + row.period])
+        block = _build_block(nodes[i : i + row.period], aligned)
         alike[block.form].append(block)
     blocks = max(alike.values(), key=len)
     results = _find_results(blocks)
@@ -86,11 +92,23 @@ def _describe(node: fx.Node) -> Hashable:
         or node.op not in ("call_function", "call_method")
         or name_of(node) in _OF_LAYOUTS
         or is_random(node)
+        or not all(map(_is_ordinary, _tensors_in(facts.value)))
     )
     if stays or facts is None:
         return node
     plain = fx.map_arg((node.args, node.kwargs), lambda argument: None)
     return node.op, node.target, repr(plain), facts.value
+
+
+def _tensors_in(value: TensorMeta | tuple[TensorMeta | None, ...]) -> Iterator[TensorMeta]:
+    for one in (value,) if isinstance(value, TensorMeta) else value:
+        if one is not None:
+            yield one
+
+
+def _is_ordinary(meta: TensorMeta) -> bool:
+    """Not part of a graph of autograd's, nor conjugated in a way that its form doesn't tell."""
+    return not meta.requires_grad and not meta.dtype.is_complex
 
 
 def _find_row(likes: Sequence[Hashable]) -> _Row | None:
@@ -135,7 +153,7 @@ def _find_cut(nodes: Sequence[fx.Node], row: _Row) -> int | None:
     return min(cuts, key=cost, default=None)
 
 
-def _build_block(nodes: Sequence[fx.Node]) -> _Block:
+def _build_block(nodes: Sequence[fx.Node], aligned: Set[fx.Node]) -> _Block:
     inside = {node: i for i, node in enumerate(nodes)}
     operands: dict[fx.Node, int] = {}
     form: list[Hashable] = []
@@ -148,16 +166,39 @@ def _build_block(nodes: Sequence[fx.Node]) -> _Block:
     for node in nodes:
         fx.map_arg((node.args, node.kwargs), note)
         form.append(None)
-    form += [_form_of(node) for node in operands]
+    form += [_form_of(node, aligned) for node in operands]
     return _Block(nodes, tuple(operands), tuple(form))
 
 
-def _form_of(node: fx.Node) -> Hashable:
+def _form_of(node: fx.Node, aligned: Set[fx.Node]) -> Hashable:
+    """All that a block's code depends on; the node itself where that isn't known."""
     example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor):
-        return node  # like no other
-    stride = example.stride()
-    return example.shape, stride, example.dtype, example.device, example.requires_grad
+    if not isinstance(example, torch.Tensor) or example.is_complex():
+        return node
+    if _needs_alignment(example.device) and not _is_aligned(node, aligned):
+        return node  # on a GPU, code for one place in memory may not fit another
+    return example.shape, example.stride(), example.dtype, example.device
+
+
+def _is_aligned(node: fx.Node, aligned: Set[fx.Node]) -> bool:
+    """Whether a value begins where its memory begins, or an input where code expects it."""
+    if node.op == "placeholder":
+        return node in aligned
+    memory = set(_memory_of(node))
+    shared = [one for one in node.all_input_nodes if not memory.isdisjoint(_memory_of(one))]
+    if not shared:
+        return OUTSIDE not in memory
+    return name_of(node) in _KEEP_PLACE and all(_is_aligned(one, aligned) for one in shared)
+
+
+def _begins_aligned(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    return tensor.storage_offset() * tensor.element_size() % 16 == 0
+
+
+def _needs_alignment(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
 def _find_results(blocks: Sequence[_Block]) -> tuple[int, ...]:

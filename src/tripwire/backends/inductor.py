@@ -86,7 +86,7 @@ def _compile(
         _try_best_isa()
     whole = {} if key is None else {"bundled_autograd_cache": True}
     with torch._functorch.config.patch(whole), handing_over(module, shape_env=ShapeEnv()) as copied:
-        is_folded = folds and fold_blocks(copied)
+        is_folded = folds and fold_blocks(copied, example_inputs)
         try:
             compiled = cast(
                 "Runtime",

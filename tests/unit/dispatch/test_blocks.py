@@ -46,7 +46,7 @@ def fold(call, *args):
     ((module, inputs),) = caught
     before = module.code
     with handing_over(module, shape_env=ShapeEnv()) as copied:
-        fold_blocks(copied)
+        fold_blocks(copied, inputs)
     assert module.code == before
     torch.manual_seed(0)
     (result,) = copied(*inputs)
@@ -69,7 +69,7 @@ def test_a_block_begins_with_a_product() -> None:
 
     def catch(module, inputs):
         with handing_over(module, shape_env=ShapeEnv()) as copied:
-            fold_blocks(copied)
+            fold_blocks(copied, inputs)
         caught.append(copied)
         return module.forward
 
@@ -120,6 +120,34 @@ def test_a_value_that_only_one_block_hands_on_is_returned() -> None:
     assert fold(call, torch.randn(3, 8))[0] >= 7
 
 
+@pytest.mark.parametrize(("offset", "calls"), [(4, 8), (1, 0)])
+@torch.no_grad()
+def test_on_a_gpu_blocks_find_their_operands_at_like_places(monkeypatch, offset, calls) -> None:
+    monkeypatch.setattr(blocks, "_needs_alignment", lambda device: True)
+    flat = torch.randn(8 * 68)
+    weights = [flat[i * (64 + offset) :][:64].view(8, 8) for i in range(8)]
+
+    def call(x):
+        for weight in weights:
+            x = torch.tanh(x @ weight) + 1
+        return x
+
+    assert fold(call, torch.randn(3, 8))[0] == calls
+
+
+@torch.no_grad()
+def test_values_with_a_graph_of_autograds_stay_outside() -> None:
+    weights = [torch.randn(8, 8, requires_grad=True) for _ in range(8)]
+
+    def call(x):
+        with torch.enable_grad():
+            for weight in weights:
+                x = torch.tanh(x @ weight) + 1
+        return x
+
+    assert fold(call, torch.randn(3, 8))[0] == 0
+
+
 def make_counting(n):
     layers = nn.ModuleList(Layer() for _ in range(n))
 
@@ -157,8 +185,8 @@ def folded(monkeypatch):
     answers = []
     inductor = pytest.importorskip("tripwire.backends.inductor")
 
-    def note(module):
-        answers.append(fold_blocks(module))
+    def note(module, inputs):
+        answers.append(fold_blocks(module, inputs))
         return answers[-1]
 
     monkeypatch.setattr(inductor, "fold_blocks", note)
