@@ -34,7 +34,9 @@ def _find_wrapped(target: object) -> object:
         space = object.__getattribute__(target, "__dict__")
     except AttributeError:
         space = {}
-    return space.get("__wrapped__") or find_in_class(type(target), "__wrapped__")
+    if "__wrapped__" in space:
+        return space["__wrapped__"]
+    return find_in_class(type(target), "__wrapped__")
 
 
 def find_in_class(cls: type, name: str) -> object:

@@ -255,7 +255,7 @@ class Process:
             "profile function": sys.getprofile(),
             "trace function": sys.gettrace(),
             "monitoring tools": tools and [tools.get_tool(number) for number in range(6)],
-            "observers": len(observe._observers),
+            "observers": len(observe._at_work),
             "users of patches": (len(hooks._OF_TORCH._users), len(hooks._OF_PYTHON._users)),
             "collector": gc.isenabled(),
             "callbacks of the collector": len(gc.callbacks),

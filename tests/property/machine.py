@@ -145,13 +145,17 @@ def start(workers: int, share: int, seed: int) -> dict[Connection, Figures]:
 
 
 def follow(told: dict[Connection, Figures], share: int) -> Iterator[Figures]:
-    """What all have done so far, each time that one of them tells. Ends with the process."""
-    while waiting := [one for one, figures in told.items() if figures.steps < share]:
+    """What all have done so far, each time that one of them tells. Ends with the processes."""
+    waiting = set(told)
+    while waiting:
         for one in wait(waiting):
             try:
                 news = one.recv()
-            except EOFError:
-                raise SystemExit("a process died; what it said is above") from None
+            except EOFError:  # not before: what breaks a law is told after it was made small
+                waiting.discard(one)
+                if told[one].steps < share:
+                    raise SystemExit("a process died; what it said is above") from None
+                continue
             if isinstance(news, str):
                 raise SystemExit(news)
             told[one] = news

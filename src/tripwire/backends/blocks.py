@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -73,7 +73,7 @@ def fold_blocks(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
         alike[block.form].append(block)
     blocks = max(alike.values(), key=len)
     results = _find_results(blocks)
-    if len(blocks) < LEAST_BLOCKS or not all(_can_return(block, results) for block in blocks):
+    if len(blocks) < LEAST_BLOCKS or not all(_can_fold(block, results) for block in blocks):
         return False
     _fold(module, blocks, results)
     return True
@@ -96,8 +96,11 @@ def _describe(node: fx.Node) -> Hashable:
     )
     if stays or facts is None:
         return node
-    plain = fx.map_arg((node.args, node.kwargs), lambda argument: None)
+    plain = fx.map_arg((node.args, node.kwargs), lambda argument: _SOME_NODE)
     return node.op, node.target, repr(plain), facts.value
+
+
+_SOME_NODE: Any = object()  # unlike any argument: None is one
 
 
 def _tensors_in(value: TensorMeta | tuple[TensorMeta | None, ...]) -> Iterator[TensorMeta]:
@@ -116,7 +119,7 @@ def _find_row(likes: Sequence[Hashable]) -> _Row | None:
     last: dict[Hashable, int] = {}
     distances: Counter[int] = Counter()
     for i, like in enumerate(likes):
-        if like in last:
+        if i - last.get(like, i) >= LEAST_NODES:
             distances[i - last[like]] += 1
         last[like] = i
     rows = [
@@ -129,7 +132,7 @@ def _find_rows(likes: Sequence[Hashable], period: int) -> Iterator[_Row]:
     begin = 0
     for end in range(period, len(likes) + 1):
         if end == len(likes) or likes[end] != likes[end - period]:
-            if period >= LEAST_NODES and end - begin >= LEAST_BLOCKS * period:
+            if end - begin >= LEAST_BLOCKS * period:
                 yield _Row(begin, end, period)
             begin = end - period + 1
 
@@ -210,8 +213,14 @@ def _find_results(blocks: Sequence[_Block]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _can_return(block: _Block, results: Sequence[int]) -> bool:
-    """Whether all results are tensors of memory that the block made, each of its own."""
+def _can_fold(block: _Block, results: Sequence[int]) -> bool:
+    """Whether all results are tensors of memory that the block made, each of its own.
+
+    And whether all is on one device: Inductor takes a call to be where its first operand is.
+    """
+    examples = [node.meta.get("example_value") for node in (*block.operands, *block.nodes)]
+    if len({one.device for one in examples if isinstance(one, torch.Tensor)}) != 1:
+        return False
     seen = {OUTSIDE}
     for operand in block.operands:
         seen.update(_memory_of(operand))

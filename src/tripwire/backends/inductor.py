@@ -1,7 +1,7 @@
 """Inductor, through AOTAutograd. Imported when it is first used: its own imports take seconds.
 
-What repeats in a graph for inference is compiled once, see blocks.py. With a backward pass it
-isn't: gradients through torch's operator for it were wrong (torch 2.13).
+What repeats in a graph for inference is compiled once, see blocks.py. Where a backward pass may
+come it isn't, see docs/design/0009.
 
 What it compiles for inference is kept in tripwire's store, whole, so that a warm start neither
 traces the graph again nor asks torch's caches. They serve where there is a backward pass, which
@@ -68,7 +68,8 @@ def compile_graph(
         if store is not None and key is not None:
             runtime = _load(store, key)
         if runtime is None:
-            runtime = _compile(module, example_inputs, patches, store, key, folds=not trains)
+            folds = not trains and not torch._inductor.config.cpp_wrapper  # which can't call blocks
+            runtime = _compile(module, example_inputs, patches, store, key, folds=folds)
         has_graphs = torch._inductor.config.triton.cudagraphs
     return in_rounds(runtime) if has_graphs else runtime
 
@@ -97,10 +98,10 @@ def _compile(
                     ignore_shape_env=True,
                 ),
             )
-        except Exception as error:
+        except Exception as error:  # whatever it is, it may not be the user's
             if not is_folded:
                 raise
-            _log.debug("Inductor compiles the graph without blocks, since with them: %s", error)
+            _log.warning("A graph is compiled again, without blocks, since with them: %s", error)
             return _compile(module, example_inputs, patches, store, key, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
             payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
@@ -135,7 +136,10 @@ def _find_offered() -> list[cpu_vec_isa.VecISA]:
 
 
 def _try_best_isa() -> None:
-    """Have the best set tried, and no other if it passes."""
+    """Have the best set tried, with those that it stands on, and no other if it passes.
+
+    Whoever asks for narrower vectors later gets a set that was not tried.
+    """
     if _can_skip_trials():
         offered = _find_offered()
         if offered and offered[0]:  # this is the trial
@@ -150,8 +154,14 @@ def _can_skip_trials() -> bool:
 
 
 def _skip_trials() -> None:
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-        _TRIED()  # keeps its result
+    check_build = cpu_vec_isa.VecISA.check_build
+    # Some sets build a library whatever the setting says.
+    setattr(cpu_vec_isa.VecISA, "check_build", lambda isa, code: True)  # noqa: B010
+    try:
+        with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+            _TRIED()  # keeps its result
+    finally:
+        setattr(cpu_vec_isa.VecISA, "check_build", check_build)  # noqa: B010
 
 
 def _has_best_isa() -> bool:

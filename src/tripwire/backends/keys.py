@@ -23,6 +23,9 @@ from tripwire.tracing.torchstate import sample_torch_state
 from tripwire.tracing.values import storage_of
 
 _PLAIN = (bool, int, float, str, type(None))
+# Of what becomes of a graph before it is compiled. Raised with every change to that: code that an
+# earlier version compiled is then no more found.
+_REVISION = 2
 
 
 def find_key(
@@ -41,6 +44,7 @@ def find_key(
     if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in inputs):
         return None
     described = (
+        _REVISION,
         module.code,
         _describe_inputs(module, [tensor for tensor in inputs if tensor is not None]),
         sorted(patches.items()),

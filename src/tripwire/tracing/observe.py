@@ -94,7 +94,7 @@ class Observer:
         self.watching = watch_calls  # for impure calls; until the first
         self.paused = False  # report nothing; set by whoever records
         self.collecting = False  # report nothing either: callbacks of the collector run
-        self._callbacks: tuple[_CollectorCallback, ...] = ()
+        self._thread = threading.get_ident()
         self.profile: Profile | None = None  # to be taken out while paused; see Recorder
 
     def codes(self) -> list[CodeType]:
@@ -201,16 +201,21 @@ class Observer:
 
     def start(self) -> None:
         """Begin to look."""
-        if gc.callbacks:
-            begin, end = self._callbacks = _build_collector_callbacks(self)
-            gc.callbacks.append(end)  # first: the collector may run before the next line does
-            gc.callbacks.insert(0, begin)
+        with _lock:
+            _at_work[self._thread] = self
+            if gc.callbacks and _begin_callbacks not in gc.callbacks:
+                # In this order: the collector may run before the next line does.
+                gc.callbacks.append(_end_callbacks)
+                gc.callbacks.insert(0, _begin_callbacks)
 
     def stop(self) -> None:
         """Report nothing more in this run; calling it again changes nothing."""
-        for callback in self._callbacks:
-            if callback in gc.callbacks:
-                gc.callbacks.remove(callback)
+        with _lock:
+            if _at_work.get(self._thread) is self:
+                del _at_work[self._thread]
+            for callback in () if _at_work else (_begin_callbacks, _end_callbacks):
+                if callback in gc.callbacks:
+                    gc.callbacks.remove(callback)
 
 
 _IMPORTER = "<frozen importlib._bootstrap>"
@@ -249,33 +254,30 @@ def observing(listener: Listener, watch_calls: bool = False) -> Observer:
     return _ProfileObserver(listener, watch_calls, before)
 
 
+# --- callbacks of the collector ----------------------------------------------------------------
+# They run in the midst of a run and are no part of it. Ours are the first and the last of them,
+# each time that it tells of its begin and of its end.
+
 _LOST_SIGHT = (
-    "a callback in gc.callbacks took others out of that list while the collector ran, and what "
-    "started after that was not seen. The next call is tried again."
+    "the list gc.callbacks was changed while the collector ran, and what started after that was "
+    "not seen. The next call is tried again."
 )
-_CollectorCallback = Callable[[str, dict[str, int]], None]
+_at_work: dict[int, Observer] = {}  # by thread
+_lock = threading.RLock()  # a collection while it is held may make a call that is observed
 
 
-def _build_collector_callbacks(
-    observer: Observer,
-) -> tuple[_CollectorCallback, _CollectorCallback]:
-    """The collector's callbacks run in the midst of a run and are no part of it.
+def _begin_callbacks(phase: str, info: dict[str, int]) -> None:
+    observer = _at_work.get(threading.get_ident())
+    if observer is not None:
+        if observer.collecting:
+            observer.blind = _LOST_SIGHT
+        observer.collecting = True
 
-    Ours are the first and the last of them, each time that it tells of its begin and of its end.
-    """
-    thread = threading.get_ident()
 
-    def begin(phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() == thread:
-            if observer.collecting:  # somebody's callback changed the list, and `end` was missed
-                observer.blind = _LOST_SIGHT
-            observer.collecting = True
-
-    def end(phase: str, info: dict[str, int]) -> None:
-        if threading.get_ident() == thread:
-            observer.collecting = False
-
-    return begin, end
+def _end_callbacks(phase: str, info: dict[str, int]) -> None:
+    observer = _at_work.get(threading.get_ident())
+    if observer is not None:
+        observer.collecting = False
 
 
 # --- sys.setprofile: one function for one thread ---------------------------------------------
@@ -355,8 +357,6 @@ def _is_constant(code: CodeType) -> bool:
 
 # --- sys.monitoring: one tool for all threads ------------------------------------------------
 
-_lock = threading.Lock()
-_observers: dict[int, Observer] = {}  # by thread
 _watched: dict[int, CodeType] = {}  # codes whose calls are reported, by identity
 _tool: int | None = None
 
@@ -364,21 +364,15 @@ _tool: int | None = None
 class _MonitoringObserver(Observer):
     blind = ""
 
-    def __init__(self, listener: Listener, watch_calls: bool) -> None:
-        super().__init__(listener, watch_calls)
-        self._thread = threading.get_ident()
-
     def start(self) -> None:
-        super().start()
         with _lock:
+            super().start()
             _start_tool()
-            _observers[self._thread] = self
 
     def stop(self) -> None:
         with _lock:
-            _observers.pop(self._thread, None)
+            super().stop()
             _stop_tool()
-        super().stop()
 
 
 def _start_tool() -> None:
@@ -406,7 +400,7 @@ def _start_tool() -> None:
 
 def _stop_tool() -> None:
     global _tool
-    if not _observers and _tool is not None:
+    if not _at_work and _tool is not None:
         monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
         events = monitoring.events
         monitoring.set_events(_tool, 0)
@@ -420,13 +414,13 @@ def _stop_tool() -> None:
 
 
 def _on_py_start(code: CodeType, offset: int) -> object:
-    observer = _observers.get(threading.get_ident())
+    observer = _at_work.get(threading.get_ident())
     if observer is None or not observer.see(sys._getframe(1)):
         return None
     if observer.watching and not is_own_file(code.co_filename):
         _watch_calls(code)
     # Quiet from now on, unless another thread has yet to see this code.
-    return sys.monitoring.DISABLE if len(_observers) == 1 else None  # type: ignore[attr-defined]
+    return sys.monitoring.DISABLE if len(_at_work) == 1 else None  # type: ignore[attr-defined]
 
 
 def _watch_calls(code: CodeType) -> None:
@@ -445,6 +439,6 @@ def _on_call(code: CodeType, offset: int, callee: object, first: object) -> None
     kind = type(callee)
     if kind is FunctionType or (kind in LASTING and callee in PURE):
         return
-    observer = _observers.get(threading.get_ident())
+    observer = _at_work.get(threading.get_ident())
     if observer is not None:
         observer.judge(sys._getframe(1), callee, first)

@@ -25,8 +25,11 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_BUILD_CORE 1 /* for count_switches() and find_writer() alone */
 #include <Python.h>
-#if PY_VERSION_HEX >= 0x030C0000
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000
+#define KNOWS_FRAMES 1
 #include <internal/pycore_frame.h>
+#endif
+#if PY_VERSION_HEX >= 0x030C0000
 #include <internal/pycore_interp.h>
 #else
 #include <internal/pycore_runtime.h>
@@ -207,7 +210,7 @@ static void add_mark(const void *address, int change) {
 static PyFunctionObject *setters[MAX_SETTERS];
 static int n_setters;
 
-#if HAS_WATCHERS
+#ifdef KNOWS_FRAMES
 /* Whether a frame belongs to a setter, or to a call out of C, which lies between it and its caller. */
 static int is_go_between(const struct _PyInterpreterFrame *frame) {
     if (frame->owner == FRAME_OWNED_BY_CSTACK) {
@@ -237,9 +240,11 @@ static PyObject *find_writer(int *line) {
 #else
     struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
 #endif
+#ifdef KNOWS_FRAMES
     while (frame != NULL && is_go_between(frame)) {
         frame = frame->previous;
     }
+#endif
     PyObject *code = frame == NULL ? NULL : PyUnstable_InterpreterFrame_GetCode(frame);
     if (code != NULL && !PyCode_Check(code)) { /* the frame of a call out of C */
         Py_CLEAR(code);

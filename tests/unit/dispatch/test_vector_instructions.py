@@ -72,3 +72,21 @@ def test_where_the_user_chooses_nothing_is_skipped(offer, monkeypatch, name) -> 
         inductor._try_best_isa()
     assert [one.tried for one in offered] == [0, 0]
     assert not inductor._TRIED.cache_info().currsize
+
+
+def test_no_library_is_built_for_the_others(monkeypatch) -> None:
+    """With the sets that this processor really has."""
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(inductor, "_TRIED", functools.cache(inductor._TRIED.__wrapped__))
+    built = []
+
+    def build(isa, code):
+        built.append(str(isa))
+        return True
+
+    monkeypatch.setattr(inductor.cpu_vec_isa.VecISA, "check_build", build)
+    with config.patch({"cpp.vec_isa_ok": None, "cpp.simdlen": None}):
+        inductor._skip_trials()
+        assert built == []
+        assert inductor._TRIED() == inductor._find_offered()
+    assert inductor.cpu_vec_isa.VecISA.check_build is build

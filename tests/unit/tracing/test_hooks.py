@@ -28,7 +28,7 @@ def nothing_stays():
     assert sys.getprofile() is profile
     assert _get_current_function_mode_stack() == []
     assert get_tracing_state() is None
-    assert observe._observers == {}
+    assert observe._at_work == {}
     if sys.version_info >= (3, 12):
         assert not any(sys.monitoring.get_tool(i) == "tripwire" for i in range(6))
 

@@ -120,6 +120,51 @@ def test_a_value_that_only_one_block_hands_on_is_returned() -> None:
     assert fold(call, torch.randn(3, 8))[0] >= 7
 
 
+def make_alternating(low, high):
+    weights = [torch.randn(8, 8) for _ in range(8)]
+
+    def call(x):
+        for i, weight in enumerate(weights):
+            x = low(x @ weight) if i % 2 else high(x @ weight)
+        return x
+
+    return call
+
+
+BOUND = torch.zeros(8)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (lambda x: x.clamp(min=BOUND, max=None) + 1, lambda x: x.clamp(min=None, max=BOUND) + 1),
+        (
+            lambda x: F.layer_norm(x, (8,), BOUND, None),
+            lambda x: F.layer_norm(x, (8,), None, BOUND),
+        ),
+        (lambda x: x.add(BOUND, alpha=2) + 1, lambda x: x.add(BOUND, alpha=3) + 1),
+    ],
+    ids=["clamp", "layer_norm", "alpha"],
+)
+@torch.no_grad()
+def test_layers_that_differ_in_one_argument_are_not_alike(low, high) -> None:
+    calls, _, _ = fold(make_alternating(low, high), torch.randn(3, 8))
+    assert calls in (0, 3, 4)  # blocks of two layers, or none
+
+
+def returns_parts_of_one_tensor(x):
+    a = b = x
+    for _ in range(8):
+        both = torch.cat([a @ torch.ones(8, 8), b])
+        a, b = both[:3], both[3:]
+    return a + b
+
+
+@torch.no_grad()
+def test_results_that_share_memory_are_not_folded() -> None:
+    assert fold(returns_parts_of_one_tensor, torch.randn(3, 8))[0] == 0
+
+
 @pytest.mark.parametrize(("offset", "calls"), [(4, 8), (1, 0)])
 @torch.no_grad()
 def test_on_a_gpu_blocks_find_their_operands_at_like_places(monkeypatch, offset, calls) -> None:
@@ -154,7 +199,7 @@ def make_counting(n):
     def call(x, count):
         for layer in layers:
             x = layer(x)
-            count.add_(1)
+            count[0].add_(1)
         return x
 
     return call
@@ -166,8 +211,11 @@ def make_counting(n):
         (nn.Sequential(*(Layer() for _ in range(2))), ()),
         (lambda x: [x := x.sin() * 2 for _ in range(20)][-1], ()),  # all of it can be fused
         (lambda x: [x := F.dropout(x @ torch.eye(8)) for _ in range(9)][-1], ()),
-        (make_counting(9), (torch.zeros(()),)),
-        (lambda x: [x := F.conv1d(x[None], torch.ones(3, 3, 1))[0] for _ in range(9)][-1], ()),
+        (make_counting(9), (torch.zeros(1),)),
+        (
+            lambda x: [x := F.conv1d(x, torch.ones(3, 3, 1)) @ torch.eye(8) for _ in range(9)][-1],
+            (),
+        ),
     ],
     ids=["two layers", "no product", "random", "writes", "layouts"],
 )
