@@ -14,9 +14,13 @@ from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import handing_over
 
 
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # Inductor adds up in another order
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "LEAST_NODES", 2)
+    torch.manual_seed(0)
 
 
 class Layer(nn.Module):
@@ -244,7 +248,7 @@ def folded(monkeypatch):
 def check_twice(model, x):
     compiled = tripwire.compile(model, backend="inductor", fullgraph=True)
     for _ in range(2):
-        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x), model(x), **CLOSE)
 
 
 @torch.no_grad()
@@ -288,5 +292,5 @@ def test_nothing_is_folded_where_gradients_are_needed(folded) -> None:
         model.zero_grad()
         call(x).square().sum().backward()
         gradients.append([x.grad, *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(gradients[1], gradients[2])
+    torch.testing.assert_close(gradients[1], gradients[2], **CLOSE)
     assert folded == []
