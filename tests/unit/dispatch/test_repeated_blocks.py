@@ -13,7 +13,6 @@ from tripwire.backends import blocks
 from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import handing_over
 
-
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # Inductor adds up in another order
 
 
