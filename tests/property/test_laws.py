@@ -4,12 +4,13 @@ The fixed seed guards against regressions; the fresh one looks for what nobody k
 printed: LAWS_SEED=number in the environment runs it again.
 """
 
+import multiprocessing
 import os
 import random
 
 import pytest
-from machine import LawBroken, run, write_script
-from twins import Call, Difference, Do, Scenario, check_twins
+from machine import LawBroken, follow, run, write_script
+from twins import Call, Difference, Do, Figures, Scenario, check_twins
 
 from tripwire.dispatch.dispatcher import Dispatcher
 
@@ -90,3 +91,17 @@ def test_a_script_runs_and_fails_as_the_scenario_did(monkeypatch, tmp_path) -> N
     monkeypatch.setattr("tripwire.compile", lambda call, backend: call.__globals__["other"])
     with pytest.raises(Difference):
         space["test_twins_agree"]()
+
+
+@pytest.mark.parametrize(
+    ("news", "said"),
+    [([Figures(steps=10), "a script"], "a script"), ([Figures(steps=9)], "a process died")],
+    ids=["told after its share was done", "died before"],
+)
+def test_what_a_process_of_a_long_run_says_is_not_lost(news, said) -> None:
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+    for one in news:
+        theirs.send(one)
+    theirs.close()
+    with pytest.raises(SystemExit, match=said):
+        list(follow({mine: Figures()}, share=10))

@@ -82,10 +82,16 @@ def fold_blocks(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 def _describe(node: fx.Node) -> Hashable:
     """What a node does, whatever it does it to. Unlike all others: what must stay where it is."""
     facts: NodeFacts | None = node.meta.get(FACTS)
-    stays = (
-        facts is None
-        or facts.value is None
-        or facts.written
+    if facts is None or facts.value is None or _stays(node, facts):
+        return node
+    plain = fx.map_arg((node.args, node.kwargs), lambda argument: _SOME_NODE)
+    return node.op, node.target, repr(plain), facts.value
+
+
+def _stays(node: fx.Node, facts: NodeFacts) -> bool:
+    """Whether a node does more than compute, or is compiled with a look at the whole graph."""
+    return bool(
+        facts.written
         or facts.opaque
         or facts.region is not None
         or facts.python is not None
@@ -94,19 +100,14 @@ def _describe(node: fx.Node) -> Hashable:
         or is_random(node)
         or not all(map(_is_ordinary, _tensors_in(facts.value)))
     )
-    if stays or facts is None:
-        return node
-    plain = fx.map_arg((node.args, node.kwargs), lambda argument: _SOME_NODE)
-    return node.op, node.target, repr(plain), facts.value
 
 
 _SOME_NODE: Any = object()  # unlike any argument: None is one
 
 
-def _tensors_in(value: TensorMeta | tuple[TensorMeta | None, ...]) -> Iterator[TensorMeta]:
-    for one in (value,) if isinstance(value, TensorMeta) else value:
-        if one is not None:
-            yield one
+def _tensors_in(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> list[TensorMeta]:
+    values = (value,) if isinstance(value, TensorMeta) else value or ()
+    return [one for one in values if one is not None]
 
 
 def _is_ordinary(meta: TensorMeta) -> bool:
