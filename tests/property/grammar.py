@@ -284,7 +284,7 @@ TRAITS = (
             "if torch.is_inference_mode_enabled():\n    t = t + 1",
             "t = t * (1 if (t * 2).is_inference() else 2)",
         ),
-        around=("", "torch.inference_mode()", "torch.no_grad()"),
+        around=("torch.no_grad()", "torch.inference_mode()"),  # they differ in nothing else
     ),
     Trait(
         "autocast",
