@@ -229,6 +229,5 @@ _CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
     nodes.Module: _check_names,
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
-    nodes.TensorExtras: _check_names,
     nodes.Array: _check_array,
 }

@@ -86,11 +86,11 @@ class RecordDraft:
         return NewRecord(manifest, table, self.blobs.settled, files)
 
 
-def fresh_packages() -> dict[str, str]:
-    """Versions of the installed packages whose modules are loaded."""
+def fresh_packages() -> str:
+    """Versions of the installed packages whose modules are loaded, as pip takes them."""
     from importlib.metadata import packages_distributions, version
 
     loaded = {name.partition(".")[0] for name in sys.modules}
     found = packages_distributions()
     names = {dist for top in loaded & found.keys() for dist in found[top]}
-    return {name: version(name) for name in sorted(names)}
+    return " ".join(f"{name}=={version(name)}" for name in sorted(names))

@@ -1,4 +1,4 @@
-"""Format: a record as a file, version 1.
+"""Format: a record as a file, version 3.
 
 A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
 checks every byte of it against the manifest and every number against the file, and builds
@@ -46,9 +46,10 @@ from tripwire.recording.container import (
 )
 from tripwire.recording.nodes import Index, Table
 from tripwire.recording.policy import Omission
-from tripwire.recording.spelling import Spelled, spell
+from tripwire.recording.spelled import Spelled
+from tripwire.recording.spelling import spell
 
-SCHEMA = "2.0"
+SCHEMA = "3.0"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
 
 # What a record may take beside its tensors' bytes and its source: so much for each tensor, and
@@ -156,7 +157,7 @@ class Manifest(msgspec.Struct, frozen=True):
     schema: str = SCHEMA
     members: dict[str, tuple[Index, _SHA256]] = {}
     python: Python = msgspec.field(default_factory=Python.here)
-    packages: dict[str, str] = {}
+    packages: str = ""  # as pip takes them: `numpy==2.4.6 torch==2.13.0`
     platform: str = sys.platform
     function: Where = Where()
     created: str = ""  # ISO 8601, UTC
@@ -219,11 +220,15 @@ class NewRecord:
 def _encode_manifest(manifest: Manifest) -> Content:
     fields = msgspec.structs.asdict(manifest)
     fields["omissions"] = _shorten(manifest.omissions)
-    kept = {name: value for name, value in fields.items() if value or name not in _OMITTED}
+    kept = {
+        name: value
+        for name, value in fields.items()
+        if name not in _OMITTED or value != _OMITTED[name]
+    }
     return Content.of(msgspec.json.encode(kept))
 
 
-_OMITTED = ("compiled", "omissions", "notes")  # where they are empty
+_OMITTED = {"compiled": None, "omissions": (), "verdict": Verdict(), "notes": ()}
 _MOST_OMISSIONS, _LONGEST_PATH = 1000, 300
 
 

@@ -40,13 +40,12 @@ def _embed(record: ExecutionRecord, path: Path, why: str) -> str:
 def _head(record: ExecutionRecord, needs: str) -> str:
     manifest = record.manifest
     where = manifest.function
-    packages = ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
     lines = [
         needs,
         f"{where.name} at {where.file}:{where.line}",
         f"recorded: {explain(manifest.outcome)}",
         f"by Python {manifest.python.version} on {manifest.platform}, {manifest.created}",
-        *textwrap.wrap(f"with {packages}", 90),
+        *textwrap.wrap(f"with {manifest.packages}", 90),
     ]
     # The first line settles how the script is read, whatever the others say.
     return "# coding: utf-8\n" + "".join(f"# {printable(line)}\n" for line in lines)

@@ -38,7 +38,9 @@ def _facts(record: ExecutionRecord) -> Table:
         "compiled": _compiled(record),
         "written": manifest.created,
         "python": f"{manifest.python.version} ({manifest.platform})",
-        "packages": ", ".join(f"{k} {v}" for k, v in manifest.packages.items() if k in _NOTABLE),
+        "packages": " ".join(
+            p for p in manifest.packages.split(" ") if p.partition("==")[0] in _NOTABLE
+        ),
         "tensors kept": manifest.policy,
     }
     for name, value in rows.items():

@@ -33,7 +33,7 @@ from tripwire.recording.nodes import Code, Table
 from tripwire.recording.policy import Omission
 
 FULL = Manifest(
-    packages={"torch": "2.13.0", "numpy": "2.4"},
+    packages="numpy==2.4 torch==2.13.0",
     function=Where("f", "/a/b.py", 12),
     created="2024-05-06T07:08:09Z",
     outcome=Raised("ValueError", "builtins", "no", "/a/b.py", 14),
@@ -154,17 +154,17 @@ def test_a_newer_major_version_is_told_clearly(tmp_path) -> None:
 
     def change(manifest) -> None:
         manifest.clear()
-        manifest["schema"] = "3.0"
+        manifest["schema"] = "4.0"
 
-    with pytest.raises(BadRecord, match=r"format 3\.0.*reads up to 2\.0") as raised:
+    with pytest.raises(BadRecord, match=r"format 4\.0.*reads up to 3\.0") as raised:
         Record.of(rewrite(data, change))
     assert raised.value.slug == "record-newer"
 
 
 def test_an_older_major_version_is_told_clearly(tmp_path) -> None:
     data = data_of(tmp_path, [1])
-    with pytest.raises(BadRecord, match=r"format 1\.0.*reads 2\.x") as raised:
-        Record.of(rewrite(data, lambda manifest: manifest.update(schema="1.0")))
+    with pytest.raises(BadRecord, match=r"format 2\.0.*reads 3\.x") as raised:
+        Record.of(rewrite(data, lambda manifest: manifest.update(schema="2.0")))
     assert raised.value.slug == "record-older"
 
 
@@ -172,16 +172,16 @@ def test_a_newer_minor_version_is_read(tmp_path) -> None:
     data = data_of(tmp_path, [1])
 
     def change(manifest) -> None:
-        manifest["schema"] = "2.7"
+        manifest["schema"] = "3.7"
         manifest["mood"] = {"a": [1]}
         manifest["environment"]["weather"] = 3
 
     with Record.of(rewrite(data, change)) as record:
-        assert record.manifest.schema == "2.7"
-    assert SCHEMA == "2.0"
+        assert record.manifest.schema == "3.7"
+    assert SCHEMA == "3.0"
 
 
-@pytest.mark.parametrize("schema", ["", "2", "x.y", "2.0.0", "-2.0", "٢.٠", "2" * 5000 + ".0"])
+@pytest.mark.parametrize("schema", ["", "3", "x.y", "3.0.0", "-3.0", "٣.٠", "3" * 5000 + ".0"])
 def test_a_schema_that_is_none_is_refused(tmp_path, schema) -> None:
     data = data_of(tmp_path, [1])
     with pytest.raises(BadRecord):

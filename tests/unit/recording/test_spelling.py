@@ -7,11 +7,13 @@ import json
 import types
 
 import pytest
+import torch
 from roundtrip import again, encode, seen
 from torch import nn
 
 from tripwire.recording import nodes
-from tripwire.recording.spelling import Spelled, spell
+from tripwire.recording.spelled import Spelled
+from tripwire.recording.spelling import spell
 
 
 def text_of(value: object) -> bytes:
@@ -65,6 +67,10 @@ ATTRIBUTES = [
     {"a": None, "b": 1, "c": None, "d": None, "e": 2},
     {"b": 1, "c": None},
     {"a b": None, "": None, " ": None, "c": None, "d": [None]},
+    {"-": 1, "-a": None, "0": 2, "12": None, "%": 3, "%20": 4, "a%20b": None, "é": 5, "٣": 6},
+    {"": 1},
+    {"": None, "-": None},
+    {"a\nb": 1, "\t": None, "\0": 2},
 ]
 
 
@@ -75,6 +81,38 @@ def test_attributes_that_are_none_keep_their_place(tmp_path, state) -> None:
     found = again(tmp_path, value)
     assert list(vars(found).items()) == list(state.items())
     assert list(seen(tmp_path, value).attributes.items()) == list(state.items())
+
+
+def test_names_that_occur_often_have_a_number(tmp_path) -> None:
+    values = [types.SimpleNamespace(**{"0": i, "a long name": None, "-%": [i]}) for i in range(50)]
+    text = text_of(values)
+    assert text.count(b"a%20long%20name") == 1
+    found = again(tmp_path, values)
+    assert [list(vars(one).items()) for one in found] == [list(vars(v).items()) for v in values]
+
+
+class Kept(torch.Tensor):
+    pass
+
+
+def test_tensors_with_the_same_attributes_share_a_line(tmp_path) -> None:
+    values = [torch.full((2,), float(i)) for i in range(2500)]
+    for i, value in enumerate(values):
+        value.note, value.nothing, value.own = "x", None, [i] if i % 100 == 0 else True
+    shared = values[3].own = values[4].own = ["shared"]
+    values[7].requires_grad_().grad = torch.ones(2)
+    values[8].requires_grad_().grad = torch.full((2,), 8.0)
+    values[9] = values[9].as_subclass(Kept)
+    assert len(lines_of(values)) < 120
+    found = again(tmp_path, values)
+    assert all(map(torch.equal, found, values))
+    for i, (one, value) in enumerate(zip(found, values, strict=True)):
+        assert list(vars(one).items()) == list(vars(value).items()), i
+        assert (one.grad is None) is (value.grad is None)
+    assert found[3].own is found[4].own and found[3].own == shared
+    assert found[0].own is not found[100].own
+    assert found[8].grad.tolist() == [8.0, 8.0]
+    assert type(found[9]).__name__ == "Kept"
 
 
 class Scaled(nn.Module):
