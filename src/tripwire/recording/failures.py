@@ -49,8 +49,9 @@ class Failures:
         return Failures(place.writing if isinstance(place, OnError) else Writing.to(place))
 
     def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        CURRENT.kept = beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
+        beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
         try:
+            CURRENT.kept = beginning
             return dispatcher(*args, **kwargs)
         except Exception as error:
             CURRENT.kept = None

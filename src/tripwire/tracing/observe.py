@@ -358,7 +358,8 @@ def _is_constant(code: CodeType) -> bool:
 # --- sys.monitoring: one tool for all threads ------------------------------------------------
 
 _watched: dict[int, CodeType] = {}  # codes whose calls are reported, by identity
-_tool: int | None = None
+_TOOL_IDS, _TOOL_NAME = (4, 3), "tripwire"  # the ids that no tool of the standard library claims
+_tool: int | None = None  # the one whose callbacks and events are set
 
 
 class _MonitoringObserver(Observer):
@@ -379,38 +380,47 @@ def _start_tool() -> None:
     global _tool
     monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
     if _tool is None:
-        for tool in (4, 3):  # the ids that no tool of the standard library claims
-            if monitoring.get_tool(tool) is None:
-                monitoring.use_tool_id(tool, "tripwire")
-                events = monitoring.events
-                monitoring.register_callback(tool, events.PY_START, _on_py_start)
-                monitoring.register_callback(tool, events.PY_RESUME, _on_py_start)
-                monitoring.register_callback(tool, events.CALL, _on_call)
-                monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
-                _tool = tool
-                break
-        else:
-            raise CannotTrace(
-                "Both tool ids of sys.monitoring that are free for others (3 and 4) are taken, so "
-                "functions can't be observed. Free one: sys.monitoring.free_tool_id.",
-                slug="no-monitoring-tool",
-            )
+        tool = _take_tool_id()
+        events = monitoring.events
+        monitoring.register_callback(tool, events.PY_START, _on_py_start)
+        monitoring.register_callback(tool, events.PY_RESUME, _on_py_start)
+        monitoring.register_callback(tool, events.CALL, _on_call)
+        monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
+        _tool = tool
     monitoring.restart_events()  # code that went quiet for another thread is new to this one
 
 
+def _take_tool_id() -> int:
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+    for tool in _TOOL_IDS:
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, _TOOL_NAME)
+        if monitoring.get_tool(tool) == _TOOL_NAME:
+            return tool
+    raise CannotTrace(
+        "Both tool ids of sys.monitoring that are free for others (3 and 4) are taken, so "
+        "functions can't be observed. Free one: sys.monitoring.free_tool_id.",
+        slug="no-monitoring-tool",
+    )
+
+
 def _stop_tool() -> None:
+    """Give the tool id back, however far `_start_tool` or the last call of this came."""
     global _tool
-    if not _at_work and _tool is not None:
-        monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
-        events = monitoring.events
-        monitoring.set_events(_tool, 0)
-        for code in _watched.values():
-            monitoring.set_local_events(_tool, code, 0)
-        _watched.clear()
-        for event in (events.PY_START, events.PY_RESUME, events.CALL):
-            monitoring.register_callback(_tool, event, None)
-        monitoring.free_tool_id(_tool)
-        _tool = None
+    if _at_work:
+        return
+    _tool = None
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+    events = monitoring.events
+    for tool in _TOOL_IDS:
+        if monitoring.get_tool(tool) == _TOOL_NAME:
+            monitoring.set_events(tool, 0)
+            for code in _watched.values():
+                monitoring.set_local_events(tool, code, 0)
+            for event in (events.PY_START, events.PY_RESUME, events.CALL):
+                monitoring.register_callback(tool, event, None)
+            monitoring.free_tool_id(tool)
+    _watched.clear()
 
 
 def _on_py_start(code: CodeType, offset: int) -> object:
