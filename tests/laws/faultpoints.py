@@ -597,6 +597,7 @@ def main() -> int:
     parser.add_argument("--scene", choices=SCENES, default="calls")
     parser.add_argument("--entries-only", action="store_true", help="points where functions begin")
     parser.add_argument("--share", type=float, default=1.0, help="of all points, by chance")
+    parser.add_argument("--part", default="1/1", help="k/n: of all points, every nth from the kth")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interrupts", type=int, default=0, help="signals in place of points")
     parser.add_argument("--both", action="store_true", help="each point with both errors")
@@ -634,7 +635,8 @@ def main() -> int:
             for occurrence in dict.fromkeys((1, times))
             if options.only in _POINTS[point]
         ]
-        targets = [t for t in targets if chance.random() < options.share]
+        part, parts = map(int, options.part.split("/"))
+        targets = [t for t in targets[part - 1 :: parts] if chance.random() < options.share]
         errors = (Injected, KeyboardInterrupt)
         for number, (point, occurrence) in enumerate(targets):
             for error in errors if options.both else (errors[number % 2],):
