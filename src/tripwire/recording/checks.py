@@ -7,10 +7,10 @@ no shape is too large to be refused.
 
 from __future__ import annotations
 
+import functools
 import math
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tripwire.recording.container import damaged
 # What the JSON of a whole table may take when it is decoded: as much as the file, or this.
 MEMORY_FLOOR = 32 << 20
 # The same for one line of it, which is all that is held while a file is checked.
-LARGEST_LINE = 1 << 20
+LARGEST_LINE = 1 << 19
 _LIST, _ITEM, _QUOTE = 64, 32, 24
 
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
@@ -37,6 +37,7 @@ def estimate_memory(text: bytes) -> int:
 # --- references ---
 
 
+@functools.cache
 def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     """The fields of a node that are slots (or tuples of them), each with whether it is a tuple."""
     found = []
@@ -48,15 +49,19 @@ def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     return tuple(found)
 
 
+def prepare(kinds: Iterable[type[msgspec.Struct]]) -> None:
+    """Find the slots of these kinds now: it compiles, and reading a record compiles nothing."""
+    for kind in kinds:
+        find_slot_fields(kind)
+
+
 NODE_TYPES: tuple[type[nodes.Node], ...] = typing.get_args(nodes.AnyNode)
-_FIELDS: Mapping[type, tuple[tuple[str, bool], ...]] = types.MappingProxyType(
-    {cls: find_slot_fields(cls) for cls in NODE_TYPES}
-)
+prepare(NODE_TYPES)
 
 
 def slots_of(node: msgspec.Struct) -> Iterator[nodes.Slot]:
     """Every slot of a node, in order."""
-    for name, many in _FIELDS[type(node)]:
+    for name, many in find_slot_fields(type(node)):
         value = getattr(node, name)
         if many:
             yield from value

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts for parts of a table (see checks.py): a list, an item of one, and a
-# reference with a node of some fields.
-_LIST, _ITEM, _NODE = 64, 32, 256
+# What a reader counts for parts of a table (see spelled.py): a list, an item of one, a reference
+# with a node of some fields, an attribute beside its name's text.
+_LIST, _ITEM, _NODE, _ATTRIBUTE = 64, 32, 256, 112
 
 
 class Draft(Protocol):
@@ -208,7 +208,7 @@ class Encoder:
     def leave_out(self, cls: type, reason: str, number: int | None = None) -> nodes.Opaque:
         """A placeholder for the value being encoded, and a line in the report."""
         self.left_out.append(Omission(self.path(number) or class_name(cls), reason))
-        return nodes.Opaque(class_name(cls), "", reason)
+        return nodes.Opaque(class_name(cls), reason)
 
     def strictness(self, value: object) -> Treatment:
         """The least that a tensor is to be treated with."""
@@ -288,6 +288,14 @@ class Encoder:
     def can_hold(self, items: list[object]) -> bool:
         """Whether a container with these items still fits; if so, its room is taken."""
         return self._spend(_LIST + sum(_ITEM if _is_small(item) else _NODE for item in items))
+
+    def can_hold_attributes(self, names: Iterable[str]) -> bool:
+        """The same for an object with these attributes."""
+        return self._spend(_NODE + sum(_ATTRIBUTE + len(name) for name in names))
+
+    def hold_attributes(self, count: int) -> None:
+        """Take the room of so many attributes, of which only the names are shared."""
+        self._budget -= _ATTRIBUTE * count
 
     def can_hold_bytes(self, count: int) -> bool:
         """The same for so many bytes."""

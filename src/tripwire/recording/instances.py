@@ -163,7 +163,7 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     put = _CONTENT.get(base)
     if is_plain_module(cls):
         return ModuleDraft(encoder, cls, state)
-    if not encoder.can_hold([None] * (12 + 2 * len(state))):
+    if not encoder.can_hold_attributes(state):
         return encoder.leave_out(cls, "the record has no room left")
     content = put(encoder, value) if put is not None else None
     return ObjectDraft(encoder, value, cls, state, content)
@@ -249,6 +249,7 @@ class ModuleDraft:
         }
         self._state = _without_defaults(state, self._tables)
         self._taken: dict[str, Slot] = {}
+        encoder.hold_attributes(len(self._state) + sum(map(len, self._rows.values())))
         self.grow()
 
     def grow(self) -> None:

@@ -9,7 +9,7 @@ docs/record-format.md has the rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import digits
 from typing import Annotated
 
@@ -17,7 +17,7 @@ import msgspec
 
 from tripwire.recording import nodes
 from tripwire.recording.blobs import BlobRun
-from tripwire.recording.checks import NODE_TYPES
+from tripwire.recording.checks import NODE_TYPES, prepare
 from tripwire.recording.container import damaged
 from tripwire.recording.nodes import Index, Reference, Slot
 
@@ -78,8 +78,9 @@ class Extras(nodes.Node, tag="extras", frozen=True):
 class More(nodes.Node, tag="more", frozen=True):
     """What the line before had no room for.
 
-    Items of a container; keys and values of a dict; names (one text) and values of an object;
-    names in the last table of a form (one text); values of modules.
+    Items of a container; keys and values of a dict; names and values of a class or module; values
+    of modules. A single text: names of an object or of extras, with their values; names in the
+    last table of a form; a piece of a string, or of bytes in base64.
     """
 
     items: tuple[Slot, ...] = ()
@@ -98,6 +99,8 @@ LINES: tuple[type[nodes.Node], ...] = (
     *(cls for cls in NODE_TYPES if cls not in _REPLACED),
     *(Library, Object, Form, Modules, Extras, More),
 )
+prepare(LINES)
+WITH_NAMES = (nodes.Class, nodes.Namespace, nodes.Module)
 WITH_ITEMS = (nodes.List, nodes.Tuple, nodes.Set, nodes.Deque, nodes.NamedTuple)
 
 
@@ -128,14 +131,10 @@ def join_names(names: Iterable[tuple[str, bool]], words: Mapping[str, int]) -> s
 
 def split_names(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
     """The names in a text that was checked, each with whether it has no value."""
-    found = []
-    is_none = False
-    for token in text.split(" ") if text else ():
-        if token == _TURN:
-            is_none = not is_none
-        else:
-            found.append((words[int(token)] if token[0] in digits else _unescape(token), is_none))
-    return found
+    return [
+        (words[int(token)] if token[0] in digits else _unescape(token), is_none)
+        for token, is_none in _tokens(text)
+    ]
 
 
 def check_names(text: str, words: int) -> tuple[int, int]:
@@ -143,18 +142,31 @@ def check_names(text: str, words: int) -> tuple[int, int]:
 
     Raises `BadRecord` for a text that isn't one of names, or has numbers of no word.
     """
-    counts = {False: 0, True: 0}
-    is_none = False
-    for token in text.split(" ") if text else ():
-        if token == _TURN:
-            is_none = not is_none
-            continue
+    counts = [0, 0]
+    for token, is_none in _tokens(text):
         if not _NAME.fullmatch(token):
             raise damaged("a name in objects.json isn't one")
         if token[0] in digits and int(token) >= words:
             raise damaged("objects.json refers to a word that it doesn't have")
         counts[is_none] += 1
-    return sum(counts.values()), counts[False]
+    return sum(counts), counts[False]
+
+
+def _tokens(text: str) -> Iterator[tuple[str, bool]]:
+    """Names and numbers of words, one at a time: a text of a hostile file may be long."""
+    start = 0
+    is_none = False
+    while start < len(text):
+        end = text.find(" ", start)
+        end = len(text) if end < 0 else end
+        token = text[start:end]
+        if token == _TURN:
+            is_none = not is_none
+        else:
+            yield token, is_none
+        start = end + 1
+    if text.endswith(" "):
+        yield "", is_none
 
 
 _TURN = "-"

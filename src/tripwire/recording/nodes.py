@@ -377,7 +377,6 @@ class Opaque(Node, tag="opaque", frozen=True):
     """Something that a record can't hold: what it was, and why not."""
 
     cls: str
-    text: str
     reason: str
 
 

@@ -5,8 +5,9 @@ docs/record-format.md has the rules, recording/spelling.py the other direction.
 
 from __future__ import annotations
 
+import binascii
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union, cast
 
@@ -23,13 +24,14 @@ from tripwire.recording.checks import (
     check_slot,
     check_tensors,
     estimate_memory,
-    find_slot_fields,
+    slots_of,
 )
 from tripwire.recording.container import damaged
 from tripwire.recording.lines import check_names, split_names
 from tripwire.recording.nodes import AnyNode, Slot
 
-_NAME_SIZE = 64  # what a name in a text takes
+# What is built of a line, beyond its own JSON: a node, a name of an attribute, an entry in a dict.
+_NODE, _NAME, _ENTRY = 128, 64, 64
 _T = TypeVar("_T")
 
 
@@ -67,27 +69,19 @@ class Spelled:
         check = _LineCheck(self, blobs, file_size)
         for line in _lines(self.text, *self.node_lines):
             _check_line(line, file_size)
-            check.take(_decode(line, _NODE))
+            check.take(_decode(line, _NODE_LINE))
         check.finish()
 
     def build(self) -> nodes.Table:
         """The table, of a text that was checked."""
         codes = tuple(_decode(line, _CODE) for line in _lines(self.text, *self.code_lines))
-        found: list[nodes.Node] = []
+        builder = _Builder([word for word, _ in split_names(self.head.words, ())])
         for line in _lines(self.text, *self.node_lines):
-            _join(found, _decode(line, _NODE))
-        words = [word for word, _ in split_names(self.head.words, ())]
-        full: list[AnyNode] = []
-        for node in found:
-            if isinstance(node, lines.Modules):  # forms come first, in lines of their own numbers
-                full += _part_modules(node, cast("lines.Form", found[node.form[0]]))
-            elif isinstance(node, lines.Extras):
-                full += _part_extras(node, words)
-            else:
-                full.append(_spread(node, words))
+            builder.take(_decode(line, _NODE_LINE))
+        found = builder.finish()
         for count, blob, kind, device in self.head.tensors:
-            full += [nodes.Tensor(blob + i, kind, device) for i in range(count)]
-        return nodes.Table(self.head.roots, tuple(full), codes)
+            found += [nodes.Tensor(blob + i, kind, device) for i in range(count)]
+        return nodes.Table(self.head.roots, tuple(found), codes)
 
 
 def _lines(text: bytes, start: int, end: int) -> Iterator[bytes]:
@@ -102,82 +96,127 @@ def _lines(text: bytes, start: int, end: int) -> Iterator[bytes]:
         start = stop + 1
 
 
-def _join(found: list[nodes.Node], node: nodes.Node) -> None:
-    """Take the next line: a node, or more of the last one."""
-    if not isinstance(node, lines.More):
-        found.append(node)
-        return
-    last, changed = found[-1], dict[str, object]()
-    match last:
-        case nodes.Dict():
-            changed = {"keys": last.keys + node.items, "values": last.values + node.values}
-        case lines.Object():
-            names = _join_texts(last.names, node)
-            changed = {"names": names, "values": last.values + node.values}
-        case lines.Form():
-            changed = {"keys": (*last.keys[:-1], _join_texts(last.keys[-1], node))}
-        case lines.Modules():
-            changed = {"values": last.values + node.items}
-        case _:
-            changed = {"items": cast("nodes.List", last).items + node.items}
-    found[-1] = msgspec.structs.replace(last, **changed)
+def _check_line(line: bytes, file_size: int) -> None:
+    """A line is held while it is checked, so it may not take much."""
+    if len(line) > LARGEST_LINE // 64:
+        if estimate_memory(line) > max(LARGEST_LINE, file_size // 8):
+            raise _too_large(len(line))
 
 
-def _join_texts(text: str, more: lines.More) -> str:
-    return " ".join(part for part in (text, cast("str", more.items[0])) if part)
+# --- building ---
 
 
-def _part_modules(line: lines.Modules, form: lines.Form) -> Iterator[nodes.ModuleObject]:
+class _Builder:
+    """Nodes of lines that were checked."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        self._found: list[AnyNode] = []
+        self._forms: list[lines.Form] = []  # their nodes come first
+        self._line: nodes.Node | None = None
+        self._more: list[lines.More] = []  # what follows that line
+
+    def take(self, line: nodes.Node) -> None:
+        """The next line."""
+        if isinstance(line, lines.More):
+            self._more.append(line)
+        else:
+            self._end_line()
+            self._line = line
+
+    def finish(self) -> list[AnyNode]:
+        """All nodes."""
+        self._end_line()
+        return self._found
+
+    def _end_line(self) -> None:
+        if self._line is not None:
+            self._found += self._build(self._line)
+        self._line = None
+        self._more = []
+
+    def _build(self, line: nodes.Node) -> Iterable[AnyNode]:
+        replace = msgspec.structs.replace
+        match line:
+            case lines.Library():
+                module = self._words[line.module] if isinstance(line.module, int) else line.module
+                return (nodes.Library(module, line.name),)
+            case lines.Object():
+                names, values = self._attributes(line)
+                rest = line.content, line.slots, line.slot_values
+                return (nodes.Object(line.cls, names, values, *rest),)
+            case lines.Form():
+                self._forms.append(line)
+                tables = [[text] for text in line.keys]
+                if tables:
+                    tables[-1] += self._pieces()
+                keys = tuple(self._spread(*texts) for texts in tables)
+                names, held = self._spread(line.names), self._spread(line.tables)
+                return (nodes.ModuleForm(line.cls, names, held, keys),)
+            case lines.Modules():
+                return _part_modules(line, self._items(line.values), self._forms[line.form[0]])
+            case lines.Extras():
+                names, values = self._attributes(line)
+                pairs = itertools.zip_longest(line.tensors, line.grads)
+                return [nodes.TensorExtras(*pair, line.cls, names, values) for pair in pairs]
+            case nodes.Dict():
+                values = self._values(line.values)
+                return (replace(line, keys=self._items(line.keys), values=values),)
+            case nodes.String():
+                return (nodes.String("".join((line.text, *self._pieces()))),)
+            case nodes.Bytes() | nodes.Text():
+                pieces = map(binascii.a2b_base64, self._pieces())
+                return (replace(line, data=b"".join((line.data, *pieces))),)
+            case _ if isinstance(line, lines.WITH_NAMES):
+                values = self._values(line.values)
+                return (replace(line, names=self._items(line.names), values=values),)
+            case _ if isinstance(line, lines.WITH_ITEMS):
+                return (replace(line, items=self._items(line.items)),)
+        return (cast("AnyNode", line),)
+
+    def _items(self, first: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        return (*first, *(slot for more in self._more for slot in more.items))
+
+    def _values(self, first: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        return (*first, *(slot for more in self._more for slot in more.values))
+
+    def _pieces(self) -> Iterator[str]:
+        return (cast("str", more.items[0]) for more in self._more)
+
+    def _spread(self, *texts: str) -> tuple[str, ...]:
+        return tuple(name for text in texts for name, _ in split_names(text, self._words))
+
+    def _attributes(
+        self, line: lines.Object | lines.Extras
+    ) -> tuple[tuple[str, ...], tuple[Slot, ...]]:
+        names: list[str] = []
+        values: list[Slot] = []
+        parts = ((cast("str", more.items[0]), more.values) for more in self._more)
+        for text, known in ((line.names, line.values), *parts):
+            given = iter(known)
+            for name, is_none in split_names(text, self._words):
+                names.append(name)
+                values.append(None if is_none else next(given))
+        return tuple(names), tuple(values)
+
+
+def _part_modules(
+    line: lines.Modules, values: tuple[Slot, ...], form: lines.Form
+) -> Iterator[nodes.ModuleObject]:
     """Each module, with the values that the form has for all."""
-    width = len(line.values) // line.count
-    for i in range(line.count):
-        values = list(line.values[i * width : (i + 1) * width])
-        for column, constant in zip(form.columns, form.constants, strict=True):
-            values.insert(column, constant)
-        yield nodes.ModuleObject(line.form, tuple(values))
+    width = len(values) // line.count
+    row: list[Slot] = [None] * (width + len(form.columns))
+    for column, constant in zip(form.columns, form.constants, strict=True):
+        row[column] = constant
+    shared = set(form.columns)
+    own = [column for column in range(len(row)) if column not in shared]
+    for start in range(0, line.count * width, width) if width else [0] * line.count:
+        for column, value in zip(own, values[start : start + width], strict=True):
+            row[column] = value
+        yield nodes.ModuleObject(line.form, tuple(row))
 
 
-def _part_extras(line: lines.Extras, words: Sequence[str]) -> Iterator[nodes.TensorExtras]:
-    names, values = _spread_attributes(line.names, line.values, words)
-    for tensor, grad in itertools.zip_longest(line.tensors, line.grads):
-        yield nodes.TensorExtras(tensor, grad, line.cls, names, values)
-
-
-def _spread(node: nodes.Node, words: Sequence[str]) -> AnyNode:
-    """The node of a line, with all that the line leaves out."""
-
-    def spread(text: str) -> tuple[str, ...]:
-        return tuple(name for name, _ in split_names(text, words))
-
-    match node:
-        case lines.Library():
-            module = words[node.module] if isinstance(node.module, int) else node.module
-            return nodes.Library(module, node.name)
-        case lines.Form():
-            keys = tuple(map(spread, node.keys))
-            return nodes.ModuleForm(node.cls, spread(node.names), spread(node.tables), keys)
-        case lines.Object():
-            names, values = _spread_attributes(node.names, node.values, words)
-            return nodes.Object(node.cls, names, values, node.content, node.slots, node.slot_values)
-    return cast("AnyNode", node)
-
-
-def _spread_attributes(
-    text: str, values: tuple[Slot, ...], words: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[Slot, ...]]:
-    found = split_names(text, words)
-    known = iter(values)
-    full = tuple(None if is_none else next(known) for _, is_none in found)
-    return tuple(name for name, _ in found), full
-
-
-_FIELDS = {cls: find_slot_fields(cls) for cls in lines.LINES}
-
-
-def _slots_of(node: nodes.Node) -> Iterator[Slot]:
-    for name, many in _FIELDS[type(node)]:
-        value = getattr(node, name)
-        yield from value if many else (value,)
+# --- checking ---
 
 
 class _LineCheck:
@@ -186,119 +225,138 @@ class _LineCheck:
     def __init__(self, spelled: Spelled, blobs: StoredBlobs, file_size: int) -> None:
         self._blobs = blobs
         self._room = max(MEMORY_FLOOR, file_size) - estimate_memory(spelled.text)
-        self._widths: list[int] = []  # how many values the modules of a form give
-        self._shared: list[int] = []  # how many the form gives them
-        self._words = 0  # words refer to none
-        self._words = self._count(spelled.head.words)
+        self._widths: list[int] = []  # how many values the modules of a form have
+        self._shared: list[int] = []  # how many of them the form gives
+        self._last = -1  # the last of those, in the latest form
         self._before: nodes.Node = lines.Form((0,))
         self._owed = 0  # values that modules still need
+        self._tensors = 0  # those of the latest extras
+        self._words = 0  # words refer to none
+        self._words = self._count(spelled.head.words)
         self._left = spelled.head.count
         self._nodes = self._left + sum(run[0] for run in spelled.head.tensors)
         for count, blob, kind, device in spelled.head.tensors:
-            self._spend(128 * count)
+            self._spend(_NODE * count)
             check_tensors(count, blob, kind, device, blobs)
         for slot in spelled.head.roots.values():
             check_slot(slot, self._nodes)
 
-    def take(self, node: nodes.Node) -> None:
-        """The next node, or more of the last one."""
-        for slot in _slots_of(node):
+    def take(self, line: nodes.Node) -> None:
+        """The next line."""
+        for slot in slots_of(line):
             check_slot(slot, self._nodes)
-        match node:
-            case lines.More():
-                self._take_more(node)
-                return
-            case _ if self._owed:
-                raise _wrong_width()
+        if isinstance(line, lines.More):
+            self._take_more(line)
+            return
+        self._end_line()
+        match line:
             case lines.Form():
-                self._take_form(node)
+                self._take_form(line)
             case lines.Modules():
-                self._check_modules(node)
+                self._take_modules(line)
             case lines.Object():
-                self._check_object(node)
+                if len(line.slots) != len(line.slot_values):
+                    raise damaged("an object has another number of slots than of values")
+                self._check_attributes(line.names, line.values)
             case lines.Extras():
-                self._check_extras(node)
+                self._take_extras(line)
             case lines.Library():
-                if isinstance(node.module, int) and node.module >= self._words:
+                if isinstance(line.module, int) and line.module >= self._words:
                     raise damaged("objects.json refers to a word that it doesn't have")
             case _:
-                check_node(node, self._blobs)
-        self._before = node
-        self._left -= _count_nodes(node)
+                check_node(line, self._blobs)
+        self._before = line
+        self._left -= _count_nodes(line)
 
     def finish(self) -> None:
         """All lines were seen."""
-        if self._owed:
-            raise _wrong_width()
+        self._end_line()
         if self._left:
             raise damaged("objects.json has another number of nodes than it says")
 
-    def _take_more(self, node: lines.More) -> None:
+    def _end_line(self) -> None:
+        """Nothing more of a line follows."""
+        if self._owed:
+            raise damaged("a module has another number of values than its form has names")
+        if isinstance(self._before, lines.Form) and self._widths:
+            if self._last >= self._widths[-1]:
+                raise damaged("a form has a value where there is no place")
+
+    def _take_more(self, line: lines.More) -> None:
         match self._before:
             case lines.Object():
-                self._check_attributes(_only_text(node), node.values)
+                self._check_attributes(_only_text(line), line.values)
+                return
+            case lines.Extras():
+                names = self._check_attributes(_only_text(line), line.values)
+                self._spend(_ENTRY * names * (self._tensors - 1))
                 return
             case nodes.Dict():
-                if len(node.items) != len(node.values):
+                if len(line.items) != len(line.values):
                     raise damaged("there are more keys than values, or less")
                 return
+            case _ if isinstance(self._before, lines.WITH_NAMES):
+                if len(line.items) != len(line.values) or any(
+                    type(n) is not str for n in line.items
+                ):
+                    raise damaged("there are more names than values, or less")
+                return
             case lines.Form(keys=keys) if keys:
-                self._widths[-1] += self._count(_only_text(node))
+                self._widths[-1] += self._count(_only_text(line))
             case lines.Modules():
-                self._owed -= len(node.items)
+                self._owed -= len(line.items)
+            case nodes.String():
+                _only_text(line)
+            case nodes.Bytes() | nodes.Text():
+                _check_base64(_only_text(line))
             case _ if not isinstance(self._before, lines.WITH_ITEMS):
                 raise damaged("there is more of something that has no items")
-        if node.values:
+        if line.values:
             raise damaged("there are values for something that has none")
 
-    def _take_form(self, node: lines.Form) -> None:
+    def _take_form(self, line: lines.Form) -> None:
         if not isinstance(self._before, lines.Form):
             raise damaged("a form comes after other nodes")
-        self._widths.append(self._find_width(node))
-        self._shared.append(len(node.columns))
+        columns = line.columns
+        if self._count(line.tables) != len(line.keys) or len(columns) != len(line.constants):
+            raise damaged("a form has other names than values")
+        if any(a >= b for a, b in itertools.pairwise(columns)):
+            raise damaged("a form has a value where there is no place")
+        self._widths.append(self._count(line.names) + sum(map(self._count, line.keys)))
+        self._shared.append(len(columns))
+        self._last = columns[-1] if columns else -1
 
-    def _check_modules(self, node: lines.Modules) -> None:
-        number = node.form[0]
+    def _take_modules(self, line: lines.Modules) -> None:
+        number = line.form[0]
         if number >= len(self._widths):
             raise damaged("a module has no form")
-        self._owed = node.count * self._widths[number] - len(node.values)
-        self._spend(node.count * (128 + 8 * self._shared[number]))
+        own = self._widths[number] - self._shared[number]
+        self._owed = line.count * own - len(line.values)
+        self._spend(line.count * (_NODE + _ENTRY * self._widths[number]))
 
-    def _check_object(self, node: lines.Object) -> None:
-        if len(node.slots) != len(node.slot_values):
-            raise damaged("an object has another number of slots than of values")
-        self._check_attributes(node.names, node.values)
-
-    def _check_extras(self, node: lines.Extras) -> None:
-        if not node.tensors or len(node.grads) not in (0, len(node.tensors)):
+    def _take_extras(self, line: lines.Extras) -> None:
+        self._tensors = len(line.tensors)
+        if not line.tensors or len(line.grads) not in (0, self._tensors):
             raise damaged("there is another number of gradients than of tensors")
-        self._check_attributes(node.names, node.values)
-        self._spend(128 * len(node.tensors))
+        names = self._check_attributes(line.names, line.values)
+        self._spend(self._tensors * _NODE + _ENTRY * names * (self._tensors - 1))
 
-    def _check_attributes(self, names: str, values: tuple[Slot, ...]) -> None:
-        if self._check_names(names)[1] != len(values):
+    def _check_attributes(self, text: str, values: tuple[Slot, ...]) -> int:
+        """How many names a text has; those that aren't of None have a value each."""
+        names, given = self._check_names(text)
+        if given != len(values):
             raise damaged("an object has another number of names than of values")
-
-    def _find_width(self, form: lines.Form) -> int:
-        """How many values modules of a form give themselves."""
-        whole = self._count(form.names) + sum(map(self._count, form.keys))
-        columns = form.columns
-        if self._count(form.tables) != len(form.keys) or len(columns) != len(form.constants):
-            raise damaged("a form has other names than values")
-        last = columns[-1] if columns else -1
-        if last >= whole or any(a >= b for a, b in itertools.pairwise(columns)):
-            raise damaged("a form has a value where there is no place")
-        return whole - len(columns)
+        return names
 
     def _count(self, text: str) -> int:
-        """How many names a text has, all with a value."""
-        names, with_value = self._check_names(text)
-        if names != with_value:
+        """How many names a text has, none of them of None."""
+        names, given = self._check_names(text)
+        if names != given:
             raise damaged("a name in objects.json has no value")
         return names
 
     def _check_names(self, text: str) -> tuple[int, int]:
-        self._spend(_NAME_SIZE * (text.count(" ") + 1))
+        self._spend(_NAME * text.count(" "))
         return check_names(text, self._words)
 
     def _spend(self, amount: int) -> None:
@@ -316,31 +374,17 @@ def _count_nodes(line: nodes.Node) -> int:
     return 1
 
 
-def _only_text(node: lines.More) -> str:
-    if len(node.items) != 1 or type(node.items[0]) is not str:
-        raise damaged("there is more of an object or a form, but no text of names")
-    return node.items[0]
+def _only_text(line: lines.More) -> str:
+    if len(line.items) != 1 or type(line.items[0]) is not str:
+        raise damaged("there is more of something, but not the one text that it needs")
+    return line.items[0]
 
 
-def _wrong_width() -> BadRecord:
-    return damaged("a module has another number of values than its form has names")
-
-
-def _check_line(line: bytes, file_size: int) -> None:
-    """A line is held while it is checked, so it may not take much."""
-    if len(line) > LARGEST_LINE // 128 and not line.startswith(_BYTES):
-        names = 0 if line.startswith(b'["') and not line.startswith(_NAMED) else line.count(b" ")
-        if estimate_memory(line) + _NAME_SIZE * names > max(LARGEST_LINE, file_size):
-            raise _too_large(len(line))
-
-
-_BYTES = (b'["str",', b'["text",', b'["bytes",')  # as long in memory as they are here
-_NAMED = (
-    b'["object",',
-    b'["nnform",',
-    b'["extras",',
-    b'["more",',
-)  # and the first line, which has words
+def _check_base64(text: str) -> None:
+    try:
+        binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        raise damaged(f"objects.json: {error}") from None
 
 
 def _too_large(size: int) -> BadRecord:
@@ -361,4 +405,6 @@ def _decode(line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 _HEAD = msgspec.json.Decoder(lines.Head)
 _CODE = msgspec.json.Decoder(nodes.Code)
-_NODE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[lines.LINES])  # noqa: UP007
+_NODE_LINE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    Union[lines.LINES]  # noqa: UP007
+)

@@ -9,6 +9,7 @@ follow one another.
 
 from __future__ import annotations
 
+import binascii
 import functools
 import itertools
 from collections import Counter, defaultdict
@@ -19,11 +20,12 @@ import msgspec
 
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import BlobRun
-from tripwire.recording.checks import NODE_TYPES, find_slot_fields
+from tripwire.recording.checks import find_slot_fields, slots_of
 from tripwire.recording.lines import join_names
 from tripwire.recording.nodes import AnyNode, Slot
 
-_LONGEST = 1000  # items in a line; a container has more lines for the rest
+_LONGEST = 500  # items in a line; a container has more lines for the rest
+_PIECE = 12_288  # characters of a string or bytes in a line; a multiple of three, for base64
 _FEW = 16  # a value that so few parts of the modules differ in makes forms of their own
 _T = TypeVar("_T")
 
@@ -127,40 +129,54 @@ def _make_lines(group: list[nodes.Node], words: Mapping[str, int]) -> Iterator[n
             keys, values = _split(node.keys), _split(node.values)
             yield replace(node, keys=keys[0], values=values[0])
             yield from itertools.starmap(lines.More, zip(keys[1:], values[1:], strict=True))
+        case _ if isinstance(node, lines.WITH_NAMES):
+            names, values = _split(node.names), _split(node.values)
+            yield replace(node, names=names[0], values=values[0])
+            yield from itertools.starmap(lines.More, zip(names[1:], values[1:], strict=True))
         case _ if isinstance(node, lines.WITH_ITEMS):
             parts = _split(node.items)
             yield replace(node, items=parts[0])
             yield from map(lines.More, parts[1:])
+        case nodes.String(text=text):
+            yield nodes.String(text[:_PIECE])
+            yield from (lines.More((text[i : i + _PIECE],)) for i in _further(text))
+        case nodes.Bytes(data=data) | nodes.Text(data=data):
+            yield replace(node, data=data[:_PIECE])
+            pieces = (
+                binascii.b2a_base64(data[i : i + _PIECE], newline=False) for i in _further(data)
+            )
+            yield from (lines.More((piece.decode(),)) for piece in pieces)
         case _:
             yield node
 
 
 def _make_object(node: nodes.Object, words: Mapping[str, int]) -> Iterator[nodes.Node]:
     """A configuration has a hundred attributes that are None."""
-    parts = [
-        _join_attributes(part, words)
-        for part in _split(tuple(zip(node.names, node.values, strict=True)))
-    ]
+    parts = _join_attributes(node, words)
     yield lines.Object(node.cls, *parts[0], node.content, node.slots, node.slot_values)
-    for text, values in parts[1:]:
-        yield lines.More((text,), values)
+    yield from (lines.More((text,), values) for text, values in parts[1:])
 
 
 def _make_extras(group: list[nodes.TensorExtras], words: Mapping[str, int]) -> Iterator[nodes.Node]:
-    names, values = _join_attributes(zip(group[0].names, group[0].values, strict=True), words)
-    for part in _split(tuple(group)):
-        tensors = tuple(node.tensor for node in part)
-        grads = () if part[0].grad is None else tuple(node.grad for node in part)
-        yield lines.Extras(tensors, grads, part[0].cls, names, values)
+    parts = _join_attributes(group[0], words)
+    for some in _split(tuple(group)):
+        tensors = tuple(node.tensor for node in some)
+        grads = () if some[0].grad is None else tuple(node.grad for node in some)
+        yield lines.Extras(tensors, grads, some[0].cls, *parts[0])
+        yield from (lines.More((text,), values) for text, values in parts[1:])
 
 
 def _join_attributes(
-    pairs: Iterable[tuple[str, Slot]], words: Mapping[str, int]
-) -> tuple[str, tuple[Slot, ...]]:
-    """Names, and the values that aren't None."""
-    found = tuple(pairs)
-    text = join_names(((name, value is None) for name, value in found), words)
-    return text, tuple(value for _, value in found if value is not None)
+    node: nodes.Object | nodes.TensorExtras, words: Mapping[str, int]
+) -> list[tuple[str, tuple[Slot, ...]]]:
+    """For each line the names, and the values that aren't None."""
+    return [
+        (
+            join_names(((name, value is None) for name, value in part), words),
+            tuple(value for _, value in part if value is not None),
+        )
+        for part in _split(tuple(zip(node.names, node.values, strict=True)))
+    ]
 
 
 def _make_form(node: _Form, words: Mapping[str, int]) -> Iterator[nodes.Node]:
@@ -181,6 +197,11 @@ def _split(items: tuple[_T, ...]) -> list[tuple[_T, ...]]:
     return [items[i : i + _LONGEST] for i in range(0, len(items), _LONGEST)] or [()]
 
 
+def _further(data: str | bytes) -> range:
+    """Where the pieces begin that the first line has no room for."""
+    return range(_PIECE, len(data), _PIECE)
+
+
 def _shorten(node: msgspec.Struct) -> list[object]:
     """A node's fields, without those at the end that have their default."""
     fields = list(msgspec.structs.astuple(node))
@@ -195,19 +216,10 @@ def _is_equal(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
 
 
-_FIELDS = {cls: find_slot_fields(cls) for cls in NODE_TYPES} | {_Form: find_slot_fields(_Form)}
-
-
-def _slots_of(node: nodes.Node) -> Iterator[Slot]:
-    for name, many in _FIELDS[type(node)]:
-        value = getattr(node, name)
-        yield from value if many else (value,)
-
-
 def _map_slots(node: nodes.Node, change: Callable[[Slot], Slot]) -> nodes.Node:
     """A node with other slots."""
     changed: dict[str, object] = {}
-    for name, many in _FIELDS[type(node)]:
+    for name, many in find_slot_fields(type(node)):
         value = getattr(node, name)
         changed[name] = tuple(map(change, value)) if many else change(value)
     return msgspec.structs.replace(node, **changed) if changed else node
@@ -222,7 +234,7 @@ def _renumber(slot: Slot, numbers: Mapping[int, int]) -> Slot:
 
 def _share_texts(found: list[nodes.Node]) -> list[nodes.Node]:
     """Texts that stand in many slots become nodes."""
-    counts = Counter(slot for node in found for slot in _slots_of(node) if type(slot) is str)
+    counts = Counter(slot for node in found for slot in slots_of(node) if type(slot) is str)
     often = {
         text: len(found) + i
         for i, text in enumerate(
@@ -282,11 +294,13 @@ def _share_form(found: list[nodes.Node], number: int, modules: list[int]) -> Non
     rows = {m: cast("nodes.ModuleObject", found[m]).values for m in modules}
     columns = list(zip(*rows.values(), strict=True))
     distinct = [len(set(map(_key, column))) for column in columns]
-    splits = [i for i, count in enumerate(distinct) if 1 < count <= len(modules) // _FEW]
+    most = len(modules) // _FEW
+    constant = [i for i, count in enumerate(distinct) if count == 1 or count <= most][:_LONGEST]
+    splits = [i for i in constant if distinct[i] > 1]
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for module, row in rows.items():
         groups[tuple(_key(row[i]) for i in splits)].append(module)
-    constant = [i for i, count in enumerate(distinct) if count == 1 or i in splits]
+    own = [i for i in range(len(distinct)) if i not in set(constant)]
     for first, group in enumerate(groups.values()):
         values = tuple(rows[group[0]][i] for i in constant)
         shared = msgspec.structs.replace(form, columns=tuple(constant), constants=values)
@@ -297,8 +311,7 @@ def _share_form(found: list[nodes.Node], number: int, modules: list[int]) -> Non
         else:
             found[number] = shared
         for module in group:
-            own = tuple(v for i, v in enumerate(rows[module]) if i not in constant)
-            found[module] = nodes.ModuleObject((at,), own)
+            found[module] = nodes.ModuleObject((at,), tuple(rows[module][i] for i in own))
 
 
 def _key(slot: Slot) -> object:

@@ -375,6 +375,19 @@ def with_objects(tmp_path: Path, objects: bytes) -> bytes:
         lay_out(nodes=b'["object",[0]],\n["more"]', count=1),
         lay_out(nodes=b'["nnform",[0]],\n["more",["a"]]', count=1),
         lay_out(nodes=b'["nnform",[0]],\n["nn",[0],1],\n["more",[1]]', count=2),
+        lay_out(
+            nodes=b'["nnform",[0],"a","t",["b"],[2],[1]],\n["more",["c"]],\n["more",["d - e"]]',
+            count=1,
+        ),
+        lay_out(nodes=b'["nnform",[0],"a","t",["b"],[4],[1]],\n["more",["c d"]]', count=1),
+        lay_out(nodes=b'["object",[0],"- a"],\n["more",["b"]]', count=1),
+        lay_out(nodes=b'["str","a"],\n["more",["b","c"]]', count=1),
+        lay_out(nodes=b'["str","a"],\n["more",[1]]', count=1),
+        lay_out(nodes=b'["str","a"],\n["more",["b"],[1]]', count=1),
+        lay_out(nodes=b'["bytes","YQ=="],\n["more",["!!!!"]]', count=1),
+        lay_out(nodes=b'["bytes","YQ=="],\n["more",["YQ"]]', count=1),
+        lay_out(nodes=b'["namespace","m"],\n["more",["a"],[]]', count=1),
+        lay_out(nodes=b'["namespace","m"],\n["more",[1],[1]]', count=1),
         lay_out(nodes=b'["nnform",[0],"a"],\n["nn",[0],1],\n["list"]', count=3),
         lay_out(nodes=b'["nnform",[0],"","t",["a"]],\n["more",["- b"]]', count=1),
         lay_out(nodes=b'["nnform",[0],"","t",["a"]],\n["more",["b"],[1]]', count=1),
@@ -571,7 +584,18 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
         "names": table(repeat(b'["object",[0],"- ' + b"a " * 999 + b'b"]', few), BAD),
         "one long text of names": table(b'["object",[0],"- ' + b"a " * size + b'b"]', BAD),
         "names of tables": table(b'["nnform",[0],"","t",["' + b"a " * size + b'b"]]', BAD),
-        "extras": table(b'["extras",[' + b"[0]," * 20_000 + b"[0]]]", BAD, count=20_002),
+        "escaped tag": table(b'["\\u006fbject",[0],"- ' + b"a " * (size // 2) + b'b"]', BAD),
+        "escaped spaces": table(b'["object",[0],"-' + b"\\u0020a" * (size // 7) + b'"]', BAD),
+        "a wide name": table(b'["object",[0],"- ' + b"a" * size + b'\xf0\x9f\x98\x80"]', BAD),
+        "a wide text": table(b'["str","' + b"a" * size + b'\xf0\x9f\x98\x80"]', BAD),
+        "a text": table(b'["str","' + b"a" * size + b'"]', BAD),
+        "pieces": table(b'["str",""]', repeat(b'["more",["a"]]', few), BAD),
+        "extras": table(b'["extras",[' + b"[0]," * 1000 + b"[0]]]", BAD, count=1002),
+        "attributes of extras": table(
+            b'["extras",[' + b"[0]," * 1000 + b'[0]],[],null,"- ' + b"a " * 8000 + b'b"]',
+            b'["set",[[0]]]',
+            count=1002,
+        ),
         "roots": table(BAD, roots=b"{" + b",".join(b'"%d":1' % i for i in range(9000)) + b"}"),
         "omissions": manifest(omissions=[*[["a", "b"]] * (size // 20), 5]),
         "members": manifest(members={f"src/{i}.py": [0, "0" * 64] for i in range(size // 100)}),
@@ -674,7 +698,7 @@ def test_an_audit_hook_sees_nothing_but_reading(tmp_path) -> None:
     members = members_of(good["plain"])
     nodes = [
         b'["function","f","f",0,[1]]', b'["namespace","os"]', b'["library","os","system"]',
-        b'["opaque","a","b","c"]', b'["call",[2],["touch /tmp/evil"]]', b'["object",[2],"a",[1]]',
+        b'["opaque","a","b"]', b'["call",[2],["touch /tmp/evil"]]', b'["object",[2],"a",[1]]',
     ]  # fmt: skip
     known = b'["f","f.py",1,"src/0.py",[1,0],"code/0"]'
     code = lay_out(b'{"x":[0],"y":[2]}', b",\n".join(nodes), known)
