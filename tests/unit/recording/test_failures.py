@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -188,6 +189,32 @@ def test_a_path_that_ends_in_rec_is_the_file(tmp_path) -> None:
     fail(recorded, "b")
     assert load(path).args == ("a",)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_packages_are_those_that_are_loaded(monkeypatch, tmp_path) -> None:
+    """Also one that was installed after another record had been written."""
+
+    def install(name: str) -> None:
+        (tmp_path / f"{name}.py").write_text("")
+        about = tmp_path / f"{name}-1.2.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (about / "top_level.txt").write_text(f"{name}\n")
+
+    def packages() -> list[str]:
+        path = tripwire.save_record(tmp_path / "x.rec", abs, -1)
+        return tripwire.load(path).manifest.packages.split(" ")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    install("tripwire_one")
+    assert "tripwire_one==1.2" not in packages()
+    importlib.import_module("tripwire_one")
+    assert "tripwire_one==1.2" in packages()
+    install("tripwire_two")
+    importlib.invalidate_caches()
+    importlib.import_module("tripwire_two")
+    assert f"torch=={torch.__version__}" in packages()
+    assert "tripwire_two==1.2" in packages()
 
 
 def test_the_folder_is_made(tmp_path) -> None:
