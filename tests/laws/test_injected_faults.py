@@ -35,6 +35,14 @@ def test_faults_at_statements() -> None:
     assert visit("--share=0.03")["visited"] > 60
 
 
+def test_faults_in_the_observer() -> None:
+    assert visit("--only=tracing/observe.py", "--share=0.2")["visited"] > 20
+
+
+def test_faults_around_a_call_that_may_be_recorded() -> None:
+    assert visit("--scene=records", "--only=recording/failures.py", "--share=0.3")["visited"] > 5
+
+
 def test_faults_while_an_object_is_watched() -> None:
     assert visit("--scene=watch", "--share=0.15")["visited"] > 40
 
