@@ -122,7 +122,13 @@ class _Watcher:
         kept: dict[int, object] = {}
         self._held = snapshots.hold(snapshots.read(obj), kept)
         handle._kept = kept
-        self._subscription = Subscription(obj, self) if can_patch(type(obj)) else None
+        self._subscription: Subscription | None = None
+        if can_patch(type(obj)):
+            self._subscription = Subscription(obj, self)
+            if (
+                self.listener is None
+            ):  # another thread wrote meanwhile, and who was told has ended it
+                self.end()
 
     def find(self) -> object:
         """The object, or None when it has died."""
