@@ -137,7 +137,7 @@ def _describe(state: tuple[Any, ...]) -> Environment:
         default_device=str(device or "cpu"),
         deterministic=bool(deterministic),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        matmul_precision=str(precision),
+        matmul_precision=precision if isinstance(precision, str) else "highest",
         num_threads=int(threads),
         flags=unusual_flags(),
     )

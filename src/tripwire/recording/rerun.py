@@ -168,11 +168,14 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             return
     import torch
 
+    from tripwire.tracing.torchstate import find_matmul_precision
+
+    precision = find_matmul_precision()
     before = (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
+        precision,
         torch.get_num_threads(),
         torch.is_autocast_cache_enabled(),
     )
@@ -182,7 +185,7 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             getattr(torch, wanted.default_dtype),
             wanted.deterministic,
             wanted.deterministic_warn_only,
-            wanted.matmul_precision,
+            wanted.matmul_precision if isinstance(precision, str) else precision,
             wanted.num_threads or before[4],
             wanted.autocast_cache,
         )
@@ -200,12 +203,13 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
 
 
 def _set_flags(
-    dtype: Any, deterministic: bool, warn_only: bool, precision: str, threads: int, cache: bool
+    dtype: Any, deterministic: bool, warn_only: bool, precision: object, threads: int, cache: bool
 ) -> None:
     import torch
 
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.set_float32_matmul_precision(precision)
+    if isinstance(precision, str):  # else each back end was told its own: leave them alone
+        torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)
     torch.set_autocast_cache_enabled(cache)

@@ -18,6 +18,7 @@ from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
@@ -564,7 +565,9 @@ class Holders:
         ref = weakref.ref(tensor)
         # A run that replaces a tensor lets the old one die, and its shape may have been read.
         # Parameters aren't replaced by runs: their facts would cost a millisecond per layer.
-        if not isinstance(tensor, torch.nn.Parameter) and id(ref) not in self._facts:
+        # One without a shape can't be asked.
+        known = isinstance(tensor, torch.nn.Parameter) or id(ref) in self._facts
+        if not known and not is_lazy(tensor):
             self._facts[id(ref)] = (meta_of(tensor), traits_of(tensor))
         return ref
 

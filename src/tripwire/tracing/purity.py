@@ -72,6 +72,21 @@ _COMMUNICATES = Refuse(
     "works with other processes, and compiled code wouldn't do it again. Compile the module "
     "inside, not the wrapper that talks to other processes.",
 )
+_RESEEDS = Refuse(
+    "generator-reseeded",
+    "sets the state of a random generator, and compiled code wouldn't set it again. Do it outside "
+    "the traced function.",
+)
+_HIDDEN = Refuse(
+    "process-state",
+    "reads what Python keeps for itself, and nothing tells when that changes. Do it outside the "
+    "traced function, and pass in what is read.",
+)
+_LOCKING = Refuse(
+    "process-state",
+    "takes, frees or asks a lock, and compiled code wouldn't. Write `with lock:`, or do it outside "
+    "the traced function.",
+)
 _IDENTITY = Refuse(
     "reads-identity",
     "gives objects a number, and the number is another one at the next call. Compare with `is`, "
@@ -157,6 +172,17 @@ _TABLE: dict[str, _Module] = {
         "gc _signal signal atexit faulthandler _tracemalloc _locale _posixsubprocess resource "
         "_xxsubinterpreters _interpreters _lsprof",
     ),
+    "torch._C": _module(
+        None,
+        (
+            _ForUsers(_RESEEDS),
+            "Generator.manual_seed Generator.seed Generator.set_state Generator.set_offset "
+            "Generator.graphsafe_set_state",
+        ),
+    ),
+    "functools": _module(None, (_ForUsers(_HIDDEN), "_lru_cache_wrapper.cache_info")),
+    "_contextvars": _module(None, (_ForUsers(_HIDDEN), "copy_context")),
+    "_weakref": _module(None, (_ForUsers(_HIDDEN), "getweakrefcount getweakrefs")),
     "torch._C._distributed_c10d": _module(
         _COMMUNICATES,
         # What a group is doesn't change while it lives.
@@ -170,6 +196,7 @@ _TABLE: dict[str, _Module] = {
         (_FILE, "input open"),
         (_PROCESS, "breakpoint"),
         (_ForUsers(_IDENTITY), "id"),
+        (_ForUsers(_HIDDEN), "type.__subclasses__"),
         (_UNKNOWN, "memoryview"),  # memory that nobody compares
     ),
     "_io": _module(_FILE, (None, "text_encoding")),
@@ -189,6 +216,8 @@ _TABLE: dict[str, _Module] = {
     "_thread": _module(
         _PROCESS,
         (None, "allocate_lock allocate lock LockType RLock _local _is_main_interpreter"),
+        (_ForUsers(_LOCKING), "lock.acquire lock.release lock.locked lock.acquire_lock"),
+        (_ForUsers(_LOCKING), "lock.release_lock lock.locked_lock RLock.acquire RLock.release"),
         (_ForUsers(_PROCESS), "get_ident get_native_id _get_main_thread_ident"),
     ),
     "sys": _module(

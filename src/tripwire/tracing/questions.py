@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+
+from tripwire.tracing.torchstate import find_matmul_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ def sample_backends() -> object:
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
-        cudnn.allow_tf32,
-        matmul.allow_tf32,
+        _ask_or_none(lambda: cudnn.allow_tf32),  # once back ends were told apart, torch raises
+        _ask_or_none(lambda: matmul.allow_tf32),
+        find_matmul_precision(),
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
         torch.backends.mkldnn.enabled,
@@ -75,6 +78,13 @@ def sample_backends() -> object:
         torch.backends.opt_einsum.enabled,
         torch.backends.mha.get_fastpath_enabled(),
     )
+
+
+def _ask_or_none(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except RuntimeError:
+        return None
 
 
 def _decimal_context() -> object:
@@ -115,6 +125,22 @@ QUESTIONS = (
         "whether deterministic algorithms only warn",
         "is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode",
         torch.is_deterministic_algorithms_warn_only_enabled,
+    ),
+    _question(
+        "whether sparse tensors are checked",
+        "check_sparse_tensor_invariants is_enabled sparse_coo_tensor sparse_compressed_tensor "
+        "sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor sparse_bsc_tensor",
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+    ),
+    _question(
+        "whether autograd has threads",
+        "is_multithreading_enabled _is_multithreading_enabled",
+        torch.autograd.is_multithreading_enabled,
+    ),
+    _question(
+        "whether new memory is filled",
+        "fill_uninitialized_memory",
+        lambda: cast("Any", torch.utils.deterministic).fill_uninitialized_memory,
     ),
     _question("autocast's cache", "is_autocast_cache_enabled", torch.is_autocast_cache_enabled),
     _question("whether torch always warns", "is_warn_always_enabled", torch.is_warn_always_enabled),

@@ -172,6 +172,8 @@ class Reach:
         queue: deque[tuple[object, Source, bool]] = deque([(value, source, anchored)])
         while queue:
             item, path, anchored = queue.popleft()
+            if item is _GETS_ATTRIBUTES or item is operator.attrgetter:
+                self.hides_names = True
             if type(item) in _LEAVES:
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
@@ -348,7 +350,7 @@ class Reach:
             case types.BuiltinFunctionType():
                 pass  # of a module: what it does is judged when it is called
             case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
-                self._spelled_by(item)
+                self._spelled_by(item, path)
             case types.MappingProxyType():
                 yield dict_behind(item), path
             case _ if type(item).__module__ in _NUMPY and not is_array(item):
@@ -563,12 +565,14 @@ class Reach:
         for name, value in bound_cells(function).items():
             yield value, Cell(path, name)
 
-    def _spelled_by(self, getter: Any) -> None:
+    def _spelled_by(self, getter: Any, path: Source) -> None:
         """Names that C code will look up: they are in no code object."""
         parts = getter.__reduce__()[1]
         self.spelled_names.update(
             name for part in parts if isinstance(part, str) for name in part.split(".")
         )
+        if any(type(part) not in _LEAVES for part in parts):  # arguments of a methodcaller
+            self.opaque.append((getter, path))
 
     def _memo_children(self, memo: Any, path: Source) -> Reached:
         yield memo.__wrapped__, Attr(path, "__wrapped__")
@@ -580,7 +584,7 @@ class Reach:
 
 # What a call must find unchanged itself, not an equal one.
 PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
-_CONTAINERS = (dict, list, set, deque, tuple)
+_CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _TABLES = {
     (name, indexed, keyed): Table(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES
@@ -661,6 +665,7 @@ def _is_of_python(value: object) -> bool:
     return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
 
 
+_GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -273,6 +273,11 @@ class ReadSet:
         written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
         return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)
 
+    def _is_read_whole(self, owner: object) -> bool:
+        if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
+            return True  # C code compares and prints one with all its attributes
+        return self.is_open(type(owner))
+
     @cached_property
     def names(self) -> frozenset[str]:
         """Attribute names that the executed code loads or stores."""
@@ -376,11 +381,11 @@ class ReadSet:
             case _ if self.is_dynamic:
                 return None
             case Attributes() | Slots() | ThreadLocal():
-                return None if self.is_open(type(holder.owner)) else self.names
+                return None if self._is_read_whole(holder.owner) else self.names
             case Table():
                 return self.filter_of_tables(holder.owner)
             case LibraryClass():
-                return self._class_names if issubclass(holder.owner, nn.Module) else self.names
+                return self._class_names
             case ClassDict():
                 return self._class_names
             case Items():

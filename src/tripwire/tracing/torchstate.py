@@ -23,7 +23,7 @@ class TorchState:
     default_dtype: torch.dtype
     default_device: torch.device
     deterministic: bool
-    matmul_precision: str
+    matmul_precision: object
     num_threads: int
 
     def find_changes(self, other: TorchState) -> list[str]:
@@ -44,7 +44,7 @@ def sample_torch_state() -> TorchState:
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        find_matmul_precision(),
         torch.get_num_threads(),
     )
 
@@ -58,7 +58,9 @@ def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) 
     """A condition that holds where `sample_quickly()` gives this: 0.66 → 0.42 µs beside that."""
     parts = []
     for (_, sample), seen in zip(_QUICK, state, strict=True):
-        if seen is not None:
+        if sample is find_matmul_precision and isinstance(seen, str):
+            parts.append(f"{constant(_ask_matmul_precision)}() == {constant(seen)}")
+        elif seen is not None:
             parts.append(f"{constant(sample)}() == {constant(seen)}")
         elif sample is _find_autocast:
             parts.append(f"not {constant(torch._C._is_any_autocast_enabled)}()")
@@ -85,6 +87,20 @@ def _find_dual_level() -> object:
     return forward_ad._current_level if forward_ad._current_level >= 0 else None
 
 
+def find_matmul_precision() -> object:
+    """One word for all back ends; or, once they were told apart, what each was told."""
+    try:
+        return _ask_matmul_precision()
+    except RuntimeError:  # torch refuses to answer for all of them
+        ask = torch._C._get_fp32_precision_getter
+        return tuple(ask(backend, op) for backend, op in _PRECISIONS)
+
+
+_ask_matmul_precision = torch._C._get_float32_matmul_precision
+_PRECISIONS = (
+    *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
 _find_jit_trace = torch._C._get_tracing_state
 _len_function_stack = torch._C._len_torch_function_stack
 _len_dispatch_stack = torch._C._len_torch_dispatch_stack
@@ -99,7 +115,7 @@ _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
     ("level of forward-mode AD", _find_dual_level),
     ("torch.jit.trace", _find_jit_trace),
     ("deterministic algorithms", torch._C._get_deterministic_algorithms),
-    ("float32 matmul precision", torch._C._get_float32_matmul_precision),
+    ("float32 matmul precision", find_matmul_precision),
     ("number of threads", torch.get_num_threads),
 )
 QUICK_FIELDS = tuple(name for name, _ in _QUICK)

@@ -7,6 +7,7 @@ function can be read (`Guards.source`), and each check can say what it wanted an
 
 from __future__ import annotations
 
+import array
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -185,8 +186,8 @@ class GuardWriter:
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
         for query in sorted(_QUERIES & self._reads.names):
-            answer = getattr(tensor, query)()
-            parts.append(f"{name}.{query}() == {self.constant(answer)}")
+            answer = self.constant(_ask(tensor, query))
+            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
         parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
         describe = self.constant(_describe_tensor)
         self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
@@ -240,13 +241,16 @@ class GuardWriter:
                 self._add_items(path, name, value)
             case set() | frozenset():
                 self._add_members(path, name, value)
-            case _ if is_array(value) or isinstance(value, bytearray):
+            case _ if is_array(value) or isinstance(value, bytearray | array.array):
                 seen = self._holders[id(value), ARRAY].before()["values"]
                 self._compare(path, name, "_same_array", seen)
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
-        known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, bytearray)
+        known = (
+            *(tuple, list, dict, set, frozenset, deque, MethodType, functools.partial),
+            *(bytearray, array.array),
+        )
         if isinstance(value, known) or is_array(value):
             return False
         if isinstance(value, tuple(_PLAIN_BASES)):
@@ -390,6 +394,14 @@ _CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
 # What Python can ask a tensor beside its metadata; asked only where executed code names it.
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
+
+
+def _ask(tensor: torch.Tensor, query: str) -> object:
+    """The answer; or what kind of error, from a tensor that can't be asked."""
+    try:
+        return getattr(tensor, query)()
+    except Exception as error:
+        return type(error)
 
 
 def _answers(cls: type) -> bool:

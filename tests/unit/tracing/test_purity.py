@@ -519,7 +519,6 @@ def use_functions():
         functools.reduce(operator.mul, [1, 2, 3]),
         wrapped(3),
         double(3),
-        double.cache_info().currsize,
         show(1),
         sorted([2, 1], key=functools.cmp_to_key(lambda a, b: a - b)),
         operator.itemgetter(0)([1]),
