@@ -8,8 +8,10 @@ the code that ran, or whose modules that code can reach.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,6 +30,7 @@ class Question:
     ask: Callable[[], object]
     slug: str  # of the refusal, where a run leaves it changed
     home: str  # all that this module computes may hang on it, under whatever name
+    is_libraries: bool  # imports change it, too: that is no effect of a run that doesn't name it
 
     def answer(self) -> Answer:
         """Ask now."""
@@ -53,8 +56,9 @@ def _question(
     ask: Callable[[], object],
     slug: str = "process-state",
     home: str = "",
+    is_libraries: bool = False,
 ) -> Question:
-    return Question(about, frozenset(words.split()), ask, slug, home)
+    return Question(about, frozenset(words.split()), ask, slug, home, is_libraries)
 
 
 def sample_backends() -> object:
@@ -100,6 +104,44 @@ def _decimal_context() -> object:
 def _numpy_errors() -> object:
     numpy = sys.modules.get("numpy")
     return None if numpy is None else tuple(numpy.geterr().items())
+
+
+def _print_options() -> object:
+    return tuple(vars(torch._tensor_str.PRINT_OPTS).items())
+
+
+def _log_levels() -> object:
+    """Of each logger that there is, and what holds for all."""
+    root = logging.root
+    loggers = {"root": root, **root.manager.loggerDict}
+    return root.manager.disable, {
+        name: (logger.level, logger.disabled, logger.propagate)
+        for name, logger in loggers.items()
+        if isinstance(logger, logging.Logger)  # a new one is as if there were none
+        if logger.level or logger.disabled or not logger.propagate
+    }
+
+
+def _cached_parametrizations() -> object:
+    """While they are cached, nobody knows since when: no two answers are the same."""
+    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
+    return object() if parametrize is not None and parametrize._cache_enabled else False
+
+
+def _validates_distributions() -> object:
+    return torch.distributions.Distribution._validate_args
+
+
+def _divergences() -> object:
+    return tuple(torch.distributions.kl._KL_REGISTRY.items())
+
+
+def _pytrees() -> object:
+    return tuple(torch.utils._pytree.SUPPORTED_NODES.items())
+
+
+def _data_worker() -> object:
+    return torch.utils.data.get_worker_info()
 
 
 def _thread() -> object:
@@ -151,6 +193,36 @@ QUESTIONS = (
         home="decimal",
     ),
     _question("NumPy's error state", "numpy geterr geterrcall", _numpy_errors, home="numpy"),
+    _question("how tensors are printed", "set_printoptions PRINT_OPTS", _print_options),
+    _question("the levels of loggers", "getLogger", _log_levels, is_libraries=True),
+    _question(
+        "the filters of warnings",
+        "simplefilter filterwarnings resetwarnings",
+        lambda: list(warnings.filters),
+        is_libraries=True,
+    ),
+    _question(
+        "whether parametrizations are cached",
+        "",
+        _cached_parametrizations,
+        home="torch.nn.utils.parametrize",
+        is_libraries=True,
+    ),
+    _question(
+        "whether distributions check their arguments",
+        f"set_default_validate_args {' '.join(torch.distributions.__all__)}",
+        _validates_distributions,
+        home="torch.distributions.distribution",
+    ),
+    _question("the table of divergences", "kl_divergence", _divergences, is_libraries=True),
+    _question(
+        "which classes are trees",
+        "tree_map tree_map_ tree_flatten tree_unflatten tree_leaves tree_structure tree_map_only "
+        "tree_any tree_all tree_iter",
+        _pytrees,
+        is_libraries=True,
+    ),
+    _question("the worker that loads data", "get_worker_info", _data_worker),
     _question("the thread", "current_thread", _thread),
     _question("the recursion limit", "getrecursionlimit", sys.getrecursionlimit),
 )

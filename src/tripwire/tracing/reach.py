@@ -249,6 +249,12 @@ class Reach:
             if refuse is not None:
                 self.handed_on.append((refuse, self._passed[name]))
 
+    def _judge_held(self, function: object, holder: object, path: Source) -> None:
+        """The same of one in a container or a partial: code that calls it from there can be C."""
+        if isinstance(function, types.BuiltinFunctionType):
+            if find_impurity(function, library=False) is not None:
+                self.opaque.append((holder, path))
+
     def _walk_loaded_modules(self, uses: Uses, name: str, path: Source) -> None:
         """Reach what a function takes from `sys.modules` by constant names."""
         of_sys = uses.steps.get(Step(StepKind.GLOBAL, name))
@@ -323,6 +329,7 @@ class Reach:
                 self.generators.append((item, item.initial_seed()))
             case functools.partial():
                 self.objects.append((item, path, anchored))
+                self._judge_held(item.func, item, path)
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
@@ -343,12 +350,15 @@ class Reach:
             case _ if isinstance(item, _CODE_TYPES):
                 yield from _inside_descriptor(item, path)
             case types.BuiltinFunctionType() if not isinstance(item.__self__, types.ModuleType):
+                if isinstance(path, Item):
+                    self._judge_held(item, item, path)
                 yield item.__self__, Attr(path, "__self__")
             case types.MethodWrapperType():
                 self.hides_names |= item.__name__ == "__getattribute__"
                 yield item.__self__, Attr(path, "__self__")
-            case types.BuiltinFunctionType():
-                pass  # of a module: what it does is judged when it is called
+            case types.BuiltinFunctionType():  # of a module: mostly it is judged when it is called
+                if isinstance(path, Item):
+                    self._judge_held(item, item, path)
             case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
                 self._spelled_by(item, path)
             case types.MappingProxyType():

@@ -339,12 +339,8 @@ class _Session:
 
     def _check_torch_state(self) -> None:
         for answer in self.answers:
-            if answer.seen is not None and answer.question.ask() != answer.seen:
-                raise Refused(
-                    answer.question.slug,
-                    f"the function leaves {answer.question.about} changed, and a compiled call "
-                    "wouldn't. Set it outside, or restore it before returning.",
-                )
+            if not answer.question.is_libraries:
+                self._check_answer(answer)
         if any(generator.initial_seed() != seed for generator, seed in self.state.reach.generators):
             raise Refused("generator-reseeded", "a torch.Generator was seeded by the run.")
         changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
@@ -353,6 +349,14 @@ class _Session:
                 "torch-state-changed",
                 f"the function leaves torch's {', '.join(sorted(changed))} changed, and the "
                 "graph wouldn't. Set it outside, or restore it before returning.",
+            )
+
+    def _check_answer(self, answer: Answer) -> None:
+        if answer.seen is not None and answer.question.ask() != answer.seen:
+            raise Refused(
+                answer.question.slug,
+                f"the function leaves {answer.question.about} changed, and a compiled call "
+                "wouldn't. Set it outside, or restore it before returning.",
             )
 
     def _check_exposed_memory(self) -> None:
@@ -551,11 +555,13 @@ class _Session:
         """What the executed code may have asked for, by its names."""
         named = reads.names | reads.uses.globals.keys()
         homes = self.state.reach.homes
-        asked = (
+        asked = [
             answer
             for answer in self.answers
             if answer.question.home in homes or not answer.question.words.isdisjoint(named)
-        )
+        ]
+        for answer in asked:
+            self._check_answer(answer)
         # None: the module in question was first imported by the run.
         return tuple(a if a.seen is not None else a.question.answer() for a in asked)
 

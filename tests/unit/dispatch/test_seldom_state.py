@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 import types
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import tripwire
 
@@ -128,6 +131,66 @@ CASES = {
         """,
         "",
     ),
+    "a partial of a C function": (
+        """
+        import functools, random
+        draw = functools.partial(random.Random(0).random)
+        def call(x):
+            return x * draw()
+        """,
+        "",
+    ),
+    "a C function in a list, called by C": (
+        """
+        import random
+        draws = [random.Random(0).random]
+        def call(x):
+            return x * next(iter(draws[0], 2))
+        """,
+        "",
+    ),
+    "parametrizations, cached": (
+        """
+        from torch.nn.utils import parametrize
+        class Scaled(torch.nn.Module):
+            def forward(self, w): return w * 2
+        net = torch.nn.Linear(2, 2)
+        with torch.no_grad():
+            net.weight.fill_(1.0), net.bias.fill_(0.0)
+        parametrize.register_parametrization(net, "weight", Scaled())
+        def call(x):
+            return net(x)
+        """,
+        "cached = parametrize.cached(); cached.__enter__(); call(torch.ones(2))\n"
+        "net.parametrizations.weight.original.data.fill_(7.0)",
+    ),
+    "levels of loggers that are looked up": (
+        """
+        import logging
+        name = f"tripwire.tests.{id(object())}"
+        def call(x):
+            return x * 2 if logging.getLogger(name).isEnabledFor(10) else x
+        """,
+        "logging.getLogger(name).setLevel(10)",
+    ),
+    "the worker that loads data": (
+        """
+        def call(x):
+            return x * 2 if torch.utils.data.get_worker_info() else x
+        """,
+        "torch.utils.data._utils.worker._worker_info = 7",
+    ),
+    "classes that become trees": (
+        """
+        from torch.utils import _pytree
+        class Pair:
+            def __init__(self, a, b): self.a, self.b = a, b
+        pair = Pair(torch.ones(2), torch.ones(2))
+        def call(x):
+            return x * len(_pytree.tree_leaves(pair))
+        """,
+        "_pytree.register_pytree_node(Pair, lambda p: ([p.a, p.b], None), lambda v, _: Pair(*v))",
+    ),
     "questions that a dense tensor can't answer": (
         """
         def call(x):
@@ -145,6 +208,54 @@ def as_it_was() -> Iterator[None]:
     yield
     torch.Tensor.__add__ = add
     torch.sparse.check_sparse_tensor_invariants(checks).__enter__()
+    torch.utils.data._utils.worker._worker_info = None
+    while parametrize._cache_enabled:
+        parametrize._cache_enabled -= 1
+    parametrize._cache = {}
+
+
+def test_distributions_that_begin_to_check_their_arguments() -> None:
+    def call(x):
+        return torch.distributions.Bernoulli(0.5 * torch.ones(2)).log_prob(x)
+
+    before = torch.distributions.Distribution._validate_args
+    compiled = tripwire.compile(call, backend="eager")
+    try:
+        torch.distributions.Distribution.set_default_validate_args(False)
+        for _ in range(3):
+            assert torch.equal(compiled(X * 3), call(X * 3))
+        torch.distributions.Distribution.set_default_validate_args(True)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="support"):
+                compiled(X * 3)
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.parametrize(
+    ("effect", "look"),
+    [
+        ("torch.set_printoptions(precision=7)", "torch._tensor_str.PRINT_OPTS.precision"),
+        ("logging.getLogger('tripwire.t').setLevel(37)", "logging.getLogger('tripwire.t').level"),
+        ("warnings.simplefilter('ignore', ResourceWarning)", "warnings.filters[0]"),
+    ],
+)
+def test_effects_on_libraries_are_not_lost(effect, look) -> None:
+    undo = "torch.set_printoptions(precision=4); logging.getLogger('tripwire.t').setLevel(0)"
+    space = {"torch": torch, "logging": logging, "warnings": warnings}
+    with warnings.catch_warnings():
+        exec(f"def call(x):\n    {effect}\n    return x * 2", space)
+        compiled = tripwire.compile(space["call"], backend="eager")
+        try:
+            space["call"](X)
+            wanted = eval(look, space)
+            for _ in range(3):
+                exec(undo, space)
+                warnings.resetwarnings()
+                assert torch.equal(compiled(X), X * 2)
+                assert eval(look, space) == wanted
+        finally:
+            exec(undo, space)
 
 
 @pytest.mark.parametrize("name", CASES)
