@@ -45,7 +45,6 @@ LAYERS = [
     {"telemetry"},
     {"phases"},
     {
-        "tracing.questions",
         "tracing.sources",
         "tracing.ranges",
         "tracing.scopes",
@@ -53,7 +52,7 @@ LAYERS = [
         "validity.sentry",
     },
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
-    {"tracing.values", "tracing.purity"},
+    {"tracing.values", "tracing.purity", "tracing.questions"},
     {
         "tracing.holders",
         "tracing.observe",
