@@ -111,7 +111,7 @@ _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_BYTES = (bytearray, array.array)
+BYTES = (bytearray, array.array)
 _NUMPY = ("numpy", "numpy.dtypes")
 _MEMO_TYPE = type(functools.lru_cache(len))
 
@@ -349,16 +349,14 @@ class Reach:
                 yield from self._memo_children(item, path)
             case _ if isinstance(item, _CODE_TYPES):
                 yield from _inside_descriptor(item, path)
-            case types.BuiltinFunctionType() if not isinstance(item.__self__, types.ModuleType):
+            case types.BuiltinFunctionType():  # mostly it is judged when it is called
                 if isinstance(path, Item):
                     self._judge_held(item, item, path)
-                yield item.__self__, Attr(path, "__self__")
+                if not isinstance(item.__self__, types.ModuleType):
+                    yield item.__self__, Attr(path, "__self__")
             case types.MethodWrapperType():
                 self.hides_names |= item.__name__ == "__getattribute__"
                 yield item.__self__, Attr(path, "__self__")
-            case types.BuiltinFunctionType():  # of a module: mostly it is judged when it is called
-                if isinstance(path, Item):
-                    self._judge_held(item, item, path)
             case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
                 self._spelled_by(item, path)
             case types.MappingProxyType():
@@ -367,7 +365,7 @@ class Reach:
                 self.homes.add("numpy")  # a scalar, a dtype, a function: nothing there changes
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
-            case _ if is_array(item) or isinstance(item, _BYTES):
+            case _ if is_array(item) or isinstance(item, BYTES):
                 self.homes.add(_module_of(type(item)))
                 self.holders.remember(item, ARRAY, path, anchored)
             case _ if type(item).__module__ == _COMPILED:  # a compiled function's own attributes

@@ -7,7 +7,6 @@ function can be read (`Guards.source`), and each check can say what it wanted an
 
 from __future__ import annotations
 
-import array
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
-from tripwire.tracing.reach import PINNED, PROXIES, behind_proxy, hides_state, is_array
+from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, hides_state, is_array
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
@@ -241,16 +240,13 @@ class GuardWriter:
                 self._add_items(path, name, value)
             case set() | frozenset():
                 self._add_members(path, name, value)
-            case _ if is_array(value) or isinstance(value, bytearray | array.array):
+            case _ if is_array(value) or isinstance(value, BYTES):
                 seen = self._holders[id(value), ARRAY].before()["values"]
                 self._compare(path, name, "_same_array", seen)
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
-        known = (
-            *(tuple, list, dict, set, frozenset, deque, MethodType, functools.partial),
-            *(bytearray, array.array),
-        )
+        known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, *BYTES)
         if isinstance(value, known) or is_array(value):
             return False
         if isinstance(value, tuple(_PLAIN_BASES)):

@@ -125,9 +125,7 @@ class _Watcher:
         self._subscription: Subscription | None = None
         if can_patch(type(obj)):
             self._subscription = Subscription(obj, self)
-            if (
-                self.listener is None
-            ):  # another thread wrote meanwhile, and who was told has ended it
+            if self.listener is None:  # another thread wrote meanwhile, and the watch was ended
                 self.end()
 
     def find(self) -> object:
