@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import decimal
 import enum
 import os
 import re
@@ -157,7 +158,7 @@ def _kept_state() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), decimal.localcontext():
             yield
     finally:
         os.environ.clear()

@@ -29,6 +29,7 @@ def test_a_stale_result_would_be_noticed(case) -> None:
         except Exception:  # a later write needs this one
             continue
         assert find_difference(full, without), f"change {skipped} shows nowhere"
+    check_agree(full, play(case))  # a case leaves nothing behind, also when cut short
 
 
 @needs_compile
