@@ -18,7 +18,7 @@ from tripwire.phases import RECORD
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
-from tripwire.recording.flags import unusual_flags
+from tripwire.recording.flags import PRECISIONS, USUAL, find_unusual
 from tripwire.recording.format import (
     Autocast,
     Compiled,
@@ -139,8 +139,17 @@ def _describe(state: tuple[Any, ...]) -> Environment:
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         matmul_precision=precision if isinstance(precision, str) else "highest",
         num_threads=int(threads),
-        flags=unusual_flags(),
+        flags=find_unusual(USUAL),
+        precisions=_find_precisions(precision),
     )
+
+
+def _find_precisions(precision: object) -> dict[str, str]:
+    """Those of single back ends, where they say more than the one precision of all does."""
+    unusual = find_unusual(PRECISIONS)
+    if isinstance(precision, str) and all("matmul" in name for name in unusual):
+        return {}
+    return unusual
 
 
 def _short(dtype: torch.dtype) -> str:

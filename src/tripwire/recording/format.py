@@ -49,7 +49,7 @@ from tripwire.recording.policy import Omission
 from tripwire.recording.spelled import Spelled
 from tripwire.recording.spelling import spell
 
-SCHEMA = "3.0"
+SCHEMA = "3.1"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
 
 # What a record may take beside its tensors' bytes and its source: so much for each tensor, and
@@ -109,6 +109,7 @@ class Environment(msgspec.Struct, frozen=True, omit_defaults=True):
     matmul_precision: str = "highest"
     num_threads: int = 0
     flags: dict[str, bool] = {}  # of torch.backends, where they aren't as in flags.py
+    precisions: dict[str, str] = {}  # of float32 in single back ends, where told apart; likewise
 
 
 class Verdict(msgspec.Struct, frozen=True):

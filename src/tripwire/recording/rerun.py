@@ -13,7 +13,7 @@ from typing import Any
 
 from tripwire.errors import CannotReplay
 from tripwire.recording.decode import rebuild
-from tripwire.recording.flags import flags_set
+from tripwire.recording.flags import PRECISIONS, USUAL, flags_set
 from tripwire.recording.format import Environment, Manifest, Outcome, Record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.patches import Patch, applied
@@ -189,7 +189,9 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             wanted.num_threads or before[4],
             wanted.autocast_cache,
         )
-        stack.enter_context(flags_set(wanted.flags))
+        stack.enter_context(flags_set(wanted.flags, USUAL))
+        if wanted.precisions:
+            stack.enter_context(flags_set(wanted.precisions, PRECISIONS))
         device = torch.device(wanted.default_device)
         if device.type != "cpu" and (device.type == "meta" or torch.accelerator.is_available()):
             stack.enter_context(device)

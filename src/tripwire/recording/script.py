@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from tripwire.recording import nodes, segments
 from tripwire.recording.blobs import ITEM_SIZES, TORCH_NAMES
 from tripwire.recording.checks import slots_of
-from tripwire.recording.flags import USUAL
+from tripwire.recording.flags import PRECISIONS, USUAL
 from tripwire.recording.format import Environment, Raised, Record
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.reading import read_dict
@@ -503,7 +503,8 @@ def _source_of(module: object) -> str:
 
 def _main(call: dict[str, str], wanted: Environment) -> str:
     dtypes = (wanted.default_dtype, *(one.dtype for one in wanted.autocast.values()))
-    if not ITEM_SIZES.keys() >= set(dtypes) or not USUAL.keys() >= wanted.flags.keys():
+    flags = {**wanted.flags, **wanted.precisions}
+    if not ITEM_SIZES.keys() >= set(dtypes) or not {*USUAL, *PRECISIONS} >= flags.keys():
         raise Unwritable("its environment has names that torch doesn't have")
     lines = [
         f"torch.set_default_dtype(torch.{wanted.default_dtype})",
@@ -527,8 +528,8 @@ def _main(call: dict[str, str], wanted: Environment) -> str:
         "        torch.cuda.set_rng_state(state, name)",
         "with contextlib.ExitStack() as stack:",
     ]
-    for name, value in wanted.flags.items():
-        lines.append(f"    torch.backends.{name} = {value}")
+    for name, value in flags.items():
+        lines.append(f"    torch.backends.{name} = {value!r}")
     for kind, autocast in wanted.autocast.items():
         form = f"{kind!r}, torch.{autocast.dtype}, {autocast.enabled}"
         lines.append(f"    stack.enter_context(torch.autocast({form}))")

@@ -12,13 +12,13 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from tripwire.tracing.torchstate import find_matmul_precision
+from tripwire.tracing.torchstate import find_precisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,13 @@ class Question:
     words: frozenset[str]
     ask: Callable[[], object]
     slug: str  # of the refusal, where a run leaves it changed
-    home: str  # all that this module computes may hang on it, under whatever name
+    home: str  # all that this module and those below it compute may hang on it
     is_libraries: bool  # imports change it, too: that is no effect of a run that doesn't name it
+
+    def is_at_home(self, modules: Iterable[str]) -> bool:
+        """Whether what one of these modules computes may hang on it, under whatever name."""
+        within = f"{self.home}."
+        return bool(self.home) and any(m == self.home or m.startswith(within) for m in modules)
 
     def answer(self) -> Answer:
         """Ask now."""
@@ -61,24 +66,48 @@ def _question(
     return Question(about, frozenset(words.split()), ask, slug, home, is_libraries)
 
 
+_SWITCHES = {
+    name: getattr(torch._C, name)
+    for name in [
+        "_get_cudnn_enabled",
+        "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic",
+        "_get_cudnn_depthwise_kernel",
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_get_mkldnn_enabled",
+        "_get_mkldnn_deterministic",
+        "_get_onednn_allow_tf32",
+        "_get_nnpack_enabled",
+        "_get_miopen_immediate",
+        "_get_qengine",
+        "_get_flash_sdp_enabled",
+        "_get_mem_efficient_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_cudnn_sdp_enabled",
+        "_get_fa3_sdp_enabled",
+        "_get_overrideable_sdp_enabled",
+        "_get_sdp_priority_order",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_get_blas_preferred_backend",
+        "_get_linalg_preferred_backend",
+        "_get_rocm_fa_preferred_backend",
+        "_get_sm_carveout_experimental",
+    ]
+    if hasattr(torch._C, name)  # some came with later versions
+}
+
+
 def sample_backends() -> object:
     """The switches of torch.backends that change what a call computes."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    cuda: Any = torch.backends.cuda
     return (
-        cudnn.enabled,
-        cudnn.benchmark,
-        cudnn.deterministic,
-        _ask_or_none(lambda: cudnn.allow_tf32),  # once back ends were told apart, torch raises
-        _ask_or_none(lambda: matmul.allow_tf32),
-        find_matmul_precision(),
-        matmul.allow_fp16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction,
-        torch.backends.mkldnn.enabled,
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
+        [ask() for ask in _SWITCHES.values()],
+        # torch raises here once back ends were told apart
+        _ask_or_none(torch._C._get_cudnn_allow_tf32),
+        _ask_or_none(torch._C._get_cublas_allow_tf32),
+        find_precisions(),
         torch.backends.opt_einsum.enabled,
         torch.backends.mha.get_fastpath_enabled(),
     )
@@ -152,8 +181,10 @@ QUESTIONS = (
     _question(
         "torch.backends",
         "backends cudnn mkldnn opt_einsum mha flash_sdp_enabled mem_efficient_sdp_enabled "
-        "math_sdp_enabled cudnn_sdp_enabled",
+        "math_sdp_enabled cudnn_sdp_enabled fp32_precision allow_tf32 "
+        f"_get_cudnn_allow_tf32 _get_cublas_allow_tf32 {' '.join(_SWITCHES)}",
         sample_backends,
+        home="torch.backends",
     ),
     _question(
         "the seed of torch's generator", "initial_seed", torch.initial_seed, "generator-reseeded"

@@ -92,8 +92,13 @@ def find_matmul_precision() -> object:
     try:
         return _ask_matmul_precision()
     except RuntimeError:  # torch refuses to answer for all of them
-        ask = torch._C._get_fp32_precision_getter
-        return tuple(ask(backend, op) for backend, op in _PRECISIONS)
+        return find_precisions()
+
+
+def find_precisions() -> object:
+    """Of float32, in each back end."""
+    ask = torch._C._get_fp32_precision_getter
+    return tuple(ask(backend, op) for backend, op in _PRECISIONS)
 
 
 _ask_matmul_precision = torch._C._get_float32_matmul_precision

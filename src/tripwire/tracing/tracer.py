@@ -558,7 +558,7 @@ class _Session:
         asked = [
             answer
             for answer in self.answers
-            if answer.question.home in homes or not answer.question.words.isdisjoint(named)
+            if answer.question.is_at_home(homes) or not answer.question.words.isdisjoint(named)
         ]
         for answer in asked:
             self._check_answer(answer)

@@ -313,3 +313,49 @@ def test_precision_that_is_set_for_each_back_end() -> None:
     from support import run_python
 
     assert run_python(_PRECISION) == "True"
+
+
+_backends = torch.backends
+_cudnn, _mkldnn, _matmul, _mha = (
+    _backends.cudnn,
+    _backends.mkldnn,
+    _backends.cuda.matmul,
+    _backends.mha,
+)
+_conv = _backends.mkldnn.conv
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "other"),
+    [
+        (lambda: _conv.fp32_precision, lambda v: setattr(_conv, "fp32_precision", v), "bf16"),
+        (lambda: _cudnn.enabled, lambda v: setattr(_cudnn, "enabled", v), False),
+        (lambda: _mkldnn.enabled, lambda v: setattr(_mkldnn, "enabled", v), False),
+        (lambda: _mkldnn.deterministic, lambda v: setattr(_mkldnn, "deterministic", v), True),
+        (
+            lambda: _matmul.allow_fp16_accumulation,
+            lambda v: setattr(_matmul, "allow_fp16_accumulation", v),
+            True,
+        ),
+        (
+            lambda: _backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
+            _backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+            True,
+        ),
+        (lambda: _mha.get_fastpath_enabled(), _mha.set_fastpath_enabled, False),
+        (lambda: torch._C._get_nnpack_enabled(), torch._C._set_nnpack_enabled, False),
+    ],
+    ids=["conv", "cudnn", "mkldnn", "deterministic", "accumulation", "sdp", "mha", "nnpack"],
+)
+def test_switches_of_back_ends_under_other_names(read, write, other) -> None:
+    plain = lambda x: x * 2 if read() == other else x  # noqa: E731
+    compiled = tripwire.compile(plain, backend="eager")
+    x, before = torch.ones(2), read()
+    assert before != other
+    try:
+        for value in (other, before, other):
+            assert torch.equal(compiled(x), plain(x))
+            write(value)
+            assert torch.equal(compiled(x), plain(x))
+    finally:
+        write(before)

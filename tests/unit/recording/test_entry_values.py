@@ -625,6 +625,21 @@ def test_a_helper_that_was_replaced_by_one_that_writes_is_told_of(monkeypatch, t
 # --- the world around ---
 
 
+def find_precision():
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "told apart"
+
+
+def set_conv_precision(value):
+    torch.backends.mkldnn.conv.fp32_precision = value
+
+
+def set_mm_precision(value):
+    torch.backends.mkldnn.matmul.fp32_precision = value
+
+
 def what_is_set(x, fails):
     seen = (
         torch.is_grad_enabled(),
@@ -635,7 +650,9 @@ def what_is_set(x, fails):
         torch.empty(0).device,
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
+        find_precision(),
+        torch.backends.mkldnn.conv.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
         torch.backends.cudnn.deterministic,
         torch.backends.cudnn.benchmark,
         torch.get_num_threads(),
@@ -672,6 +689,12 @@ ENVIRONMENTS = {
     ),
     "matmul precision": lambda: Flag(
         torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "medium"
+    ),
+    "precision of convolutions": lambda: Flag(
+        set_conv_precision, lambda: torch.backends.mkldnn.conv.fp32_precision, "bf16"
+    ),
+    "precision of one back end": lambda: Flag(
+        set_mm_precision, lambda: torch.backends.mkldnn.matmul.fp32_precision, "bf16"
     ),
     "cudnn": lambda: Flag(
         set_cudnn_deterministic, lambda: torch.backends.cudnn.deterministic, True
