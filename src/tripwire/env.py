@@ -13,6 +13,7 @@ from functools import cache
 from types import CodeType
 
 import torch
+import typing_extensions
 from torch import fx
 
 # sys.monitoring reports the first run of each code object and can then be switched off for
@@ -28,6 +29,8 @@ CAN_APPEND_NODES = all(
 
 _PACKAGE_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# torch needs it, and on 3.12 it takes the place of parts of `typing`: `Union[int, str]` runs it.
+_TYPING_FILE = os.path.abspath(typing_extensions.__file__)
 _STDLIB_ROOTS = tuple(
     {os.path.abspath(sysconfig.get_path(key)) + os.sep for key in ("stdlib", "platstdlib")}
 )
@@ -61,7 +64,7 @@ def is_library_file(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library: constant code, never the user's."""
     if filename.startswith("<frozen "):
         return True
-    if filename.startswith(_TORCH_ROOT):
+    if filename.startswith(_TORCH_ROOT) or filename == _TYPING_FILE:
         return True
     if filename.startswith(_SITE_ROOTS):
         return False
@@ -78,7 +81,7 @@ def torch_path(filename: str) -> str | None:
 def is_library_module(name: str) -> bool:
     """Whether a module, by name, is torch or part of the standard library."""
     top = name.partition(".")[0]
-    if top != "torch" and top not in sys.stdlib_module_names:
+    if top not in ("torch", "typing_extensions") and top not in sys.stdlib_module_names:
         return False
     return not _is_users_module(top)
 
@@ -91,7 +94,7 @@ def _is_users_module(top: str) -> bool:
 
 def is_stdlib_module(name: str) -> bool:
     """Whether a module, by name, is part of the standard library."""
-    return is_library_module(name) and name.partition(".")[0] != "torch"
+    return is_library_module(name) and name.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_own_code(code: CodeType) -> bool:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import typing_extensions
 
 import tripwire
 from tripwire import env
@@ -20,6 +21,7 @@ def test_torch_and_the_standard_library_are_library_files() -> None:
     assert env.is_library_file(torch.nn.functional.__file__)
     assert env.is_library_file(contextlib.__file__)
     assert env.is_library_file("<frozen importlib._bootstrap>")
+    assert env.is_library_file(typing_extensions.__file__)  # on 3.12 `Union[int, str]` runs it
 
 
 def test_third_party_packages_and_user_files_are_not() -> None:
@@ -31,6 +33,8 @@ def test_third_party_packages_and_user_files_are_not() -> None:
 def test_library_modules_by_name() -> None:
     assert env.is_library_module("torch.nn")
     assert env.is_library_module("os.path")
+    assert env.is_library_module("typing_extensions")
+    assert not env.is_stdlib_module("typing_extensions")
     assert not env.is_library_module("torchvision")
     assert not env.is_library_module("transformers.models")
     assert not env.is_library_module("__main__")

@@ -9,6 +9,7 @@ the run lets go dies as it would have; small values are kept, since their identi
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -450,7 +451,10 @@ class Array(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        raw = owner.tobytes() if hasattr(owner, "tobytes") else bytes(owner)
+        numpy: Any = sys.modules.get("numpy")
+        is_array = numpy is not None and isinstance(owner, numpy.ndarray)
+        # A subclass may have a `tobytes` or `__bytes__` of its own.
+        raw = numpy.ndarray.tobytes(owner) if is_array else memoryview(owner).tobytes()
         form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
         return ("values",), (form.encode() + raw,)
 

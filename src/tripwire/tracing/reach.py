@@ -15,12 +15,15 @@ from __future__ import annotations
 import abc
 import array
 import builtins
+import datetime
 import functools
 import gc
 import itertools
 import logging
 import operator
 import os
+import re
+import struct
 import sys
 import threading
 import types
@@ -28,13 +31,14 @@ import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from decimal import Decimal
 from typing import Any
 
 import torch
 from torch import nn
 
 from tripwire.callables import find_in_class
-from tripwire.env import is_library_module, is_stdlib_module
+from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.tracing.holders import (
     ARRAY,
     ATTRIBUTES,
@@ -91,11 +95,12 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _LEAVES = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), object}
+    {type(None), bool, int, float, complex, str, bytes, range, type(...), object}
+    | {type(NotImplemented)}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
     | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
     | {types.GetSetDescriptorType, types.MemberDescriptorType}
-    | {types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType}
+    | {types.ClassMethodDescriptorType}
     | {type(namedtuple("_", "x").x)}  # type: ignore[attr-defined]  # a field's descriptor
     | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
 )
@@ -110,6 +115,7 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostl
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
+_IMMUTABLE = (re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 BYTES = (bytearray, array.array)
 _NUMPY = ("numpy", "numpy.dtypes")
@@ -219,6 +225,8 @@ class Reach:
             for name, value in copy_dict(attributes).items():
                 if type(value) not in _LEAVES:
                     yield value, Attr(path, name)
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            yield from self._class_of(tensor, path)
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
@@ -297,19 +305,23 @@ class Reach:
             self.walk(value, source, True)
 
     def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
+        cls = type(item)
         match item:
             case torch.jit.ScriptModule():  # its tables are C objects that look like dicts
                 self.opaque.append((item, path))
+                return
             case nn.Module():
-                self.modules.append((item, path, anchored))
                 yield from self._module_children(item, path, anchored)
                 yield from self._class_of(item, path)
+                return
             case type():
                 yield from self._class_children(item, path)
+                return
+            case types.FunctionType():
+                yield from self._function_children(item, path)
+                return
             case dict():
                 yield from self._items(item, path, anchored)
-                yield from self._attributes(item, path, anchored)
-                yield from self._class_of(item, path)
                 if isinstance(item, defaultdict):
                     self.holders.remember(item, FACTORY, path, anchored)
                     yield item.default_factory, Attr(path, "default_factory")
@@ -320,20 +332,22 @@ class Reach:
                 yield from self._members(item, path)
             case frozenset():
                 yield from self._members(item, path)
-            case types.FunctionType():
-                yield from self._function_children(item, path)
+            case slice():
+                for name in ("start", "stop", "step"):
+                    yield getattr(item, name), Attr(path, name)
+            case types.GenericAlias() | types.UnionType():
+                yield getattr(item, "__origin__", None), Attr(path, "__origin__")
+                yield item.__args__, Attr(path, "__args__")
             case types.MethodType():
                 yield item.__self__, Attr(path, "__self__")
                 yield item.__func__, Attr(path, "__func__")
             case torch.Generator():
                 self.generators.append((item, item.initial_seed()))
             case functools.partial():
-                self.objects.append((item, path, anchored))
                 self._judge_held(item.func, item, path)
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
-                yield from self._attributes(item, path, anchored)
             case weakref.ReferenceType():
                 self.holders.remember(item, WEAK, path, anchored)
                 yield item(), Referent(path)
@@ -344,6 +358,8 @@ class Reach:
                 self.holders.remember(item, THREAD_LOCAL, path, anchored)
                 for name, value in copy_dict(item.__dict__).items():
                     yield value, Attr(path, name)
+                yield from self._class_of(item, path)
+                return
             case _ if isinstance(item, _MEMO_TYPE):
                 self.holders.remember(item, MEMO, path, anchored)
                 yield from self._memo_children(item, path)
@@ -361,32 +377,34 @@ class Reach:
                 self._spelled_by(item, path)
             case types.MappingProxyType():
                 yield dict_behind(item), path
-            case _ if type(item).__module__ in _NUMPY and not is_array(item):
-                self.homes.add("numpy")  # a scalar, a dtype, a function: nothing there changes
+            case _ if cls in _IMMUTABLE or is_numpy_constant(item):
+                self.homes.add(_module_of(cls).partition(".")[0])
+                return
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
             case _ if is_array(item) or isinstance(item, BYTES):
-                self.homes.add(_module_of(type(item)))
+                self.homes.add(_module_of(cls))
                 self.holders.remember(item, ARRAY, path, anchored)
-            case _ if type(item).__module__ == _COMPILED:  # a compiled function's own attributes
-                yield from self._attributes(item, path, anchored)
             case _ if has_pytree(item):
-                self.objects.append((item, path, anchored))
                 yield from iter_pytree(item, path)
-                yield from self._attributes(item, path, anchored)
-                yield from self._class_of(item, path)
             case logging.Logger():
                 self._remember_logger(item, path, anchored)
-            case _ if _module_of(type(item)).partition(".")[0] in _MACHINERY:
+                return
+            case _ if _module_of(cls).partition(".")[0] in _MACHINERY:
                 if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
                     self.opaque.append((item, path))  # an event, a future, a thread, ...
-            case _ if _is_looked_into(type(item)):
-                self.objects.append((item, path, anchored))
-                shows = own_dict(item) is not None or slots_of(type(item))
-                if hides_state(type(item)) or not shows:
-                    self.opaque.append((item, path))
+                return
+            case _ if cls.__module__ == _COMPILED:  # a compiled function's own attributes
                 yield from self._attributes(item, path, anchored)
-                yield from self._class_of(item, path)
+                return
+            case _ if not _is_looked_into(cls):
+                return
+            case _ if hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
+                self.opaque.append((item, path))
+        if own_dict(item) is not None or can_be_written(cls):
+            self.objects.append((item, path, anchored))
+            yield from self._attributes(item, path, anchored)
+            yield from self._class_of(item, path)
 
     def _module_class(self, module: types.ModuleType, path: Source) -> Reached:
         """What the class of a user's Python module holds: it may be the user's own."""
@@ -405,6 +423,8 @@ class Reach:
         space, module_name = own_dict(module) or {}, _module_name(module)
         self.homes.add(module_name)
         library = is_library_module(module_name)
+        if not library:
+            names |= {"__getattr__"}  # which is asked for what isn't there
         known = self._module_names.setdefault(id(module), set())
         new = names - known
         known |= new
@@ -467,9 +487,13 @@ class Reach:
             self.holders.remember(cls, LIBRARY_CLASS, path, True)
 
     def _module_children(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
+        self.modules.append((module, path, anchored))
         remember = self.holders.remember
         remember(module, ATTRIBUTES, path, anchored)
         cls = type(module)
+        if isinstance(module, _CONTAINERS):  # a list as well, say
+            self.opaque.append((module, path))
+        yield from self._slots(module, path, anchored)
         indexed = issubclass(cls, _INDEXED_MODULES)
         keyed_table = _KEYED_TABLE.get(cls)
         for table_name in MODULE_TABLES:
@@ -513,8 +537,6 @@ class Reach:
         if is_namedtuple(type(item)):
             for name in type(item)._fields:
                 yield getattr(item, name), Attr(path, name)
-            yield from self._attributes(item, path, anchored)
-            yield from self._class_of(item, path)
             return
         if not isinstance(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
@@ -523,9 +545,6 @@ class Reach:
         for index, value in enumerate(at_once(functools.partial(iter, item))):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
-        if type(item) not in (list, tuple, deque):
-            yield from self._attributes(item, path, anchored)
-            yield from self._class_of(item, path)
 
     def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
         """Whether a container isn't looked into; what it holds must then show all there is."""
@@ -539,8 +558,6 @@ class Reach:
         if not self._is_too_large(item, item, path):
             for element in at_once(functools.partial(iter, item)):
                 yield element, Item(path, element)
-        yield from self._attributes(item, path, True)
-        yield from self._class_of(item, path)
 
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
         attributes = own_dict(item)
@@ -549,6 +566,9 @@ class Reach:
             for name, value in copy_dict(attributes).items():
                 if type(value) not in _LEAVES and not _is_shadowed(item, name, value):
                     yield value, Attr(path, name)
+        yield from self._slots(item, path, anchored)
+
+    def _slots(self, item: Any, path: Source, anchored: bool) -> Reached:
         if slots_of(type(item)):
             self.holders.remember(item, SLOTS, path, anchored)
             for name, value in read_slots(item).items():
@@ -556,7 +576,7 @@ class Reach:
 
     def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
         self.known_code.add(id(function.__code__))
-        if is_library_module(function.__module__ or "") and not function.__closure__:
+        if is_library_function(function) and not function.__closure__:
             return
         self.functions.append((function, path))
         self.holders.remember(function, CODE, path, True)
@@ -627,7 +647,23 @@ def is_library_class(cls: type) -> bool:
     found: Any = sys.modules.get(module)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
-    return found is cls or module == "builtins" or not isinstance(found, type)
+    return found is cls or not can_be_written(cls)
+
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function is torch's or the standard library's, not one that `wraps` it."""
+    return is_library_module(function.__module__ or "") and is_library_file(
+        function.__code__.co_filename
+    )
+
+
+def is_numpy_constant(value: object) -> bool:
+    """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value).__module__ not in _NUMPY:
+        return False
+    kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
+    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
 
 
 _SHOWN_BASES: tuple[type, ...] = (
@@ -658,14 +694,11 @@ def _is_constant(value: object) -> bool:
         return True
     if isinstance(value, types.ModuleType):
         return not is_library_module(value.__name__)  # what a library imports for itself
-    if isinstance(value, (list, dict, set, deque, tuple)):
+    if isinstance(value, (*_CONTAINERS, functools.partial)):
         return False
-    module = (
-        getattr(value, "__module__", None)
-        if isinstance(value, (type, types.FunctionType))
-        else _module_of(type(value))
-    )
-    return isinstance(module, str) and is_library_module(module)
+    if isinstance(value, types.FunctionType):
+        return is_library_function(value)
+    return is_library_class(value if isinstance(value, type) else type(value))
 
 
 def _is_of_python(value: object) -> bool:
@@ -722,7 +755,7 @@ def _is_looked_into(cls: type) -> bool:
     module = _module_of(cls)
     top = module.partition(".")[0]
     if is_stdlib_module(module):
-        return top != "logging"
+        return top != "logging" or issubclass(cls, logging.LoggerAdapter)
     return not module.startswith("torch._") and top != "tripwire"
 
 

@@ -334,6 +334,7 @@ class ReadSet:
                     or not isinstance(name, str)
                     or self.is_open(type(owner))
                     or name.isdecimal()
+                    or isinstance(owner, slice)  # which C code takes apart
                 )
         return True
 
