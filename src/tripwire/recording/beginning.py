@@ -12,10 +12,10 @@ import contextlib
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -44,6 +44,7 @@ class Beginning:
     generators: States | None = None  # torch's own
     draws: Draws | None = None  # from others
     trusted = False  # ran without a snapshot, because its code was known to be harmless
+    versions: Versions = ()  # of tensors that it was given
     trouble = ""  # what went wrong while it was kept
     late = False  # nobody watched: all that is known is how it was when it had failed
 
@@ -69,8 +70,8 @@ class Beginning:
                 snapshot = self._take_down()
                 snapshot.blobs.keep()
                 self.draws = Draws()
+                self.versions = _versions_of(snapshot.tensors())
                 self.snapshot = snapshot
-                _remember(self)
             except Exception as error:
                 self._note_trouble(error)
 
@@ -119,6 +120,7 @@ class Beginning:
         if self.snapshot is None and _is_harmless(fn, args, kwargs):
             self.trusted = True
             self._note_state()
+            self.versions = _versions_of((*args, *kwargs.values()) if kwargs else args)
             return fn(*args, **kwargs)
         self.before_run()
         if self.snapshot is None:
@@ -146,6 +148,27 @@ class Beginning:
         self.before_draw(())
 
     # --- when it is over ---
+
+    def succeed(self) -> None:
+        """The call returned: no record is needed, but it showed whether its code writes."""
+        if self.snapshot is not None:
+            _remember(self, self.snapshot)
+
+    def has_written(self) -> bool:
+        """Whether what was taken down is another now. Only for a call that succeeded."""
+        if self.copies or self._find_changed():
+            return True
+        assert self.snapshot is not None
+        try:
+            return not self.snapshot.is_like(self._take_down())
+        except Exception:  # a policy's own function is asked again, and may raise
+            return True
+
+    def _find_changed(self) -> list[torch.Tensor]:
+        """Tensors that were written to, though no call told of it."""
+        with torch._C.DisableTorchFunction():
+            changed = [t for t, version in self.versions if t._version != version]
+            return [t for t in changed if key_of(t.untyped_storage()) not in self.copies]
 
     def finish(self) -> RecordDraft:
         """The call as it began, now that it is over."""
@@ -185,6 +208,12 @@ class Beginning:
                 "something that the call uses was replaced since an earlier call, and may write: "
                 "what it changed before it failed is here as it left it",
             )
+        elif changed := self._find_changed():
+            yield Omission(
+                "values at the beginning",
+                f"{len(changed)} tensors that the call was given were written where that can't be "
+                "seen: they are here as it left them",
+            )
 
     def _take_down(self) -> RecordDraft:
         draft = RecordDraft(self.policy)
@@ -200,6 +229,19 @@ class Copy:
 
     storage: torch.UntypedStorage
     copied: torch.UntypedStorage
+
+
+Versions = Sequence[tuple[torch.Tensor, int]]
+
+
+def _versions_of(values: Iterable[object]) -> Versions:
+    """How often tensors were written to; those of inference mode don't know."""
+    with torch._C.DisableTorchFunction():
+        tensors = [cast("torch.Tensor", v) for v in values if type(v) in _OF_TORCH]
+        return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+
+
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter)
 
 
 # --- generators ---
@@ -260,8 +302,10 @@ class Draws:
 
 
 def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy.random")
-    get_state = getattr(numpy, "get_state", None)  # another thread may be importing it
+    """None without NumPy. Where it is, `numpy.random` may be loaded by its first use."""
+    numpy = sys.modules.get("numpy")
+    random_ = getattr(numpy, "random", None)
+    get_state = getattr(random_, "get_state", None)  # another thread may be importing it
     return None if get_state is None else get_state(legacy=False)
 
 
@@ -323,14 +367,15 @@ _PLAIN = frozenset(
 )
 
 
-def _remember(beginning: Beginning) -> None:
+def _remember(beginning: Beginning, snapshot: RecordDraft) -> None:
     target = beginning.target
     key = getattr(target, "__func__", target)  # bound methods are made anew for each call
     known = _known.get(key)
     if known is not None and not known.harmless:
         return
-    assert beginning.snapshot is not None
-    harmless = beginning.snapshot.habits().are_harmless
+    harmless = snapshot.habits().are_harmless
+    if known is None:  # what the code looks like isn't all there is: see what it did
+        harmless = harmless and not beginning.has_written()
     if known is None or not harmless:
         known = _Known(harmless, ExactWeakKeyDictionary())
     with contextlib.suppress(TypeError):  # no weak references: its calls are taken down each time

@@ -52,13 +52,15 @@ class Failures:
         beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
         try:
             CURRENT.kept = beginning
-            return dispatcher(*args, **kwargs)
+            result = dispatcher(*args, **kwargs)
         except Exception as error:
             CURRENT.kept = None
             record_failure(self.writing, beginning, dispatcher.name, error, dispatcher)
             raise
         finally:
             CURRENT.kept = None
+        beginning.succeed()
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +146,15 @@ def run_recorded(
         return target(*args, **kwargs)
     beginning = CURRENT.kept = Beginning(target, args, kwargs, writing.policy)
     try:
-        return beginning.run_plainly(target, args, kwargs)
+        result = beginning.run_plainly(target, args, kwargs)
     except Exception as error:
         CURRENT.kept = None
         record_failure(writing, beginning, name_of_callable(target), error)
         raise
     finally:
         CURRENT.kept = None
+    beginning.succeed()
+    return result
 
 
 def name_of_callable(target: Any) -> str:

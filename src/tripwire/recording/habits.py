@@ -30,14 +30,26 @@ _STORES = words(
 _CHANGERS = words(
     "append appendleft extend extendleft insert add update setdefault pop popleft popitem clear "
     "remove discard sort reverse rotate send throw setattr delattr exec eval next __next__ "
+    "__setattr__ __delattr__ __setstate__ "
+    # the operators by name
+    "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ixor ior iconcat "
+    "setitem delitem "
     # arrays
-    "fill put place putmask copyto partition resize setflags itemset shuffle at "
+    "fill put place putmask copyto partition resize setflags itemset shuffle at byteswap "
+    # running statistics
+    "batch_norm instance_norm "
     # modules and training
     "backward step zero_grad train eval load_state_dict register_buffer register_parameter"
 )
 _DRAWS = words("random numpy np Random default_rng generator Generator rng")
 _IN_PLACE = re.compile(r"[A-Za-z_]*[A-Za-z0-9]_|__i[a-z]+__|__setitem__|__delitem__|__set__")
 _KEYWORDS = frozenset({"out", "inplace"})
+# Functions that write if one of their arguments is true.
+_TOLD_TO_WRITE = frozenset(
+    name
+    for name, function in vars(nn.functional).items()
+    if isinstance(function, types.FunctionType) and "inplace" in function.__code__.co_varnames
+)
 # Libraries whose functions write only where a name above, or a keyword, says so.
 _KNOWN = words(
     "torch math cmath builtins operator numpy typing types functools itertools collections "
@@ -91,6 +103,8 @@ def _changes_when_used(value: object) -> bool:
         return is_library_module(value.__name__) and _root(value.__name__) not in _KNOWN
     if isinstance(value, type):
         return False  # what is made of it is new
+    if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return _is_changer(value.__name__)  # `partial(list.append, items)`
     if isinstance(value, types.FunctionType):
         return is_library_file(value.__code__.co_filename) and _is_unknown(value.__module__)
     if isinstance(value, types.BuiltinFunctionType):
@@ -141,7 +155,9 @@ def _changes_itself(module: nn.Module) -> bool:
 
 def _may_write(code: CodeType) -> bool:
     names = frozenset(code.co_names)
-    if not _CHANGERS.isdisjoint(names) or any(map(_IN_PLACE.fullmatch, names - _PRIVATE)):
+    if any(map(_is_changer, names)):
+        return True
+    if not _TOLD_TO_WRITE.isdisjoint(names) and any(c is True for c in code.co_consts):
         return True
     if any(isinstance(c, tuple) and not _KEYWORDS.isdisjoint(c) for c in code.co_consts):
         return True
@@ -155,6 +171,10 @@ def _may_write(code: CodeType) -> bool:
         if step.opname == "IMPORT_NAME" and _root(str(step.argval)) not in _KNOWN:
             return True
     return any(isinstance(c, CodeType) and _may_write(c) for c in code.co_consts)
+
+
+def _is_changer(name: str) -> bool:
+    return name in _CHANGERS or (name not in _PRIVATE and _IN_PLACE.fullmatch(name) is not None)
 
 
 _PRIVATE = frozenset({"__init__", "__iter__", "__index__", "__int__", "__invert__"})

@@ -70,6 +70,10 @@ class Blobs:
         self._by_key[key] = kept
         self.add(kept)
 
+    def arrays(self) -> list[Kept]:
+        """Those that aren't storages of tensors."""
+        return [kept for kept in self._kept if not kept.shares]
+
     def keep(self) -> None:
         """Have the bytes of now, where nothing tells of a later write."""
         for kept in self._kept:

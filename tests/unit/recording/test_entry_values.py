@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from replaying import check_reproduces, fail, only
-from support import check_same
+from support import check_same, run_python
 from torch import nn
 
 import tripwire
@@ -727,3 +730,109 @@ def test_a_generator_of_numpys_own_is_told_of_and_not_made_up(tmp_path) -> None:
     with rebuilding(only(tmp_path)) as found:
         assert [omission.what for omission in found.manifest.omissions] == ["args[0]"]
         assert isinstance(fail(found.prepare()), tripwire.CannotReplay)
+
+
+# --- writes that the code doesn't show ---
+
+MEAN, VARIANCE, TOTAL = torch.zeros(2), torch.ones(2), torch.zeros(2)
+NOTES: list[int] = []
+note = functools.partial(list.append, NOTES)
+METHODS = {"add": torch.Tensor.add_}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    n: int = 0
+
+    def up(self) -> None:
+        object.__setattr__(self, "n", self.n + 1)
+
+
+TALLY = Tally()
+
+
+def keeps_statistics(x):
+    F.batch_norm(x, MEAN, VARIANCE, None, None, True)
+    return MEAN.tolist()
+
+
+def is_told_to_write(x):
+    F.leaky_relu(x, 0.1, True)
+    return x.tolist()
+
+
+def counts(x):
+    TALLY.up()
+    return TALLY.n
+
+
+def notes(x):
+    note(1)
+    return list(NOTES)
+
+
+def adds_by_name(x):
+    operator.iadd(NOTES, [1])
+    return list(NOTES)
+
+
+def writes_through_a_table(x):
+    METHODS["add"](TOTAL, 1)
+    return TOTAL.tolist()
+
+
+def writes_through_a_made_name(x):
+    getattr(TOTAL, "add" + "_")(1)
+    return TOTAL.tolist()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        keeps_statistics,
+        is_told_to_write,
+        counts,
+        notes,
+        adds_by_name,
+        writes_through_a_table,
+        writes_through_a_made_name,
+    ],
+    ids=lambda write: write.__name__,
+)
+def test_a_second_call_whose_code_hides_what_it_writes(write, tmp_path) -> None:
+    def call(x, fails):
+        seen = write(x)
+        if fails:
+            raise Failed(str(seen))
+
+    recorded = tripwire.record_on_error(tmp_path)(call)
+    recorded(torch.tensor([[1.0, -2.0], [3.0, -4.0]]), False)
+    fail(recorded, torch.tensor([[1.0, -2.0], [3.0, -4.0]]), True)
+    check_reproduces(only(tmp_path))
+
+
+def test_a_write_by_another_thread_is_told(tmp_path) -> None:
+    def call(x):
+        thread = threading.Thread(target=x.add_, args=(1,))
+        thread.start()
+        thread.join()
+        raise Failed(str(x.tolist()))
+
+    fail(tripwire.record_on_error(tmp_path)(call), torch.zeros(2))
+    (omission,) = tripwire.load(only(tmp_path)).manifest.omissions
+    assert omission.what == "values at the beginning" and "can't be seen" in omission.why
+
+
+def test_numpys_generator_that_is_first_used_inside(tmp_path) -> None:
+    program = f"""
+import sys, numpy as np, torch, tripwire
+assert "numpy.random" not in sys.modules
+def call(x): raise ValueError(np.random.rand())
+try:
+    tripwire.record_on_error({str(tmp_path)!r}, check=False)(call)(torch.ones(2))
+except ValueError as error:
+    print(error)
+"""
+    seen = run_python(program)
+    with pytest.raises(ValueError, match=seen):
+        tripwire.replay(only(tmp_path), trust=True)
