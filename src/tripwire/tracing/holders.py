@@ -494,6 +494,10 @@ class Holder(NamedTuple):  # a tuple: there are thousands
         """What it held; None for a tensor that died since."""
         return {k: _strong(v) for k, v in zip(self.keys, self.kept, strict=True)}
 
+    def order(self) -> tuple[Any, ...]:
+        """The keys as they followed one another."""
+        return tuple(map(_plain_key, self.keys))
+
     def step(self, key: Any) -> Source:
         """The source of one key."""
         return self.kind.step(self.path, key)

@@ -17,7 +17,7 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.tracing.holders import ABSENT, ITEMS, ORDER, Code, Holder, Members, Names
 from tripwire.tracing.reach import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
@@ -206,8 +206,10 @@ class _Planner:
                 _join(spaces, space, wanted, step, ignored)
                 spaces[id(space)].before |= before
                 spaces[id(space)].owner = id(holder.owner)
-                if isinstance(holder.owner, OrderedDict) and wanted is None and len(space) > 1:
+                if wanted is None and isinstance(holder.owner, OrderedDict) and len(space) > 1:
                     self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
+                elif wanted is None and ignored and holder.kind is ITEMS:
+                    spaces[id(space)].order = holder.order()
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)
         self._watch_tables(spaces)
@@ -245,7 +247,13 @@ class _Planner:
         ]
         dicts = [
             DictWire(
-                found.space, found.wanted, found.step, frozenset(found.ignored), held, found.before
+                found.space,
+                found.wanted,
+                found.step,
+                frozenset(found.ignored),
+                held,
+                found.before,
+                found.order,
             )
             for found in spaces.values()
         ]
@@ -367,10 +375,11 @@ class _Planner:
         space["_quiet"], space["_settle"], space["_trouble"] = sentry.is_quiet, settle, causes
         writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
         frozen = tuple(i for i, tensor in enumerate(held.tensors) if not tensor.requires_grad)
-        if frozen and torch_state[0]:
+        reads_gradients = bool(_OF_GRADIENTS & self.reads.names)
+        if frozen and (torch_state[0] or reads_gradients):
             wants = writer.constant(held.wants_grad)
             writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
-        if _OF_GRADIENTS & self.reads.names:
+        if reads_gradients:
             formed = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
             for ref in map(Hidden, formed):  # arithmetic in place can bring the need for one
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
@@ -563,6 +572,7 @@ class _Space:
     step: Callable[[Any], Source]
     ignored: set[Any]
     before: dict[Any, object]
+    order: tuple[Any, ...] | None = None  # of all keys before the run, where it writes some
     owner: int = 0  # identity of the object that has this dict
 
 

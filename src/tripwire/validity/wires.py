@@ -207,6 +207,7 @@ class DictWire:
         ignored: frozenset[Any],
         held: Held,
         before: dict[Any, object],
+        order: tuple[Any, ...] | None = None,
     ) -> None:
         self.space = space
         self.owner: int | None = None  # the object whose attributes these are, by its position
@@ -219,7 +220,7 @@ class DictWire:
             now |= before
             now = {key: value for key, value in now.items() if value is not ABSENT}
         self._kept = {key: Kept(value, held) for key, value in now.items()}
-        self._order = tuple(now) if wanted is None else None
+        self._order = (order or tuple(now)) if wanted is None else None
 
     def _read(self) -> dict[Any, object]:
         wanted, ignored = self._wanted, self._ignored
@@ -251,10 +252,18 @@ class DictWire:
         for key, value in now.items():
             if key not in self._kept:
                 return Cause(self._step(key), "nothing", str(fingerprint(value)), writers.of(key))
-        if self._order is not None and not same_plain(self._order, tuple(now)):
-            key = next(iter(now), None)
-            return Cause(self._step(key), "one order", "another order", None)
+        if self._order is not None:
+            order = self._read_order(self._order)
+            if not same_plain(self._order, order):
+                return Cause(
+                    self._step(next(iter(order), None)), "one order", "another order", None
+                )
         return None
+
+    def _read_order(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The keys as they follow one another; of those that the run writes, the old ones."""
+        new = self._ignored.difference(before)
+        return tuple(key for key in copy_dict(self.space) if key not in new)
 
 
 class ObjectWire:

@@ -73,3 +73,25 @@ def test_results_and_state_are_those_of_plain_code(sentry, name) -> None:
         calls = [(call(torch.ones(1)).item(), repr(eval(state, space))) for _ in range(7)]
         seen.append(calls)
     assert seen[0] == seen[1]
+
+
+_LAST = """
+D = {"a": 2.0}
+def call(x):
+    for key, value in D.items():
+        x = x * value + len(key)
+    D["last"] = x
+    return x
+"""
+
+
+def test_the_place_of_what_a_run_writes_among_the_others(sentry) -> None:
+    seen = []
+    for is_compiled in (False, True):
+        space: dict[str, Any] = {"__name__": __name__}
+        exec(_LAST, space)
+        call = tripwire.compile(space["call"], backend="eager") if is_compiled else space["call"]
+        results = [call(torch.ones(1)).item() for _ in range(4)]
+        space["D"]["a"] = space["D"].pop("a")  # the same values, in another order
+        seen.append(results + [call(torch.ones(1)).item() for _ in range(4)])
+    assert seen[0] == seen[1]

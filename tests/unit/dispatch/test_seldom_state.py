@@ -359,3 +359,20 @@ def test_switches_of_back_ends_under_other_names(read, write, other) -> None:
             assert torch.equal(compiled(x), plain(x))
     finally:
         write(before)
+
+
+def test_state_that_came_to_want_a_gradient_and_is_asked_without_grad_mode() -> None:
+    state = {"k": torch.ones(4)}
+
+    def call(x):
+        return x * (1 + 3 * state["k"].requires_grad), state["k"]
+
+    compiled = tripwire.compile(call, backend="eager")
+    x = torch.ones(4)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(x)[0], call(x)[0])
+    state["k"].mul_(torch.ones(4).requires_grad_())
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(x)[0], call(x)[0])
