@@ -21,14 +21,13 @@ import gc
 import itertools
 import logging
 import operator
-import os
 import re
 import struct
 import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
@@ -38,7 +37,21 @@ import torch
 from torch import nn
 
 from tripwire.callables import find_in_class
-from tripwire.env import is_library_file, is_library_module, is_stdlib_module
+from tripwire.env import is_library_module
+from tripwire.tracing.belongings import (
+    CONTAINERS,
+    can_be_written,
+    hides_state,
+    is_array,
+    is_library_class,
+    is_library_function,
+    is_librarys,
+    is_looked_into,
+    is_numpy_constant,
+    is_pythons,
+    module_of,
+    name_of_module,
+)
 from tripwire.tracing.holders import (
     ARRAY,
     ATTRIBUTES,
@@ -118,7 +131,6 @@ _NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no cal
 _IMMUTABLE = (re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 BYTES = (bytearray, array.array)
-_NUMPY = ("numpy", "numpy.dtypes")
 _MEMO_TYPE = type(functools.lru_cache(len))
 
 Reached = Iterator[tuple[object, Source]]
@@ -200,7 +212,7 @@ class Reach:
                 continue
             known = self._sources.get(id(item))
             self.edges.append((id(item), path))
-            if isinstance(item, _CONTAINERS):
+            if isinstance(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
             if known is not None:
                 if anchored and id(item) in self.fresh:
@@ -246,7 +258,7 @@ class Reach:
             self.walk(namespace[name], Global(module, name), True)
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
             found = unhooked(vars(builtins)[name])
-            if not _is_of_python(found):
+            if not is_pythons(found):
                 self.walk(found, Global("builtins", name), True)
         self.walk_names(names)
 
@@ -378,26 +390,26 @@ class Reach:
             case types.MappingProxyType():
                 yield dict_behind(item), path
             case _ if cls in _IMMUTABLE or is_numpy_constant(item):
-                self.homes.add(_module_of(cls).partition(".")[0])
+                self.homes.add(module_of(cls).partition(".")[0])
                 return
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
             case _ if is_array(item) or isinstance(item, BYTES):
-                self.homes.add(_module_of(cls))
+                self.homes.add(module_of(cls))
                 self.holders.remember(item, ARRAY, path, anchored)
             case _ if has_pytree(item):
                 yield from iter_pytree(item, path)
             case logging.Logger():
                 self._remember_logger(item, path, anchored)
                 return
-            case _ if _module_of(cls).partition(".")[0] in _MACHINERY:
+            case _ if module_of(cls).partition(".")[0] in _MACHINERY:
                 if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
                     self.opaque.append((item, path))  # an event, a future, a thread, ...
                 return
             case _ if cls.__module__ == _COMPILED:  # a compiled function's own attributes
                 yield from self._attributes(item, path, anchored)
                 return
-            case _ if not _is_looked_into(cls):
+            case _ if not is_looked_into(cls):
                 return
             case _ if hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
                 self.opaque.append((item, path))
@@ -412,7 +424,7 @@ class Reach:
         if known is not None and known[1] is path:
             return
         self._python_modules.setdefault(id(module), (module, path))
-        if is_library_module(_module_name(module)):
+        if is_library_module(name_of_module(module)):
             return
         self.edges.append((id(module), path))
         if known is None:
@@ -420,7 +432,7 @@ class Reach:
             yield from self._class_of(module, path)
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
-        space, module_name = own_dict(module) or {}, _module_name(module)
+        space, module_name = own_dict(module) or {}, name_of_module(module)
         self.homes.add(module_name)
         library = is_library_module(module_name)
         if not library:
@@ -435,7 +447,7 @@ class Reach:
             self._judge(name, space.get(name))
         for name in sorted(new & space.keys()):
             value = space[name]
-            if not (library and _is_constant(value)):
+            if not (library and is_librarys(value)):
                 yield value, Attr(path, name)
             elif isinstance(value, type):
                 self._remember_library_class(value, Attr(path, name))
@@ -459,7 +471,7 @@ class Reach:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._alive.append(path)
         for base in cls.__mro__:
-            self.homes.add(_module_of(base))
+            self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
                 continue
@@ -491,7 +503,7 @@ class Reach:
         remember = self.holders.remember
         remember(module, ATTRIBUTES, path, anchored)
         cls = type(module)
-        if isinstance(module, _CONTAINERS):  # a list as well, say
+        if isinstance(module, CONTAINERS):  # a list as well, say
             self.opaque.append((module, path))
         yield from self._slots(module, path, anchored)
         indexed = issubclass(cls, _INDEXED_MODULES)
@@ -612,7 +624,6 @@ class Reach:
 
 # What a call must find unchanged itself, not an equal one.
 PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
-_CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _TABLES = {
     (name, indexed, keyed): Table(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES
@@ -634,94 +645,8 @@ def _inside_descriptor(item: Any, path: Source) -> Reached:
             yield item.__func__, Attr(path, "__func__")
 
 
-def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
-    """The mapping that a proxy shows."""
-    return gc.get_referents(proxy)[0]
-
-
-def is_library_class(cls: type) -> bool:
-    """Whether torch or the standard library has this very class under its name."""
-    module = _module_of(cls)
-    if not is_library_module(module):
-        return False
-    found: Any = sys.modules.get(module)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls or not can_be_written(cls)
-
-
-def is_library_function(function: types.FunctionType) -> bool:
-    """Whether a function is torch's or the standard library's, not one that `wraps` it."""
-    return is_library_module(function.__module__ or "") and is_library_file(
-        function.__code__.co_filename
-    )
-
-
-def is_numpy_constant(value: object) -> bool:
-    """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value).__module__ not in _NUMPY:
-        return False
-    kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
-    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
-
-
-_SHOWN_BASES: tuple[type, ...] = (
-    *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
-    *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
-)
-
-
-def hides_state(cls: type) -> bool:
-    """Whether part of an object is in C, where Python can't see it change."""
-    return any(
-        base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
-        for base in cls.__mro__
-    )
-
-
-IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
-
-
-def can_be_written(cls: type) -> bool:
-    """Whether attributes can be put on a class."""
-    return bool(cls.__flags__ & IS_HEAP_TYPE) and not cls.__flags__ & _IS_IMMUTABLE_TYPE
-
-
-def _is_constant(value: object) -> bool:
-    """Whether something in a library's module is its code, or state that is watched elsewhere."""
-    if value is sys.modules or value is os.environ:
-        return True
-    if isinstance(value, types.ModuleType):
-        return not is_library_module(value.__name__)  # what a library imports for itself
-    if isinstance(value, (*_CONTAINERS, functools.partial)):
-        return False
-    if isinstance(value, types.FunctionType):
-        return is_library_function(value)
-    return is_library_class(value if isinstance(value, type) else type(value))
-
-
-def _is_of_python(value: object) -> bool:
-    """Whether something in builtins is Python's own, not what somebody put there."""
-    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
-
-
 _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
-
-
-def behind_proxy(proxy: Any) -> object:
-    """What a weak proxy stands for; None once that is gone."""
-    try:
-        return proxy.__repr__.__self__
-    except ReferenceError:
-        return None
-
-
-def is_array(value: object) -> bool:
-    """Whether a value is a NumPy array, without importing NumPy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _value_of(variable: ContextVar[object]) -> object:
@@ -750,20 +675,14 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue")
 
 
-def _is_looked_into(cls: type) -> bool:
-    """Objects of torch's insides, of tripwire and of Python's machinery hold no user's state."""
-    module = _module_of(cls)
-    top = module.partition(".")[0]
-    if is_stdlib_module(module):
-        return top != "logging" or issubclass(cls, logging.LoggerAdapter)
-    return not module.startswith("torch._") and top != "tripwire"
+def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
+    """The mapping that a proxy shows."""
+    return gc.get_referents(proxy)[0]
 
 
-def _module_name(module: types.ModuleType) -> str:
-    name = (own_dict(module) or {}).get("__name__")
-    return name if isinstance(name, str) else ""
-
-
-def _module_of(cls: type) -> str:
-    module = cls.__module__
-    return module if isinstance(module, str) else ""
+def behind_proxy(proxy: Any) -> object:
+    """What a weak proxy stands for; None once that is gone."""
+    try:
+        return proxy.__repr__.__self__
+    except ReferenceError:
+        return None

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file
+from tripwire.tracing.belongings import IS_HEAP_TYPE, is_library_class
 from tripwire.tracing.holders import (
     ABSENT,
     Attributes,
@@ -38,7 +39,7 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import HOOK_TABLES, IS_HEAP_TYPE, PROXIES, Reach, is_library_class
+from tripwire.tracing.reach import HOOK_TABLES, PROXIES, Reach
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.structure import PLAIN, at_once

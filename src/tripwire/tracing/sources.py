@@ -13,7 +13,7 @@ A source holds no value. Roots say where the paths begin.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
@@ -163,7 +163,7 @@ class Item(Source):
     key: object
 
     def __str__(self) -> str:
-        return f"{self.owner}[{self.key!r}]"
+        return f"{self.owner}[{spell_key(self.key)}]"
 
     @property
     def base(self) -> Source | None:
@@ -207,6 +207,14 @@ class Child(Source):
 
     def fetch(self, roots: Roots) -> object:
         return pytree_children(self.owner.fetch(roots))[self.index]
+
+
+def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
+    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
+    try:
+        return spell(key)
+    except Exception:
+        return object.__repr__(key)
 
 
 def pytree_children(value: object) -> list[object]:
@@ -271,7 +279,7 @@ def _label(source: Source) -> str:
         ):
             return name
         case Item(_, key) | Child(_, key):
-            return str(key)
+            return spell_key(key, str)
         case Referent():
             return "()"
     raise TypeError(source)

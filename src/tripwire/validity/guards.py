@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
-from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, hides_state, is_array
+from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
+from tripwire.tracing.sources import spell_key
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of, wraps_of
 from tripwire.validity.wires import Kept
@@ -40,7 +42,8 @@ class Check:
 
     def tell(self, found: object) -> str:
         """The failure in words; a check of a wire has them already."""
-        return f"{self.path}: expected {self.expected}, found {found}" if self.path else str(found)
+        text = spell_key(found, str)
+        return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +290,17 @@ class GuardWriter:
             else:
                 kept = self.constant([Kept(key) for key in before])
                 condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
-            self.check(path, condition, f"keys {list(before)!r:.80}", f"list({keys}({name}))")
+            expected = f"keys {spell_key(list(before)):.80}"
+            self.check(path, condition, expected, f"list({keys}({name}))")
         for key in wanted or ():
             present = key in before
             condition = f"{has}({name}, {self.constant(key)}) is {present}"
             there = "there" if present else "nothing"
-            self.check(f"{path}[{key!r}]", condition, there, "'the contrary'")
+            self.check(f"{path}[{spell_key(key)}]", condition, there, "'the contrary'")
         for key, item in before.items():
             if wanted is None or key in wanted:
                 spelled = repr(key) if type(key) in (str, int) else self.constant(key)
-                self.add(f"{path}[{key!r}]", f"{get}({name}, {spelled})", item)
+                self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item)
 
     def _add_members(self, path: str, name: str, value: Any) -> None:
         """Equal sets can be walked through in different orders."""

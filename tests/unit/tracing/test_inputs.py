@@ -70,6 +70,33 @@ def test_sources_that_spell_alike_stay_two_inputs() -> None:
     assert len({wanted.name for wanted in trace.inputs}) == 4
 
 
+class Unspeakable:
+    """A key whose `__repr__` raises."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("missing")
+
+
+def test_keys_that_cant_be_printed_change_nothing() -> None:
+    key, other = Unspeakable(), Unspeakable()
+
+    def total(table):
+        return sum(table.values()) * 2
+
+    def fails(table):
+        raise ValueError(len(table))
+
+    compiled = tripwire.compile(total, backend="eager")
+    for keys in ((key,), (other,), (key, other), (key, other)):
+        table = {one: torch.ones(2) for one in keys}
+        assert torch.equal(compiled(table), total(table))
+    told = str(tripwire.explain(compiled))
+    assert "L['table'][<test_inputs.Unspeakable object at" in told
+    assert "L['table']: expected keys <list object at" in told
+    with pytest.raises(ValueError, match="^1$"):
+        tripwire.compile(fails, backend="eager")({key: torch.ones(2)})
+
+
 def test_star_arguments() -> None:
     def f(*args, **kwargs):
         return args[0] * args[1] + kwargs["w"]

@@ -1,0 +1,111 @@
+"""Belongings: what is torch's or Python's own, and what is a user's.
+
+Names lie: `functools.wraps` gives a user's function the module of torch's, and a class that
+`types.new_class` makes is called one of that module's. So files and identities decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+from tripwire.env import is_library_file, is_library_module, is_stdlib_module
+from tripwire.tracing.structure import own_dict
+
+IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
+CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
+_NUMPY = ("numpy", "numpy.dtypes")
+_SHOWN_BASES: tuple[type, ...] = (
+    *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
+    *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
+)
+
+
+def module_of(cls: type) -> str:
+    """The module that a class says it is of."""
+    module = cls.__module__
+    return module if isinstance(module, str) else ""
+
+
+def name_of_module(module: types.ModuleType) -> str:
+    """What a Python module is called."""
+    name = (own_dict(module) or {}).get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def can_be_written(cls: type) -> bool:
+    """Whether attributes can be put on a class."""
+    return bool(cls.__flags__ & IS_HEAP_TYPE) and not cls.__flags__ & _IS_IMMUTABLE_TYPE
+
+
+def is_library_class(cls: type) -> bool:
+    """Whether torch or the standard library has this very class under its name."""
+    module = module_of(cls)
+    if not is_library_module(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls or not can_be_written(cls)
+
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function is torch's or the standard library's, not one that `wraps` it."""
+    return is_library_module(function.__module__ or "") and is_library_file(
+        function.__code__.co_filename
+    )
+
+
+def is_numpy_constant(value: object) -> bool:
+    """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value).__module__ not in _NUMPY:
+        return False
+    kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
+    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
+
+
+def hides_state(cls: type) -> bool:
+    """Whether part of an object is in C, where Python can't see it change."""
+    return any(
+        base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
+        for base in cls.__mro__
+    )
+
+
+def is_librarys(value: object) -> bool:
+    """Whether something in a library's module is its code, or state that is watched elsewhere."""
+    if value is sys.modules or value is os.environ:
+        return True
+    if isinstance(value, types.ModuleType):
+        return not is_library_module(value.__name__)  # what a library imports for itself
+    if isinstance(value, (*CONTAINERS, functools.partial)):
+        return False
+    if isinstance(value, types.FunctionType):
+        return is_library_function(value)
+    return is_library_class(value if isinstance(value, type) else type(value))
+
+
+def is_pythons(value: object) -> bool:
+    """Whether something in builtins is Python's own, not what somebody put there."""
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a NumPy array, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_looked_into(cls: type) -> bool:
+    """Objects of torch's insides, of tripwire and of Python's machinery hold no user's state."""
+    module = module_of(cls)
+    top = module.partition(".")[0]
+    if is_stdlib_module(module):
+        return top != "logging" or issubclass(cls, logging.LoggerAdapter)
+    return not module.startswith("torch._") and top != "tripwire"
