@@ -80,6 +80,7 @@ def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bo
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     from tripwire.recording.outcomes import describe_error, describe_result, explain, is_same
+    from tripwire.recording.texts import escape
 
     raised: Exception | None = None
     outcome: Outcome
@@ -93,7 +94,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))
     elif raised is not None:
-        click.echo("".join(traceback.format_exception(raised)), nl=False)
+        click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")

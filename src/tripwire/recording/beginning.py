@@ -167,8 +167,9 @@ class Beginning:
     def _find_changed(self) -> list[torch.Tensor]:
         """Tensors that were written to, though no call told of it."""
         with torch._C.DisableTorchFunction():
+            kept = {copy.storage._cdata for copy in self.copies.values()}
             changed = [t for t, version in self.versions if t._version != version]
-            return [t for t in changed if key_of(t.untyped_storage()) not in self.copies]
+            return [t for t in changed if t.untyped_storage()._cdata not in kept]
 
     def finish(self) -> RecordDraft:
         """The call as it began, now that it is over."""

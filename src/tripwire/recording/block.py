@@ -1,16 +1,18 @@
 """Block: the body of a `with` statement as a function, so that it can be recorded and replayed.
 
 The function has the body's own lines, at their own numbers and columns, and takes the local
-variables that the body reads. What the body assigns to locals is its own: functions that were
+variables that the body reads. Managers that the header names after the recording one are entered
+after it, so they belong to the function. What it assigns to locals is its own: functions that were
 there before don't see it. Globals are globals.
 """
 
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType
 
 from tripwire.errors import BadOption
@@ -23,12 +25,15 @@ def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
     block = _find_block(ast.parse("".join(lines)), line) if lines else None
     if block is None:
         raise _not_recordable(f"the source of {file}:{line} isn't at hand")
-    for why, node in _find_obstacles(block.body, in_loop=False):
+    later = block.items[_find_item(block, frame) + 1 :]
+    parts: list[ast.AST] = [*later, *block.body]
+    for why, node in _find_obstacles(parts, in_loop=False):
         raise _not_recordable(f"{why} at line {node.lineno}")
-    names = {node.id for part in block.body for node in _names_in(part)}
+    names = {node.id for part in parts for node in _names_in(part)}
     known = {} if frame.f_locals is frame.f_globals else frame.f_locals
     variables = {name: known[name] for name in sorted(names) if name in known}
-    text = _write(block, lines, list(variables), sorted(_assigned(block) & _globals_of(frame)))
+    assigned = sorted(_assigned(parts) & _globals_of(frame))
+    text = _write(block, later, lines, list(variables), assigned)
     shown = f"<block in {file}>"
     linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
     space: dict[str, object] = {}
@@ -50,6 +55,25 @@ def _find_block(tree: ast.Module, line: int) -> ast.With | None:
     return found
 
 
+def _find_item(block: ast.With, frame: FrameType) -> int:
+    """Which manager of a header a frame is about to enter."""
+    if len(block.items) == 1:
+        return 0
+    steps = list(dis.get_instructions(frame.f_code))
+    here = next(step.positions for step in steps if step.offset == frame.f_lasti)
+    assert here is not None
+    for number, item in enumerate(block.items):  # from Python 3.13 on it is told so
+        place = item.context_expr.lineno, item.context_expr.col_offset
+        if place == (here.lineno, here.col_offset):
+            return number
+    entered = [
+        step
+        for step in steps
+        if step.opname == "BEFORE_WITH" and step.positions == here and step.offset < frame.f_lasti
+    ]
+    return len(entered) % len(block.items)  # a `finally` is compiled more than once
+
+
 def _last_of_header(block: ast.With) -> int:
     ends = [item.context_expr.end_lineno or 0 for item in block.items]
     return max(ends)
@@ -68,7 +92,7 @@ _SUSPENDS = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 def _find_obstacles(
-    nodes: Iterator[ast.AST] | list[ast.stmt], in_loop: bool
+    nodes: Iterable[ast.AST], in_loop: bool
 ) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
     """What would leave the block, suspend it, or mean something else in a function."""
     for node in nodes:
@@ -97,14 +121,14 @@ def _is_private(name: str) -> bool:
 # --- names ---
 
 
-def _names_in(part: ast.stmt) -> Iterator[ast.Name]:
+def _names_in(part: ast.AST) -> Iterator[ast.Name]:
     return (node for node in ast.walk(part) if isinstance(node, ast.Name))
 
 
-def _assigned(block: ast.With) -> set[str]:
-    """Names that the body binds, itself or in functions inside it."""
+def _assigned(parts: Iterable[ast.AST]) -> set[str]:
+    """Names that parts of a block bind, themselves or in functions inside them."""
     found: set[str] = set()
-    for node in (node for part in block.body for node in ast.walk(part)):
+    for node in (node for part in parts for node in ast.walk(part)):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
                 found.add(name)
@@ -141,28 +165,78 @@ def _future_flags(frame: FrameType) -> int:
 # --- writing it ---
 
 
-def _write(block: ast.With, lines: list[str], names: list[str], assigned: list[str]) -> str:
-    """The function's text: the body where it was, a `def` where the header ended."""
-    first, last = _first_of_body(block), block.body[-1]
-    header = f"def block({', '.join(names)}):"
+def _write(
+    block: ast.With,
+    later: list[ast.withitem],
+    lines: list[str],
+    names: list[str],
+    assigned: list[str],
+) -> str:
+    """The function's text: the body where it was, a `def` above it."""
+    first, column = _first_of_body(block), block.body[0].col_offset
+    indent, rest = _part(lines[first - 1], column)
+    is_inline = bool(indent.strip())  # `with record(path): f(x)`
+    head = f"def block({', '.join(names)}):"
     given = f"global {', '.join(assigned)}" if assigned else ""
-    end = _last_of_header(block)
-    assert last.end_lineno is not None
-    if first <= end:  # `with record(path): f(x)`
-        rest = lines[first - 1].encode()[block.body[0].col_offset :].decode()
-        text = f"{header} {given};{rest}" if given else f"{header} {rest}"
-        return "\n" * (first - 1) + text + "".join(lines[first : last.end_lineno])
-    body = "".join(lines[first - 1 : last.end_lineno])
-    if given:
-        # The line before holds the `def`: no module begins with a `with` of ours.
-        indent = " " * block.body[0].col_offset
-        header, end = f"{header}\n{indent}{given}", end - 1
-    above = "\n" * (end - 1) + header + "\n"
-    return above + "\n" * (first - 1 - above.count("\n")) + body
+    if later:
+        outer = _indent_of_header(block, lines, None if is_inline else indent)
+        first_lines = [head, f"{outer}{given}", ""] if given else [head, ""]
+        text = _above(block.lineno - len(first_lines) + 1) + "\n".join(first_lines)
+        text = _write_items(f"{text}{outer}with (", later, "".join(lines))
+    elif is_inline:
+        text = f"{_above(first)}{head} {given};" if given else f"{_above(first)}{head} "
+    elif given:
+        text = f"{_above(_last_of_header(block) - 1)}{head}\n{indent}{given}"
+    else:
+        text = f"{_above(_last_of_header(block))}{head}"
+    below = "".join(lines[first : block.body[-1].end_lineno])
+    if is_inline:
+        return _reach(text, first, column) + rest + below
+    return _reach(f"{text}\n", first, 0) + lines[first - 1] + below
 
 
-def _not_recordable(why: str) -> BadOption:
-    return BadOption(
-        f"This block can't be recorded: {why}. Put it into a function, and record that.",
-        slug="not-recordable",
-    )
+def _above(line: int) -> str:
+    """The lines before one."""
+    if line < 1:
+        raise _not_recordable("there are too few lines above it", "Nest the with statements")
+    return "\n" * (line - 1)
+
+
+def _indent_of_header(block: ast.With, lines: list[str], body: str | None) -> str:
+    """Where a header goes that stands between a `def` and the body."""
+    indent, _ = _part(lines[block.lineno - 1], block.col_offset)
+    if not indent and body is not None and not body.startswith("  "):
+        why = "its body is indented by less than two spaces"
+        raise _not_recordable(why, "Nest the with statements")
+    return indent or " "
+
+
+def _write_items(text: str, items: list[ast.withitem], source: str) -> str:
+    """The managers of a header, each where it was."""
+    for item in items:
+        expression = item.context_expr
+        text = _reach(text, expression.lineno, expression.col_offset)
+        shown = ast.get_source_segment(source, expression)
+        text += f"({shown})" if isinstance(expression, ast.NamedExpr) else f"{shown}"
+        target = item.optional_vars
+        if target is not None:
+            text = _reach(f"{text} as ", target.lineno, target.col_offset)
+            text += f"{ast.get_source_segment(source, target)}"
+        text += ","
+    return f"{text}):"
+
+
+def _part(line: str, column: int) -> tuple[str, str]:
+    """A line before and from a column, which counts bytes."""
+    data = line.encode()
+    return data[:column].decode(), data[column:].decode()
+
+
+def _reach(text: str, line: int, column: int) -> str:
+    """A text that goes on at a place; it may be there already."""
+    text += "\n" * (line - 1 - text.count("\n"))
+    return text + " " * (column - len(text.rpartition("\n")[2].encode()))
+
+
+def _not_recordable(why: str, advice: str = "Put it into a function, and record that") -> BadOption:
+    return BadOption(f"This block can't be recorded: {why}. {advice}.", slug="not-recordable")

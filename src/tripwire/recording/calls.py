@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import inspect
 import os
-import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tripwire.recording.format import (
 from tripwire.recording.outcomes import place_of
 from tripwire.recording.patches import find_patches
 from tripwire.recording.policy import KEEP_ALL, Policy
+from tripwire.recording.settings import find_settings
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
 from tripwire.tracing.torchstate import sample_quickly
@@ -58,11 +59,19 @@ class Writing:
         how, line = ("call", 0)
         if isinstance(outcome, Raised):
             how, line = outcome.type, outcome.line
-        return self.path / f"{_plain(name)}_{_plain(how)}_{line}.rec"
+        return self.path / f"{_plain(name, 120)}_{_plain(how, 80)}_{line}.rec"
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "_", name.rpartition(".")[2]).strip("_") or "call"
+def _plain(name: str, most: int) -> str:
+    """A name as part of a file's: what identifiers are made of, in so many bytes at most.
+
+    File systems take 255 bytes, with the line, the ending and a number to tell files apart.
+    """
+    coding = sys.getfilesystemencoding()  # may lack letters that Python has: they become `?`
+    known = name.rpartition(".")[2].encode(coding, "replace").decode(coding)
+    words = "".join(c if f"_{c}".isidentifier() else " " for c in known).split()
+    short = "_".join(words).encode(coding)[:most].decode(coding, "ignore")
+    return short.strip("_") or "call"
 
 
 def write_call(
@@ -80,8 +89,7 @@ def write_call(
         path = beginning.built.write(writing.find_path(name, outcome))
         if writing.check:
             check_record(path)
-    raised = outcome.type if isinstance(outcome, Raised) else ""
-    emit(RecordWritten, path=str(path), function=name, exception=raised)
+    emit(RecordWritten, path=str(path), function=name, exception=_name_of_error(outcome))
     return path
 
 
@@ -108,9 +116,13 @@ def _build(
         compiled=compiled,
         outcome=outcome,
         environment=_describe(beginning.torch_state or sample_quickly()),
-        omissions=tuple(beginning.omissions()),
+        omissions=(*beginning.omissions(), *find_settings(_name_of_error(outcome))),
     )
     return draft.build(manifest)
+
+
+def _name_of_error(outcome: Outcome) -> str:
+    return outcome.type if isinstance(outcome, Raised) else ""
 
 
 def _bind(beginning: Beginning) -> dict[str, object]:

@@ -85,6 +85,38 @@ def check_node(node: nodes.Node, blobs: StoredBlobs) -> None:
         check(node, blobs)
 
 
+def check_roots(table: nodes.Table) -> None:
+    """Raise `BadRecord` for a root of a call that isn't what its name says."""
+    for name, slot in table.roots.items():
+        wanted = _ROOTS.get(name)
+        if wanted is None:
+            continue
+        node = table.nodes[slot[0]] if type(slot) is tuple else None
+        if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
+            raise damaged(f"its {name} are no {wanted.__struct_config__.tag}")
+        if name in _NAMED and isinstance(node, nodes.Dict):
+            for key in node.keys:
+                _check_name(table, key)
+
+
+def _check_name(table: nodes.Table, key: nodes.Slot) -> None:
+    node = table.nodes[key[0]] if type(key) is tuple else None
+    if type(key) is not str and not isinstance(node, (nodes.String, nodes.Text)):
+        raise damaged("the name of an argument or of a generator isn't a text")
+
+
+_ROOTS: Mapping[str, type[nodes.Node]] = {
+    "args": nodes.Tuple,
+    "kwargs": nodes.Dict,
+    "locals": nodes.Dict,
+    "builtins": nodes.Dict,
+    "code_options": nodes.Dict,
+    "generators": nodes.Dict,
+    "patches": nodes.List,
+}
+_NAMED = ("locals", "generators")  # with texts for keys; a keyword may be of a class of its own
+
+
 def check_code(code: nodes.Code, members: Mapping[str, object]) -> None:
     """The same for a code."""
     if code.source is not None and not _is_member(code.source, "src/", members):
@@ -222,6 +254,40 @@ def array_item_size(dtype: str) -> int | None:
     return int(digits) * (4 if kind == "U" else 1)
 
 
+def _check_wrapped(node: nodes.Wrapped, *_: object) -> None:
+    count = WRAPPED.get(node.form)
+    if count is None:
+        raise damaged("something is wrapped in a form that isn't known")
+    if len(node.parts) != count and (node.form != "called" or not node.parts):
+        raise damaged(f"a {node.form} has another number of parts than it is made of")
+
+
+# The forms of `wrapped`, and how many parts each has; "called" has any number of arguments.
+WRAPPED: Mapping[str, int] = {
+    "method": 2,
+    "builtin": 2,
+    "member": 2,
+    "called": 1,
+    "partial": 5,
+    "staticmethod": 1,
+    "classmethod": 1,
+    "property": 4,
+    "cached_property": 2,
+    "lru_cache": 4,
+    "singledispatch": 4,
+    "weakref": 1,
+    "proxy": 1,
+    "derived": 4,
+    "compiled": 7,
+    "dispatcher": 7,
+    "recorded": 1,
+    "alias": 2,
+    "generic": 2,
+    "union": 1,
+    "typevar": 6,
+    "forward": 1,
+}
+
 _CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
     nodes.BigInt: _check_int,
     nodes.Bits: _check_bits,
@@ -235,4 +301,5 @@ _CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
     nodes.Array: _check_array,
+    nodes.Wrapped: _check_wrapped,
 }

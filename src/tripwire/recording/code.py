@@ -296,7 +296,9 @@ class _SpaceDraft:
         for name, use in list(self._asked.items()):
             value = self._find(name)
             if value is not _ABSENT and (name not in self._kept or is_users_module(value)):
-                self._kept[name] = self._programs.slot_of_name(self._encoder, value, use, name)
+                self._kept[name] = self._programs.slot_of_name(
+                    self._encoder, value, use, f".{name}"
+                )
         self._programs.settle()
 
     def _find(self, name: str) -> object:

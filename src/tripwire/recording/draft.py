@@ -22,6 +22,7 @@ from tripwire.recording.encode import Encoder
 from tripwire.recording.format import Manifest, NewRecord
 from tripwire.recording.kept import Blobs
 from tripwire.recording.policy import KEEP_ALL, Policy
+from tripwire.recording.texts import encode_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ class RecordDraft:
 
     def _describe(self) -> tuple[bytes, list[bytes]]:
         arrays = [b"".join(kept.chunks()) for kept in self.blobs.arrays()]
-        return msgspec.json.encode(self.finish()), arrays
+        return encode_json(self.finish()), arrays
 
     def finish(self) -> nodes.Table:
         """The table; nothing can be added any more."""

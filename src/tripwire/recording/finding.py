@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from tripwire.errors import TripwireError
 from tripwire.recording.checking import Finding
 from tripwire.recording.rerun import find_outcome
+from tripwire.recording.texts import encode_json
 
 
 def find(path: str) -> Finding:
@@ -25,4 +24,4 @@ if __name__ == "__main__":
     # What the replay prints comes before; the last line is the finding.
     finding = find(sys.argv[1])
     sys.stdout.flush()
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(finding))
+    sys.stdout.buffer.write(b"\n" + encode_json(finding))

@@ -7,6 +7,7 @@ nothing. docs/record-format.md is the specification.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib.util
 import os
@@ -34,7 +35,7 @@ from tripwire.recording.blobs import (
     find_blobs,
     pack_blobs,
 )
-from tripwire.recording.checks import LARGEST_LINE, estimate_memory
+from tripwire.recording.checks import LARGEST_LINE, check_roots, estimate_memory
 from tripwire.recording.container import (
     Content,
     Member,
@@ -48,6 +49,7 @@ from tripwire.recording.nodes import Index, Table
 from tripwire.recording.policy import Omission
 from tripwire.recording.spelled import Spelled
 from tripwire.recording.spelling import spell
+from tripwire.recording.texts import encode_json
 
 SCHEMA = "3.1"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
@@ -57,6 +59,8 @@ MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetenso
 PER_TENSOR, BESIDE, _VERDICT = 64, 8192, 512
 _MEMBER, _ENDING = 220, 124  # what the zip and the manifest have for a member, and at the end
 _TENSORS = (nodes.Tensor, nodes.TensorView, nodes.Withheld, nodes.Array)
+
+_PIECE = 1 << 16  # bytes of source that are looked at together
 
 _T = TypeVar("_T")
 _SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -226,7 +230,7 @@ def _encode_manifest(manifest: Manifest) -> Content:
         for name, value in fields.items()
         if name not in _OMITTED or value != _OMITTED[name]
     }
-    return Content.of(msgspec.json.encode(kept))
+    return Content.of(encode_json(kept))
 
 
 _OMITTED = {"compiled": None, "omissions": (), "verdict": Verdict(), "notes": ()}
@@ -348,7 +352,9 @@ def _read_record(source: Source) -> Record:
     spelled = Spelled.of(source.read(objects.start, objects.size), source.size)
     blobs = find_blobs(source, members[TENSORS], spelled.head.packed)
     spelled.check(blobs, members, source.size)
-    return Record(source, members, manifest, spelled.build(), blobs)
+    table = spelled.build()
+    check_roots(table)
+    return Record(source, members, manifest, table, blobs)
 
 
 def _read_manifest(source: Source, member: Member) -> Manifest:
@@ -381,6 +387,20 @@ def _check_members(source: Source, members: Mapping[str, Member], manifest: Mani
     for name, (size, sha) in manifest.members.items():
         if members[name].size != size or source.digest(members[name]) != sha:
             raise damaged(f"{name} isn't what the manifest says")
+        if name.startswith("src/"):
+            _check_text(source, members[name])
+
+
+def _check_text(source: Source, member: Member) -> None:
+    """Source is UTF-8. A piece at a time: as a text it may take four times as much."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    end = member.start + member.size
+    try:
+        for start in range(member.start, end, _PIECE):
+            decoder.decode(source.read(start, min(_PIECE, end - start)))
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
 
 
 def _decode(source: Source, member: Member, kind: type[_T]) -> _T:

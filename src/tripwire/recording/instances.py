@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording import nodes
+from tripwire.recording.generators import encode_generator, is_generator
 from tripwire.recording.looks import (
     class_dict,
     has_hidden_state,
@@ -151,6 +152,8 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
         items = encoder.slots(tuple.__iter__(value))
         return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
+    if is_generator(cls):
+        return encode_generator(encoder, value, cls)
     for living, reason in _LIVING.items():
         if is_kind(cls, living):
             return encoder.leave_out(cls, reason)

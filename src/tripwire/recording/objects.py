@@ -1,8 +1,8 @@
 """Objects: live instances for a replay that is trusted.
 
-Constructors don't run: an instance is made by the `__new__` of the C type that it is built on,
-and its attributes are put into its dict and its slots directly. Functions, classes, modules and
-libraries are a rebuilder's business.
+Constructors don't run, save those of NumPy's generators: an instance is made by the `__new__` of
+the C type that it is built on, and its attributes are put into its dict and its slots directly.
+Functions, classes, modules and libraries are a rebuilder's business.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording import nodes
+from tripwire.recording.generators import build_generator, is_generator, restore_generator
 from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.views import module_state
@@ -98,6 +99,9 @@ class ObjectMaker:
                 self._rebuilder.fill(node, made, value)
 
     def take(self, node: nodes.Object, made: object, content: object) -> None:
+        if is_generator(type(made)):
+            restore_generator(made, content)
+            return
         for base, fill in _TAKES:
             if is_kind(type(made), base):
                 fill(made, content)
@@ -119,6 +123,8 @@ _GIVEN_AT_BIRTH = (tuple, str, int, float, complex, bytes, frozenset)
 
 def build_instance(cls: type, content: object) -> object:
     """An instance without attributes; its constructor doesn't run."""
+    if is_generator(cls):
+        return build_generator(cls, content)
     for base in _GIVEN_AT_BIRTH:
         if is_kind(cls, base):
             return cast("Any", base).__new__(cls, content)

@@ -14,8 +14,9 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator
+from typing import Any
 
-from tripwire.recording.looks import own_dict
+from tripwire.recording.looks import class_dict, own_dict
 from tripwire.recording.nodes import Library
 
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -226,6 +227,8 @@ def _find_object(value: object) -> Library | None:
         names = ("stdout", "stderr", "stdin")
         return Library("sys", next(name for name in names if value is getattr(sys, name)))
     kind = type(value)
+    if _qualname_of_class(kind) == "cython_function_or_method":
+        return _find_cython_function(value, kind)
     home = _module_of_class(kind)
     if not isinstance(home, str) or home == "builtins" or not is_library_module(home):
         return None
@@ -239,6 +242,17 @@ def _find_object(value: object) -> Library | None:
         return _search(str(getattr(value, "__name__", "")), value)
     said = own_dict(value) or {}  # a C object that goes for a function: np.linalg.norm
     module, qualname = said.get("__module__"), said.get("__qualname__")
+    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
+        return Library(module, qualname)
+    return None
+
+
+def _find_cython_function(value: object, kind: type) -> Library | None:
+    """A function that Cython compiled. Each version of it has a type of its own for them."""
+    told: list[Any] = [class_dict(kind).get(name) for name in ("__module__", "__qualname__")]
+    if any(type(descriptor) not in _DESCRIPTORS for descriptor in told):
+        return None
+    module, qualname = (descriptor.__get__(value) for descriptor in told)
     if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
         return Library(module, qualname)
     return None

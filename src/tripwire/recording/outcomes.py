@@ -8,13 +8,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-import msgspec
-
 from tripwire.callables import find_code
 from tripwire.errors import CannotTrace
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
 from tripwire.recording.origin import is_base_file
+from tripwire.recording.texts import encode_json, escape
 
 
 def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:
@@ -25,7 +24,8 @@ def describe_error(error: BaseException, target: Callable[..., Any] | None) -> R
     kind = type(error)
     refused = error.place if isinstance(error, CannotTrace) else None
     file, line = refused or _find_place(error.__traceback__) or place_of(target)
-    return Raised(kind.__qualname__, str(kind.__module__), _message_of(error), file, line)
+    name, module = escape(kind.__qualname__), escape(str(kind.__module__))
+    return Raised(name, module, escape(_message_of(error)), escape(file), line)
 
 
 def _message_of(error: BaseException) -> str:
@@ -75,7 +75,7 @@ def describe_result(result: object) -> Returned:
     draft = RecordDraft()
     draft.add("result", result)
     table = draft.finish()
-    digest = hashlib.sha256(msgspec.json.encode((table.roots, table.nodes)))
+    digest = hashlib.sha256(encode_json((table.roots, table.nodes)))
     for blob in draft.blobs.settled:
         for chunk in blob.data.chunks():
             digest.update(chunk)

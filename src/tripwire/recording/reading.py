@@ -30,3 +30,20 @@ def read_text(table: nodes.Table, slot: Slot) -> str:
     if isinstance(node, nodes.String):
         return node.text
     raise ValueError("a name isn't a string")
+
+
+def find_hook_ids(table: nodes.Table) -> Iterator[int]:
+    """The ids under which hooks of modules and optimizers are kept."""
+    for node in table.nodes:
+        match node:
+            case nodes.Object():
+                names = node.names
+            case nodes.ModuleObject():
+                form = table.nodes[node.form[0]]
+                names = form.names if isinstance(form, nodes.ModuleForm) else ()
+            case _:
+                continue
+        for name, slot in zip(names, node.values, strict=False):  # more values are in tables
+            hooks = table.nodes[slot[0]] if type(slot) is tuple else None
+            if name.endswith("_hooks") and isinstance(hooks, nodes.Dict):
+                yield from (key for key in hooks.keys if type(key) is int)

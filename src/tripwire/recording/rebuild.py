@@ -21,6 +21,7 @@ from typing import Any, cast
 from tripwire.errors import CannotReplay
 from tripwire.recording import nodes
 from tripwire.recording.classmaker import ClassMaker
+from tripwire.recording.defined import define
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.origin import is_library_module, resolve
 from tripwire.recording.reading import read_dict
@@ -39,6 +40,7 @@ class Rebuilder:
         self._classes = ClassMaker(table)
         self._modules: dict[int, types.ModuleType] = {}  # by the id of their namespace
         self._importable: dict[str, types.ModuleType] = {}
+        self._defined: list[type | types.FunctionType] = []
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:
         """What must have been made before `make` is called."""
@@ -67,7 +69,9 @@ class Rebuilder:
             case nodes.Wrapped():
                 return _make_wrapped(node, value)
             case nodes.Class():
-                return self._classes.make(node, value)
+                cls = self._classes.make(node, value)
+                self._defined.append(cls)
+                return cls
             case nodes.Namespace():
                 return self._make_namespace(node, value)
             case nodes.Module():
@@ -102,6 +106,7 @@ class Rebuilder:
             code, value(node.namespace), node.name, None, tuple(cells[n] for n in code.co_freevars)
         )
         made.__qualname__ = node.qualname
+        self._defined.append(made)
         return made
 
     def _fill_function(self, node: nodes.Function, made: types.FunctionType, value: Value) -> None:
@@ -136,7 +141,8 @@ class Rebuilder:
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
         """While this is open, code that imports the user's modules finds the record's."""
-        ours = {n: m for n, m in self._importable.items() if not _is_taken(n)}
+        define(self._defined, self._importable)
+        ours = {n: m for n, m in self._importable.items() if not is_library_module(n)}
         for name, module in ours.items():
             if any(other.startswith(f"{name}.") for other in ours):
                 vars(module).setdefault("__path__", [])
@@ -150,11 +156,6 @@ class Rebuilder:
                     sys.modules.pop(name, None)
                 else:
                     sys.modules[name] = known
-
-
-def _is_taken(name: str) -> bool:
-    """Whether a library, or the program itself, goes by a name."""
-    return name == "__main__" or is_library_module(name)
 
 
 def _items(node: nodes.Namespace | nodes.Module) -> Iterable[tuple[str, Slot]]:
@@ -259,6 +260,8 @@ def _make_generic(origin: Any, args: Any) -> object:
     if isinstance(origin, type) and not is_library_module(origin.__module__):
         # A class of the record's has no parameters yet that could be checked.
         return cast("Any", typing)._GenericAlias(origin, args)
+    if isinstance(origin, typing._SpecialForm) and len(args) == 1:
+        return origin[args[0]]  # ClassVar, Final, Required, ... take a type, and no tuple
     return origin[args]
 
 

@@ -77,8 +77,8 @@ class ExecutionRecord:
         space = {name: _as_module(value) for name, value in self.globals.items()}
         draft.add("call", FunctionType(self.code, space, self.code.co_name, None, cells or None))
         draft.add("locals", {name: _as_module(value) for name, value in self.locals.items()})
-        draft.add("builtins", self.builtins)
-        draft.add("code_options", self.code_options)
+        draft.add("builtins", dict(self.builtins))
+        draft.add("code_options", dict(self.code_options))
         place = Where(self.code.co_qualname, self.code.co_filename, self.code.co_firstlineno)
         manifest = Manifest(function=place)
         if isinstance(file, str | os.PathLike):
@@ -102,23 +102,28 @@ class ExecutionRecord:
         call = roots.get("call")
         code = call if isinstance(call, FunctionView) else None
         details: dict[str, Any] = dict(code.details) if code is not None else {}
-        space = details.get("globals")
+        space, args = details.get("globals"), roots.get("args")
         return cls(
             code if code is not None else call,
             tuple(details.get("closure") or ()),
             dict(space.attributes) if isinstance(space, ModuleView) else {},
-            dict(roots.get("locals") or {}),
-            dict(roots.get("builtins") or {}),
-            dict(roots.get("code_options") or {}),
+            _as_dict(roots.get("locals")),
+            _as_dict(roots.get("builtins")),
+            _as_dict(roots.get("code_options")),
             record.manifest,
-            tuple(roots.get("args") or ()),
-            dict(roots.get("kwargs") or {}),
+            args if isinstance(args, tuple) else (),
+            _as_dict(roots.get("kwargs")),
             {
                 code.file: record.read(code.source).decode("utf-8", "replace")
                 for code in record.table.codes
                 if code.source is not None
             },
         )
+
+
+def _as_dict(root: object) -> Variables:
+    """What a root holds: nothing if it isn't there, or if there was no room for it."""
+    return dict(root) if isinstance(root, dict) else {}
 
 
 def _as_module(value: object) -> object:

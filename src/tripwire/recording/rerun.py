@@ -7,7 +7,8 @@ import copy
 import importlib.util
 import os
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from tripwire.recording.flags import PRECISIONS, USUAL, flags_set
 from tripwire.recording.format import Environment, Manifest, Outcome, Record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.patches import Patch, applied
+from tripwire.recording.reading import find_hook_ids
 from tripwire.recording.rebuild import Rebuilder
 from tripwire.recording.shelf import Shelf
 
@@ -42,6 +44,7 @@ class Rebuilt:
     def _run(self, call: Callable[..., Any], backend: str | None) -> Any:
         compiled = self.manifest.compiled
         with (
+            _generators_put_back(any(name.startswith("cuda:") for name in self.generators)),
             self.rebuilder.importable(),
             _in_environment(self.manifest.environment),
             applied(self.patches),
@@ -106,6 +109,26 @@ class Rebuilt:
             torch.cuda.set_rng_state(state, number)
 
 
+@contextlib.contextmanager
+def _generators_put_back(cuda: bool) -> Iterator[None]:
+    """Draws of a replay aren't draws of the process. `cuda`: it draws there, too."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            stack.callback(numpy.set_state, numpy.get_state(legacy=False))
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            own = [torch.default_generator]
+            if cuda and torch.cuda.is_available():
+                torch.cuda.init()
+            if torch.cuda.is_initialized():
+                own += torch.cuda.default_generators
+            for generator in own:
+                stack.callback(generator.set_state, generator.get_state())
+        yield
+
+
 def check_trust(trust: bool) -> None:
     """A record's code runs only if somebody says that it may."""
     if not trust:
@@ -124,6 +147,7 @@ def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
         rebuilder = Rebuilder(record.table, shelf)
         with rebuilder.importable():
             roots: dict[str, Any] = rebuild(record.table, record.blobs, rebuilder)
+        _reserve_hook_ids(find_hook_ids(record.table))
         if "call" not in roots:
             raise CannotReplay("This record holds no call.", slug="replay-no-call")
         yield Rebuilt(
@@ -136,6 +160,15 @@ def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
             rebuilder,
             list(roots.get("patches") or ()),
         )
+
+
+def _reserve_hook_ids(taken: Iterable[int]) -> None:
+    """Let hooks that the call registers have other ids than those that are recorded."""
+    highest = max(taken, default=-1)
+    if highest >= 0:
+        from torch.utils.hooks import RemovableHandle
+
+        RemovableHandle.next_id = max(RemovableHandle.next_id, highest + 1)
 
 
 def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | None = None) -> Any:
@@ -209,9 +242,12 @@ def _set_flags(
 ) -> None:
     import torch
 
+    from tripwire.tracing.torchstate import find_matmul_precision
+
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    if isinstance(precision, str):  # else each back end was told its own: leave them alone
+    # Else each back end was told its own, or is as it should be: leave them alone.
+    if isinstance(precision, str) and precision != find_matmul_precision():
         torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)
     torch.set_autocast_cache_enabled(cache)

@@ -19,7 +19,7 @@ from tripwire.recording.checks import slots_of
 from tripwire.recording.flags import PRECISIONS, USUAL
 from tripwire.recording.format import Environment, Raised, Record
 from tripwire.recording.nodes import AnyNode, Slot
-from tripwire.recording.reading import read_dict
+from tripwire.recording.reading import find_hook_ids, read_dict
 
 # What a function is given beside its code. Names that stand in the text are none of the file's.
 _OF_FUNCTIONS = (
@@ -71,8 +71,12 @@ class _Writer:
         return (
             f"{_SUPPORT}\n\n{_source_of(segments)}\n\n# --- recorded source\n\n{text}\n"
             f"# --- recorded values\n\n{data}{body}\n\n\n"
-            f"{_main(call, self._record.manifest.environment)}"
+            f"{_main(call, self._record.manifest.environment, self._next_hook())}"
         )
+
+    def _next_hook(self) -> int:
+        """The id that a hook may have that the call registers; 0 where it doesn't matter."""
+        return max(find_hook_ids(self._record.table), default=-1) + 1
 
     # --- order ---
 
@@ -422,7 +426,8 @@ def _tensor(data, dtype, shape, stride, offset, device, kind):
     key = id(data), device
     if key not in _STORAGES:
         whole = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
-        _STORAGES[key] = whole.to(device).untyped_storage()
+        # A copy: storages over foreign memory can't be resized.
+        _STORAGES[key] = whole.to(device, copy=True).untyped_storage()
     made = torch.empty(0, dtype=dtype, device=device)
     made.set_(_STORAGES[key], offset, shape, stride)
     if kind in ("param", "frozen"):
@@ -501,7 +506,7 @@ def _source_of(module: object) -> str:
     return head + "\n\n" + "\n\n\n".join(parts)
 
 
-def _main(call: dict[str, str], wanted: Environment) -> str:
+def _main(call: dict[str, str], wanted: Environment, next_hook: int) -> str:
     dtypes = (wanted.default_dtype, *(one.dtype for one in wanted.autocast.values()))
     flags = {**wanted.flags, **wanted.precisions}
     if not ITEM_SIZES.keys() >= set(dtypes) or not {*USUAL, *PRECISIONS} >= flags.keys():
@@ -515,6 +520,8 @@ def _main(call: dict[str, str], wanted: Environment) -> str:
     ]
     if wanted.num_threads:
         lines.append(f"torch.set_num_threads({wanted.num_threads})")
+    if next_hook:
+        lines.append(f"torch.utils.hooks.RemovableHandle.next_id = {next_hook}")
     lines.append("states = GENERATORS or {}")
     lines += [
         'if "python" in states:',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -76,5 +78,29 @@ def in_short(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "dtype"):
         return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
-    text = " ".join(repr(value).split())
+    text = " ".join(_Short().repr(value).split())
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+class _Short(reprlib.Repr):
+    """A few items of a few levels: a whole repr may be too deep, or never end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxdeque, self.maxlong = 12, 100
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
+            return f"<int of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+    def repr_slice(self, x: slice, level: int) -> str:
+        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
+
+    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
+        return f"{type(x).__name__}({self.repr_dict(x, level)})"
+
+    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815

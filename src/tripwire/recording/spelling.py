@@ -23,6 +23,7 @@ from tripwire.recording.blobs import BlobRun
 from tripwire.recording.checks import find_slot_fields, slots_of
 from tripwire.recording.lines import join_names
 from tripwire.recording.nodes import AnyNode, Slot
+from tripwire.recording.texts import encode_json
 
 _LONGEST = 500  # items in a line; a container has more lines for the rest
 _PIECE = 12_288  # characters of a string or bytes in a line; a multiple of three, for base64
@@ -46,7 +47,6 @@ def spell(table: nodes.Table, packed: tuple[BlobRun, ...]) -> bytes:
     words = _find_words(found)
     listed = [found[i] for i in order]
     tensors = [node for node in listed if isinstance(node, nodes.Tensor)]
-    encode = msgspec.json.Encoder().encode
     head = lines.Head(
         {name: renumber(slot) for name, slot in table.roots.items()},
         len(listed) - len(tensors),
@@ -55,12 +55,12 @@ def spell(table: nodes.Table, packed: tuple[BlobRun, ...]) -> bytes:
         packed,
     )
     spelled = [
-        encode([line.__struct_config__.tag, *_shorten(line)])
+        encode_json([line.__struct_config__.tag, *_shorten(line)])
         for group in _group([_map_slots(node, renumber) for node in listed[: head.count]])
         for line in _make_lines(group, words)
     ]
-    codes = b",\n".join(encode(_shorten(code)) for code in table.codes)
-    start = encode(head).removesuffix(b"}") + lines.CODES
+    codes = b",\n".join(encode_json(_shorten(code)) for code in table.codes)
+    start = encode_json(head).removesuffix(b"}") + lines.CODES
     parts = (start, codes, lines.NODES, b",\n".join(spelled), lines.END)
     return b"\n".join(part for part in parts if part)
 

@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.recording.looks import is_kind, own_dict
+from tripwire.recording.looks import class_name, is_kind, own_dict
 from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
+from tripwire.recording.policy import Omission
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder
@@ -29,7 +30,17 @@ def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
     if parts is None:
         return _encode_derived(encoder, value)
     form, found = parts(value)
+    if form == "lru_cache":
+        _tell_of_cache(encoder, value)
     return Wrapped(form, tuple(encoder.slot(part, f".{form}") for part in found)) if form else None
+
+
+def _tell_of_cache(encoder: Encoder, value: object) -> None:
+    """What a cache holds has no name that code could ask for; it begins empty again."""
+    size = cast("Any", functools._lru_cache_wrapper).cache_info(value).currsize
+    if size:
+        what = f"{size} cached {'result' if size == 1 else 'results'}: the function runs again"
+        encoder.left_out.append(Omission(encoder.path() or class_name(type(value)), what))
 
 
 _DERIVED: tuple[type, ...] = (

@@ -361,7 +361,7 @@ def generator():
     [
         threading.Lock, threading.RLock, pathlib.Path(__file__).open, io.StringIO, generator,
         lambda: iter([1]), weakref.WeakKeyDictionary, lambda: weakref.WeakSet(), threading.Thread,
-        lambda: memoryview(b"x"), lambda: np.random.default_rng(1), lambda: zip([1]),
+        lambda: memoryview(b"x"), lambda: zip([1]),
         lambda: np.array([object()]), lambda: np.zeros(2, "i4,f4"), lambda: generator().gi_frame,
     ],
 )  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import functools
 import operator
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -720,18 +722,6 @@ def test_a_replay_has_the_settings_of_the_call_and_leaves_none(name, way, tmp_pa
     assert str(fail(what_is_set, None, True)) == before
 
 
-def test_a_generator_of_numpys_own_is_told_of_and_not_made_up(tmp_path) -> None:
-    """Its state is in C. The record says so, and a replay that needs it is refused."""
-
-    def draw(generator):
-        raise Failed(generator.random())
-
-    fail(tripwire.record_on_error(tmp_path)(draw), np.random.default_rng(5))
-    with rebuilding(only(tmp_path)) as found:
-        assert [omission.what for omission in found.manifest.omissions] == ["args[0]"]
-        assert isinstance(fail(found.prepare()), tripwire.CannotReplay)
-
-
 # --- writes that the code doesn't show ---
 
 MEAN, VARIANCE, TOTAL = torch.zeros(2), torch.ones(2), torch.zeros(2)
@@ -836,3 +826,65 @@ except ValueError as error:
     seen = run_python(program)
     with pytest.raises(ValueError, match=seen):
         tripwire.replay(only(tmp_path), trust=True)
+
+
+# --- settings that a record doesn't keep ---
+
+
+def warns(x):
+    warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+
+def prints(x):
+    raise Failed(str(x / 3))
+
+
+def divides(x):
+    return np.ones(2) / np.zeros(2)
+
+
+_USUAL = np.geterr()
+
+
+def warn_loudly():
+    warnings.simplefilter("error")
+
+
+@pytest.mark.parametrize(
+    ("call", "set_", "undo", "told"),
+    [
+        (warns, warn_loudly, lambda: None, "warnings.filters"),
+        (
+            prints,
+            lambda: torch.set_printoptions(precision=2),
+            lambda: torch.set_printoptions(profile="default"),
+            "torch.set_printoptions",
+        ),
+        (divides, lambda: np.seterr(all="raise"), lambda: np.seterr(**_USUAL), "numpy.seterr"),
+        (
+            prints,
+            lambda: setattr(decimal.getcontext(), "prec", 3),
+            lambda: setattr(decimal.getcontext(), "prec", 28),
+            "decimal.getcontext()",
+        ),
+    ],
+    ids=["warnings", "printing", "numpy", "decimal"],
+)
+def test_settings_that_arent_kept_are_told(call, set_, undo, told, tmp_path) -> None:
+    with warnings.catch_warnings():
+        set_()
+        try:
+            fail(tripwire.record_on_error(tmp_path, check=False)(call), torch.ones(2))
+        finally:
+            undo()
+    assert told in [omission.what for omission in tripwire.load(only(tmp_path)).manifest.omissions]
+
+
+def test_a_tensor_that_the_call_resizes_is_kept_as_it_was(tmp_path) -> None:
+    def call(x):
+        x.resize_(100).fill_(7)
+        raise Failed(str(x.sum()))
+
+    fail(tripwire.record_on_error(tmp_path)(call), torch.ones(2))
+    record = check_reproduces(only(tmp_path))
+    assert record.manifest.omissions == ()
