@@ -57,6 +57,14 @@ FOUND = {
         "def call(x, y): return x * o.scale",
         ["w = weakref.ref(o); o = copy.copy(o)"],
     ),
+    "order of a dict that the run writes to": (
+        "d = {'a': 2.0}\n"
+        "def call(x, y):\n"
+        "    for key, value in d.items(): x = x * value + len(key)\n"
+        "    d['last'] = x.detach()\n"
+        "    return x",
+        ["d['a'] = d.pop('a')", "d.pop('last')", "d['last'] = d.pop('last')"],
+    ),
 }
 
 
@@ -85,6 +93,12 @@ def test_twins_agree_about_the(name) -> None:
     program, writes = OF_ARGUMENTS[name]
     call = Call("new(4), new(4), o", times=3)
     check_twins(program, [call, *[step for text in writes for step in (Do(text), call)]])
+
+
+def test_gradients_are_asked_for_without_grad_mode() -> None:
+    program = "d = {'k': torch.ones(4)}\ndef call(x, y): return x * d['k'].requires_grad, d['k']\n"
+    call = Call("new(4), new(4)", around="torch.no_grad()", times=3)
+    check_twins(program, [call, Do("d['k'].mul_(torch.ones(4).requires_grad_())"), call])
 
 
 def test_a_tensor_that_hides_a_class_attribute_is_compiled() -> None:
