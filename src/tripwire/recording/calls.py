@@ -116,7 +116,10 @@ def _build(
         compiled=compiled,
         outcome=outcome,
         environment=_describe(beginning.torch_state or sample_quickly()),
-        omissions=(*beginning.omissions(), *find_settings(_name_of_error(outcome))),
+        omissions=(
+            *beginning.omissions(),
+            *find_settings(_name_of_error(outcome), draft.find_names()),
+        ),
     )
     return draft.build(manifest)
 

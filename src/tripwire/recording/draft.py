@@ -21,6 +21,7 @@ from tripwire.recording.code import Programs
 from tripwire.recording.encode import Encoder
 from tripwire.recording.format import Manifest, NewRecord
 from tripwire.recording.kept import Blobs
+from tripwire.recording.names import all_codes
 from tripwire.recording.policy import KEEP_ALL, Policy
 from tripwire.recording.texts import encode_json
 
@@ -68,6 +69,11 @@ class RecordDraft:
         from tripwire.recording.habits import find_habits  # needs torch
 
         return find_habits(self._programs.codes.all, self._encoder.values)
+
+    def find_names(self) -> frozenset[str]:
+        """Names of globals and attributes in the code that was taken down."""
+        codes = (one for code in self._programs.codes.all for one in all_codes(code))
+        return frozenset(name for code in codes for name in code.co_names)
 
     def is_like(self, other: RecordDraft) -> bool:
         """Whether two drafts hold the same, but for the bytes of tensors. Finishes both."""

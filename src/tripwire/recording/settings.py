@@ -1,27 +1,30 @@
 """Settings: switches of the process that a record doesn't keep, told where they may matter.
 
-A replay runs with the usual ones. A warning that was turned into an error isn't raised then, and
-a message that prints a tensor reads otherwise.
+A replay runs with the usual ones. A warning that was turned into an error isn't raised then, a
+message that prints a tensor reads otherwise, and a variable of the environment isn't there.
 """
 
 from __future__ import annotations
 
 import decimal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from tripwire.recording.policy import Omission
 
+_ENVIRONMENT = ("environ", "environb", "getenv")
 _USUAL_LIMIT = 1000
 _USUAL_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
-def find_settings(raised: str) -> Iterator[Omission]:
-    """Settings that aren't as usual, and may show in a call that raised an error of that name."""
+def find_settings(raised: str, names: Set[str]) -> Iterator[Omission]:
+    """Settings that may show in a call: by the error that it raised, and the names in its code."""
     for what, is_unusual in _SETTINGS.items():
         if is_unusual(raised):
             yield Omission(what, "it isn't as usual here, and a record doesn't keep it")
+    if not names.isdisjoint(_ENVIRONMENT):
+        yield Omission("os.environ", "a record doesn't keep the environment's variables")
 
 
 def _warns_loudly(raised: str) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import decimal
 import functools
 import operator
+import os
 import random
 import threading
 import time
@@ -878,6 +879,18 @@ def test_settings_that_arent_kept_are_told(call, set_, undo, told, tmp_path) -> 
         finally:
             undo()
     assert told in [omission.what for omission in tripwire.load(only(tmp_path)).manifest.omissions]
+
+
+def test_the_environment_isnt_kept_and_that_is_told(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("STRICT_MODE", "1")
+
+    def call(x):
+        if os.environ.get("STRICT_MODE"):
+            raise Failed("strict")
+
+    fail(tripwire.record_on_error(tmp_path)(call), torch.ones(2))
+    manifest = tripwire.load(only(tmp_path)).manifest
+    assert [omission.what for omission in manifest.omissions] == ["os.environ"]
 
 
 def test_a_tensor_that_the_call_resizes_is_kept_as_it_was(tmp_path) -> None:
