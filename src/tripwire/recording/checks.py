@@ -85,18 +85,20 @@ def check_node(node: nodes.Node, blobs: StoredBlobs) -> None:
         check(node, blobs)
 
 
-def check_roots(table: nodes.Table) -> None:
+def check_root(name: str, node: nodes.Node | None) -> None:
     """Raise `BadRecord` for a root of a call that isn't what its name says."""
-    for name, slot in table.roots.items():
-        wanted = _ROOTS.get(name)
-        if wanted is None:
-            continue
+    wanted = ROOTS[name]
+    if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
+        raise damaged(f"its {name} are no {wanted.__struct_config__.tag}")
+
+
+def check_names(table: nodes.Table) -> None:
+    """The same for arguments and generators that have no names."""
+    for name in _NAMED:
+        slot = table.roots.get(name)
         node = table.nodes[slot[0]] if type(slot) is tuple else None
-        if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
-            raise damaged(f"its {name} are no {wanted.__struct_config__.tag}")
-        if name in _NAMED and isinstance(node, nodes.Dict):
-            for key in node.keys:
-                _check_name(table, key)
+        for key in node.keys if isinstance(node, nodes.Dict) else ():
+            _check_name(table, key)
 
 
 def _check_name(table: nodes.Table, key: nodes.Slot) -> None:
@@ -105,7 +107,7 @@ def _check_name(table: nodes.Table, key: nodes.Slot) -> None:
         raise damaged("the name of an argument or of a generator isn't a text")
 
 
-_ROOTS: Mapping[str, type[nodes.Node]] = {
+ROOTS: Mapping[str, type[nodes.Node]] = {
     "args": nodes.Tuple,
     "kwargs": nodes.Dict,
     "locals": nodes.Dict,

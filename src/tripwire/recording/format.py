@@ -35,7 +35,7 @@ from tripwire.recording.blobs import (
     find_blobs,
     pack_blobs,
 )
-from tripwire.recording.checks import LARGEST_LINE, check_roots, estimate_memory
+from tripwire.recording.checks import LARGEST_LINE, check_names, estimate_memory
 from tripwire.recording.container import (
     Content,
     Member,
@@ -353,7 +353,7 @@ def _read_record(source: Source) -> Record:
     blobs = find_blobs(source, members[TENSORS], spelled.head.packed)
     spelled.check(blobs, members, source.size)
     table = spelled.build()
-    check_roots(table)
+    check_names(table)
     return Record(source, members, manifest, table, blobs)
 
 

@@ -19,8 +19,10 @@ from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import (
     LARGEST_LINE,
     MEMORY_FLOOR,
+    ROOTS,
     check_code,
     check_node,
+    check_root,
     check_slot,
     check_tensors,
     estimate_memory,
@@ -238,8 +240,13 @@ class _LineCheck:
         for count, blob, kind, device in spelled.head.tensors:
             self._spend(_NODE * count)
             check_tensors(count, blob, kind, device, blobs)
-        for slot in spelled.head.roots.values():
+        self._count_all = self._left
+        self._roots: dict[int, list[str]] = {}  # those that are still to be seen, by their nodes
+        for name, slot in spelled.head.roots.items():
             check_slot(slot, self._nodes)
+            if name in ROOTS:
+                at = slot[0] if type(slot) is tuple else self._nodes
+                self._roots.setdefault(at, []).append(name)
 
     def take(self, line: nodes.Node) -> None:
         """The next line."""
@@ -249,6 +256,8 @@ class _LineCheck:
             self._take_more(line)
             return
         self._end_line()
+        for name in self._roots.pop(self._count_all - self._left, ()):
+            check_root(name, line)
         match line:
             case lines.Form():
                 self._take_form(line)
@@ -273,6 +282,8 @@ class _LineCheck:
         self._end_line()
         if self._left:
             raise damaged("objects.json has another number of nodes than it says")
+        for names in self._roots.values():  # a plain value, a tensor, a module
+            check_root(names[0], None)
 
     def _end_line(self) -> None:
         """Nothing more of a line follows."""
