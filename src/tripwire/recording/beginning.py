@@ -159,10 +159,7 @@ class Beginning:
         if self.copies or self._find_changed():
             return True
         assert self.snapshot is not None
-        try:
-            return not self.snapshot.is_like(self._take_down())
-        except Exception:  # a policy's own function is asked again, and may raise
-            return True
+        return not self.snapshot.is_like(self._take_down())
 
     def _find_changed(self) -> list[torch.Tensor]:
         """Tensors that were written to, though no call told of it."""
@@ -212,8 +209,8 @@ class Beginning:
         elif changed := self._find_changed():
             yield Omission(
                 "values at the beginning",
-                f"{len(changed)} tensors that the call was given were written where that can't be "
-                "seen: they are here as it left them",
+                "tensors that the call was given were written where that can't be seen "
+                f"({len(changed)} of them): they are here as it left them",
             )
 
     def _take_down(self) -> RecordDraft:
@@ -374,9 +371,13 @@ def _remember(beginning: Beginning, snapshot: RecordDraft) -> None:
     known = _known.get(key)
     if known is not None and not known.harmless:
         return
-    harmless = snapshot.habits().are_harmless
-    if known is None:  # what the code looks like isn't all there is: see what it did
-        harmless = harmless and not beginning.has_written()
+    try:
+        harmless = snapshot.habits().are_harmless
+        if known is None:  # what the code looks like isn't all there is: see what it did
+            harmless = harmless and not beginning.has_written()
+    except Exception:  # a user's object or policy raised: the call has succeeded all the same
+        log.warning("It can't be told whether a call writes: each is watched.", exc_info=True)
+        harmless = False
     if known is None or not harmless:
         known = _Known(harmless, ExactWeakKeyDictionary())
     with contextlib.suppress(TypeError):  # no weak references: its calls are taken down each time

@@ -17,7 +17,7 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ABSENT, ITEMS, ORDER, Code, Holder, Members, Names
+from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
 from tripwire.tracing.reach import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
@@ -208,7 +208,7 @@ class _Planner:
                 spaces[id(space)].owner = id(holder.owner)
                 if wanted is None and isinstance(holder.owner, OrderedDict) and len(space) > 1:
                     self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
-                elif wanted is None and ignored and holder.kind is ITEMS:
+                elif wanted is None and ignored:
                     spaces[id(space)].order = holder.order()
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)

@@ -75,21 +75,35 @@ def test_results_and_state_are_those_of_plain_code(sentry, name) -> None:
     assert seen[0] == seen[1]
 
 
-_LAST = """
+_LAST = {
+    "items": """
 D = {"a": 2.0}
 def call(x):
     for key, value in D.items():
         x = x * value + len(key)
     D["last"] = x
     return x
-"""
+""",
+    "attributes": """
+class Holder: pass
+holder = Holder()
+D = vars(holder)
+holder.a = 2.0
+def call(x):
+    for key, value in vars(holder).items():
+        x = x * value + len(key)
+    holder.last = x
+    return x
+""",
+}
 
 
-def test_the_place_of_what_a_run_writes_among_the_others(sentry) -> None:
+@pytest.mark.parametrize("form", _LAST)
+def test_the_place_of_what_a_run_writes_among_the_others(sentry, form) -> None:
     seen = []
     for is_compiled in (False, True):
         space: dict[str, Any] = {"__name__": __name__}
-        exec(_LAST, space)
+        exec(_LAST[form], space)
         call = tripwire.compile(space["call"], backend="eager") if is_compiled else space["call"]
         results = [call(torch.ones(1)).item() for _ in range(4)]
         space["D"]["a"] = space["D"].pop("a")  # the same values, in another order

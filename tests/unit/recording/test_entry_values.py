@@ -901,3 +901,18 @@ def test_a_tensor_that_the_call_resizes_is_kept_as_it_was(tmp_path) -> None:
     fail(tripwire.record_on_error(tmp_path)(call), torch.ones(2))
     record = check_reproduces(only(tmp_path))
     assert record.manifest.omissions == ()
+
+
+class Unlooked:
+    """Raises when it is asked what it is."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("not to be asked")
+
+
+def test_an_object_that_cant_be_looked_at_doesnt_stop_a_call(tmp_path) -> None:
+    recorded = tripwire.record_on_error(tmp_path)(lambda x, thing: x + 1)
+    for _ in range(3):
+        assert recorded(torch.ones(1), Unlooked()).item() == 2.0
+    assert list(tmp_path.iterdir()) == []
