@@ -12,12 +12,8 @@ import tripwire
 from tripwire.recording.format import BESIDE, PER_TENSOR, Record
 from tripwire.recording.nodes import Array, Tensor, TensorView
 
-# Two layers, and much configuration. With six layers they have room to spare.
-SHALLOW = {
-    "blip-2", "deepseek-v3", "gemma3", "hubert", "idefics3", "jamba", "llava", "mixtral",
-    "paligemma", "qwen2-moe", "qwen2-vl", "qwen2.5-vl", "qwen3-moe", "qwen3-next", "sew",
-    "unispeech-sat", "wav2vec2", "wav2vec2-masked", "wavlm",
-}  # fmt: skip
+# Two layers, few tensors, much configuration: they have the least room. The others are slow.
+TIGHTEST = {"paligemma", "qwen3-next", "qwen2.5-vl", "llava"}
 
 
 def spare(path) -> int:
@@ -31,13 +27,17 @@ def spare(path) -> int:
     return data + PER_TENSOR * count + BESIDE + source - path.stat().st_size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(one, marks=[] if one.name in TIGHTEST else pytest.mark.slow, id=one.name)
+        for one in ARCHITECTURES
+    ],
+)
 def test_a_record_is_hardly_larger_than_its_tensors(tmp_path, monkeypatch, architecture) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     with torch.no_grad():
         model, inputs = architecture.build(), architecture.inputs()
         path = tripwire.save_record(tmp_path / "x.rec", model, **inputs)
-    least = -3000 if architecture.name in SHALLOW else 100  # room for the verdict
-    assert spare(path) >= least
+    assert spare(path) >= 150  # room for the verdict

@@ -10,26 +10,29 @@ from __future__ import annotations
 import collections
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.recording import nodes
-from tripwire.recording.checks import MEMORY_FLOOR
+from tripwire.recording.checks import MEMORY_FLOOR, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member
+from tripwire.recording.lines import are_names
 from tripwire.recording.looks import class_name, is_kind
 from tripwire.recording.nodes import AnyNode, Reference, Slot
 from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
+from tripwire.recording.texts import encode_json
 
 if TYPE_CHECKING:
     from tripwire.recording.kept import Blobs
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts for parts of a table (see spelled.py): a list, an item of one, a reference
-# with a node of some fields, an attribute beside its name's text.
-_LIST, _ITEM, _NODE, _ATTRIBUTE = 64, 32, 256, 112
+# What a reader counts for parts of a table (see spelled.py): a list, an item of one, a name in a
+# text; and with some to spare a reference with a node of some fields, an attribute.
+_LIST, _ITEM, _NAME, _NODE, _ATTRIBUTE = 80, 32, 64, 320, 144
+_FEW_MARKS = 4  # so many in each of a line's strings, and the line isn't too large for a reader
 
 
 class Draft(Protocol):
@@ -111,34 +114,25 @@ class Encoder:
         self._strictness: dict[int, Treatment] = {}
         self._kept: list[object] = []
         self._at = -1
-        self._budget = MEMORY_FLOOR * 3 // 4
+        self._budget = MEMORY_FLOOR * 15 // 16
 
     # --- slots ---
 
-    def slot(self, value: object, step: str | int = "") -> Slot:
+    def slot(self, value: object, step: str | int = "", is_paid: bool = False) -> Slot:
         """A small plain value as itself, anything else as a reference.
 
-        `step` says how the value is reached from the one that is being encoded.
+        `step` says how the value is reached from the one that is being encoded; `is_paid` that the
+        room of a small one was taken by `can_hold`.
         """
-        kind = type(value)
-        if value is None or kind is bool:
-            return cast("bool | None", value)
-        if kind is int:
-            number = cast("int", value)
-            if -_INT64 <= number < _INT64:
-                return number
-        elif kind is float:
-            if math.isfinite(cast("float", value)):
-                return cast("float", value)
-        elif kind is str:
-            text = cast("str", value)
-            if len(text) <= _LONG_TEXT and is_utf8(text):
-                return text
-        return self.reference(value, step)
+        if not _is_small(value):
+            return self.reference(value, step)
+        if not is_paid:
+            self._budget -= _measure(value)
+        return cast("Slot", value)
 
-    def slots(self, values: Iterable[object]) -> tuple[Slot, ...]:
+    def slots(self, values: Iterable[object], is_paid: bool = False) -> tuple[Slot, ...]:
         """A slot for each."""
-        return tuple(self.slot(value, i) for i, value in enumerate(values))
+        return tuple(self.slot(value, i, is_paid) for i, value in enumerate(values))
 
     def reference(self, value: object, step: str | int = "") -> Reference:
         """The node of a value, reserved if it is new."""
@@ -173,8 +167,8 @@ class Encoder:
         number = self._texts.get(text)
         if number is None:
             number = self._reserve(step)
-            marks = sum(map(text.count, "[{,"))  # a reader takes them for parts of the table
-            if self._spend(_LIST * marks + 6 * len(text)):
+            amount = estimate_memory(encode_json(text)) if is_utf8(text) else 2 * len(text)
+            if self._spend(amount):
                 self._put(number, encode_text(text))
             else:
                 reason = f"it has {len(text)} characters: more than the record has room for"
@@ -285,13 +279,18 @@ class Encoder:
         code = self._encode_code(self, value)
         return code if code is not None else encode_instance(self, value, cls)
 
-    def can_hold(self, items: list[object]) -> bool:
-        """Whether a container with these items still fits; if so, its room is taken."""
-        return self._spend(_LIST + sum(_ITEM if _is_small(item) else _NODE for item in items))
+    def can_hold(self, *columns: Sequence[object]) -> bool:
+        """Whether a container with these items still fits; if so, their room is taken.
 
-    def can_hold_attributes(self, names: Iterable[str]) -> bool:
-        """The same for an object with these attributes."""
-        return self._spend(_NODE + sum(_ATTRIBUTE + len(name) for name in names))
+        A dict has keys and values.
+        """
+        return self._spend(_LIST + sum(map(_measure_column, columns)))
+
+    def can_hold_attributes(self, state: Mapping[str, object]) -> bool:
+        """The same for an object with these attributes. The values take theirs later."""
+        small = sum(_measure(value) for value in state.values() if _is_small(value))
+        amount = _NODE + sum(_ATTRIBUTE + len(name) for name in state)
+        return amount + small <= self._budget and self._spend(amount)
 
     def hold_attributes(self, count: int) -> None:
         """Take the room of so many attributes, of which only the names are shared."""
@@ -310,4 +309,25 @@ class Encoder:
 
 
 def _is_small(value: object) -> bool:
-    return value is None or any(type(value) is kind for kind in (str, int, float, bool))
+    """Whether a value is written in its slot."""
+    kind = type(value)
+    if kind is str:
+        text = cast("str", value)
+        marks = sum(map(text.count, '[{,"'))  # a reader takes them for parts of the table
+        return len(text) <= _LONG_TEXT and marks <= _FEW_MARKS and is_utf8(text)
+    if kind is int:
+        return -_INT64 <= cast("int", value) < _INT64
+    if kind is float:
+        return math.isfinite(cast("float", value))
+    return value is None or kind is bool
+
+
+def _measure(value: object) -> int:
+    """What a reader takes for a small value beyond its place in a list."""
+    return estimate_memory(encode_json(value)) if type(value) is str else len(repr(value))
+
+
+def _measure_column(items: Sequence[object]) -> int:
+    if are_names(items) and all(map(_is_small, items)):
+        return sum(_NAME + len(name) * (2 if "." in name else 1) for name in items)
+    return sum(_ITEM + _measure(item) if _is_small(item) else _NODE for item in items)

@@ -1,4 +1,4 @@
-"""Format: a record as a file, version 3.
+"""Format: a record as a file, version 4.
 
 A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
 checks every byte of it against the manifest and every number against the file, and builds
@@ -51,7 +51,7 @@ from tripwire.recording.spelled import Spelled
 from tripwire.recording.spelling import spell
 from tripwire.recording.texts import encode_json
 
-SCHEMA = "3.1"
+SCHEMA = "4.0"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
 
 # What a record may take beside its tensors' bytes and its source: so much for each tensor, and
@@ -96,10 +96,10 @@ class Autocast(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class Environment(msgspec.Struct, frozen=True, omit_defaults=True):
+class Environment(msgspec.Struct, frozen=True):
     """torch's flags at the start of the call. States of generators are among the roots.
 
-    What is missing in a file is as here.
+    What is as here isn't in the file.
     """
 
     grad_mode: bool = True
@@ -197,9 +197,10 @@ class NewRecord:
 
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
-        own = self._count_entries()
+        spelling = spell(self.table)
+        own = self._count_entries(len(spelling.text(pack_blobs(self.blobs, 0))))
         contents = {
-            OBJECTS: Content.of(spell(self.table, pack_blobs(self.blobs, own))),
+            OBJECTS: Content.of(spelling.text(pack_blobs(self.blobs, own))),
             TENSORS: build_content(self.blobs, own),
             **{name: Content.of(data) for name, data in self.files.items()},
         }
@@ -209,11 +210,13 @@ class NewRecord:
         rest = {name: (content, digests[name][1]) for name, content in contents.items()}
         return {MANIFEST: (head, head.digest()[1]), **rest}
 
-    def _count_entries(self) -> int:
-        """How many blobs have an entry of their own: as many as the promised size has room for."""
+    def _count_entries(self, text: int) -> int:
+        """How many blobs have an entry of their own: as many as the promised size has room for.
+
+        `text` is the length of objects.json if none has.
+        """
         tensors = sum(isinstance(node, _TENSORS) for node in self.table.nodes)
-        room = PER_TENSOR * tensors + BESIDE - _VERDICT
-        room -= len(spell(self.table, pack_blobs(self.blobs, 0)))
+        room = PER_TENSOR * tensors + BESIDE - _VERDICT - text
         room -= _encode_manifest(self.manifest).size + 2 * _MEMBER + _ENDING
         room -= _MEMBER * (1 + len(self.files))
         own = min(MOST_ENTRIES, len(self.blobs))
@@ -225,6 +228,9 @@ class NewRecord:
 def _encode_manifest(manifest: Manifest) -> Content:
     fields = msgspec.structs.asdict(manifest)
     fields["omissions"] = _shorten(manifest.omissions)
+    flags = msgspec.structs.asdict(manifest.environment)
+    usual = msgspec.structs.asdict(Environment())
+    fields["environment"] = {name: flags[name] for name in flags if flags[name] != usual[name]}
     kept = {
         name: value
         for name, value in fields.items()

@@ -1,8 +1,9 @@
 """Lines: what stands in objects.json for nodes that a model has hundreds of.
 
 Most nodes are written as they are. Names are the bulk of a record that has few tensors, so a list
-of them is one text: `training 4 - dtype loss_type - config`. Between the two dashes are attributes
-that are None and have no value; 4 is the word of that number in the first line.
+of them is one text: `training 4 - dtype loss_type - layers.7 2:5`. Between the two dashes are
+attributes that are None and have no value; 4 is the word of that number in the first line, as is
+the 7 in a name of two parts; 2:5 is four words in a row.
 docs/record-format.md has the rules.
 """
 
@@ -11,28 +12,58 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import digits
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeGuard, cast
 
 import msgspec
 
 from tripwire.recording import nodes
 from tripwire.recording.blobs import BlobRun
-from tripwire.recording.checks import NODE_TYPES, prepare
+from tripwire.recording.checks import NODE_TYPES, find_slot_fields, prepare
 from tripwire.recording.container import damaged
-from tripwire.recording.nodes import Index, Reference, Slot
+from tripwire.recording.nodes import Index, Item, Items, Reference, Row, Slot
 
 # How many tensors, the number of the first one's blob, their kind, their device.
 TensorRun = tuple[Index, Index, str, str]
-Word = str | Index  # itself, or its number among the words of the first line
+# As Python names it in tracebacks; its members under src/ and code/.
+File = tuple[str, str | None, str | None]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 CODES, NODES, END = b',"codes":[', b'],"nodes":[', b"]}"
 
 
-class Library(nodes.Node, tag="library", frozen=True):
-    """Something of an installed package."""
+class Tuple(nodes.Node, tag="tuple", frozen=True):
+    """A tuple."""
 
-    module: Word
-    name: str = ""
+    items: Items = ()
+
+
+class List(nodes.Node, tag="list", frozen=True):
+    """A list."""
+
+    items: Items = ()
+
+
+class Set(nodes.Node, tag="set", frozen=True):
+    """A set or a frozenset."""
+
+    items: Items = ()
+    frozen: bool = False
+
+
+class Dict(nodes.Node, tag="dict", frozen=True):
+    """A dict, in its order."""
+
+    keys: Items = ()
+    values: Items = ()
+    form: str = "dict"
+    factory: Slot = None
+
+
+class Libraries(nodes.Node, tag="library", frozen=True):
+    """Things of one module of an installed package, one after another; "%" is the module."""
+
+    module: str
+    names: str = "%"
 
 
 class Object(nodes.Node, tag="object", frozen=True):
@@ -40,68 +71,100 @@ class Object(nodes.Node, tag="object", frozen=True):
 
     cls: Reference
     names: str = ""
-    values: tuple[Slot, ...] = ()
+    values: tuple[Item, ...] = ()
     content: Slot = None
     slots: tuple[str, ...] = ()
     slot_values: tuple[Slot, ...] = ()
 
 
-class Form(nodes.Node, tag="nnform", frozen=True):
-    """Values that all modules of the form have: `columns` says which, in ascending order."""
+class Modules(nodes.Node, tag="nn", frozen=True):
+    """nn.Modules of one form, one after another: the values of each that are its own.
+
+    Values that all have: `columns` says which, in ascending order.
+    """
 
     cls: Reference
     names: str = ""
     tables: str = ""
     keys: tuple[str, ...] = ()
+    values: tuple[Item, ...] = ()
+    count: Count = 1
     columns: tuple[Index, ...] = ()
     constants: tuple[Slot, ...] = ()
-
-
-class Modules(nodes.Node, tag="nn", frozen=True):
-    """So many modules of one form, one after another: the values of each that are its own."""
-
-    form: Reference
-    count: Annotated[int, msgspec.Meta(ge=1)]
-    values: tuple[Slot, ...] = ()
 
 
 class Extras(nodes.Node, tag="extras", frozen=True):
     """Tensors that have the same class and attributes, one after another, and their gradients."""
 
-    tensors: tuple[Reference, ...]
-    grads: tuple[Slot, ...] = ()  # none, or one for each
+    tensors: tuple[Row, ...]
+    grads: tuple[Item, ...] = ()  # none, or one for each
     cls: Slot = None
     names: str = ""
-    values: tuple[Slot, ...] = ()
+    values: tuple[Item, ...] = ()
+
+
+class Function(nodes.Node, tag="function", frozen=True):
+    """A Python function. Without a name it has that of its code."""
+
+    code: Index
+    namespace: Reference
+    closure: tuple[Reference, ...] = ()
+    defaults: Slot = None
+    kwdefaults: Slot = None
+    attributes: Slot = None
+    special: Slot = None
+    name: str | None = None
+    qualname: str | None = None
 
 
 class More(nodes.Node, tag="more", frozen=True):
     """What the line before had no room for.
 
     Items of a container; keys and values of a dict; names and values of a class or module; values
-    of modules. A single text: names of an object or of extras, with their values; names in the
-    last table of a form; a piece of a string, or of bytes in base64.
+    of modules. A text: names of an object or of extras, with their values; names in the last table
+    of modules; a piece of a string, or of bytes in base64.
     """
 
-    items: tuple[Slot, ...] = ()
-    values: tuple[Slot, ...] = ()
+    items: Items = ()
+    values: Items = ()
+
+
+class Again(nodes.Node, tag="again", frozen=True):
+    """So many nodes more that are as the line before, each a node of its own."""
+
+    count: Count
 
 
 _REPLACED = (
+    nodes.Tuple,
+    nodes.List,
+    nodes.Set,
+    nodes.Dict,
     nodes.Library,
     nodes.Object,
     nodes.ModuleForm,
     nodes.ModuleObject,
     nodes.TensorExtras,
     nodes.Tensor,
+    nodes.Function,
 )
 LINES: tuple[type[nodes.Node], ...] = (
     *(cls for cls in NODE_TYPES if cls not in _REPLACED),
-    *(Library, Object, Form, Modules, Extras, More),
+    *(Tuple, List, Set, Dict, Libraries, Object, Modules, Extras, Function, More, Again),
 )
 prepare(LINES)
-WITH_NAMES = (nodes.Class, nodes.Namespace, nodes.Module)
-WITH_ITEMS = (nodes.List, nodes.Tuple, nodes.Set, nodes.Deque, nodes.NamedTuple)
+
+
+class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The code of one function; `file` is the number of one in the first line."""
+
+    name: str
+    file: Index
+    line: Index
+    place: tuple[int, int]
+    lines: tuple[Index, Index] = (0, 0)
+    free: tuple[str, ...] = ()
+    flags: int = 0
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -112,6 +175,47 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     words: str = ""
     tensors: tuple[TensorRun, ...] = ()
     packed: tuple[BlobRun, ...] = ()  # blobs without an entry of their own in tensors.safetensors
+    files: tuple[File, ...] = ()
+
+
+# --- references in a row ---
+
+
+def items_of(line: nodes.Node) -> Iterator[Item]:
+    """Every item of a line, in order, but for those that a text stands for."""
+    for name, many in find_slot_fields(type(line)):
+        value = getattr(line, name)
+        if not many:
+            yield value
+        elif type(value) is not str:
+            yield from value
+
+
+def join_rows(slots: Iterable[Slot]) -> tuple[Item, ...]:
+    """Slots, with neighbours that refer to one node after another as a row."""
+    items: list[Item] = []
+    for slot in slots:
+        last = items[-1] if items else None
+        if type(slot) is tuple and type(last) is tuple and slot[0] == last[-1] + 1:
+            items[-1] = (last[0], slot[0])
+        else:
+            items.append(slot)
+    return tuple(items)
+
+
+def split_rows(items: Iterable[Item]) -> Iterator[Slot]:
+    """The slots."""
+    for item in items:
+        if isinstance(item, tuple):
+            for number in range(item[0], item[-1] + 1):
+                yield (number,)
+        else:
+            yield item
+
+
+def count_slots(items: Iterable[Item]) -> int:
+    """How many slots these stand for."""
+    return sum(item[-1] - item[0] + 1 if type(item) is tuple else 1 for item in items)
 
 
 # --- names as a text ---
@@ -119,65 +223,114 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 def join_names(names: Iterable[tuple[str, bool]], words: Mapping[str, int]) -> str:
     """A text of names, each with whether it has no value."""
-    tokens = []
+    tokens: list[str] = []
+    first = last = -1  # the words in a row that the last token is
     before = False
     for name, is_none in names:
+        number = words.get(name)
         if is_none is not before:
             tokens.append(_TURN)
-        tokens.append(str(words[name]) if name in words else _escape(name))
+            last = -1
         before = is_none
+        if number is None:
+            tokens.append(".".join(_spell_part(part, words) for part in name.split(".")) or "%")
+            last = -1
+        elif last >= 0 and number == last + 1:
+            last = number
+            tokens[-1] = f"{first}:{last}"
+        else:
+            tokens.append(str(number))
+            first = last = number
     return " ".join(tokens)
 
 
-def split_names(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
+def are_names(slots: Sequence[object]) -> TypeGuard[Sequence[str]]:
+    """Whether these are strings that stand in a text as they are, but for their words."""
+    if not slots or type(slots[0]) is not str or set(map(type, slots)) != {str}:
+        return False
+    text = " ".join(cast("Sequence[str]", slots))
+    return text.count(" ") == len(slots) - 1 and not _ODD_TEXT.search(text)
+
+
+def split_names(text: str, words: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """The names in a text that was checked, each with whether it has no value."""
-    return [
-        (words[int(token)] if token[0] in digits else _unescape(token), is_none)
-        for token, is_none in _tokens(text)
-    ]
+    for token, is_none in _tokens(text):
+        row = _ROW.fullmatch(token)
+        if row is None:
+            yield ".".join(_read_part(part, words) for part in token.split(".")), is_none
+            continue
+        for number in range(int(row[1]), int(row[2] or row[1]) + 1):
+            yield words[number], is_none
 
 
-def check_names(text: str, words: int) -> tuple[int, int]:
-    """How many names a text has, and how many of them have a value.
+class NameCount(NamedTuple):
+    """How many names a text has, how many of them have a value, and how much longer they are."""
+
+    names: int
+    given: int
+    added: int
+
+
+def count_names(text: str, words: Sequence[int]) -> NameCount:
+    """Count the names in a text. `words` are the lengths of those that it may refer to.
 
     Raises `BadRecord` for a text that isn't one of names, or has numbers of no word.
     """
     counts = [0, 0]
+    added = 0
     for token, is_none in _tokens(text):
-        if not _NAME.fullmatch(token):
-            raise damaged("a name in objects.json isn't one")
-        if token[0] in digits and int(token) >= words:
-            raise damaged("objects.json refers to a word that it doesn't have")
+        row = _ROW.fullmatch(token)
+        if row is not None:
+            first, last = int(row[1]), int(row[2] or row[1])
+            if first > last or last >= len(words):
+                raise damaged("objects.json refers to a word that it doesn't have")
+            counts[is_none] += last - first + 1
+            continue
         counts[is_none] += 1
-    return sum(counts), counts[False]
+        for part in _split(token, "."):
+            if not token or not _PART.fullmatch(part):
+                raise damaged("a name in objects.json isn't one")
+            if part and part[0] in digits:
+                if int(part) >= len(words):
+                    raise damaged("objects.json refers to a word that it doesn't have")
+                added += words[int(part)]
+    return NameCount(sum(counts), counts[False], added)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Names and numbers of words, one at a time: a text of a hostile file may be long."""
-    start = 0
+    """What stands between the spaces, with whether it is of None."""
     is_none = False
-    while start < len(text):
-        end = text.find(" ", start)
-        end = len(text) if end < 0 else end
-        token = text[start:end]
+    for token in _split(text, " ") if text else ():
         if token == _TURN:
             is_none = not is_none
         else:
             yield token, is_none
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """One piece at a time: a text of a hostile file may be long."""
+    start = 0
+    while (end := text.find(separator, start)) >= 0:
+        yield text[start:end]
         start = end + 1
-    if text.endswith(" "):
-        yield "", is_none
+    yield text[start:]
 
 
 _TURN = "-"
-_NAME = re.compile(r"[0-9]{1,9}|[^-0-9].*", re.DOTALL)
+_ROW = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_PART = re.compile(r"[0-9]{1,9}|[^-0-9].*|", re.DOTALL)
 _ODD = re.compile(r"^[-0-9]|[ %]")
+_ODD_TEXT = re.compile(r"^$|^ | $|  |%|(?:^|[ .])[-0-9]")
 _ESCAPED = re.compile(r"%([0-9a-f]{2})")
 
 
-def _escape(name: str) -> str:
-    return _ODD.sub(lambda match: f"%{ord(match[0]):02x}", name) or "%"
+def _spell_part(part: str, words: Mapping[str, int]) -> str:
+    if part in words:
+        return str(words[part])
+    return _ODD.sub(lambda match: f"%{ord(match[0]):02x}", part)
 
 
-def _unescape(name: str) -> str:
-    return "" if name == "%" else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name)
+def _read_part(part: str, words: Sequence[str]) -> str:
+    if part and part[0] in digits:
+        return words[int(part)]
+    return "" if part == "%" else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), part)

@@ -17,6 +17,12 @@ Reference = tuple[Index]
 # Floats that JSON can't write (nan, infinities), large ints and lone surrogates are nodes.
 Slot = None | bool | int | float | str | Reference
 
+# What stands in a line of the file for a tuple of slots: names as one text for strings, the first
+# and the last of references in a row.
+Row = Annotated[tuple[Index, ...], msgspec.Meta(min_length=1, max_length=2)]
+Item = None | bool | int | float | str | Row
+Items = tuple[Item, ...] | str
+
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One thing in the table; written as `[tag, field, ...]`.

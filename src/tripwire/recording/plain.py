@@ -73,7 +73,7 @@ Build = Callable[[tuple[Slot, ...]], AnyNode]
 def _hold(encoder: Encoder, value: Any, items: list[Any], build: Build) -> AnyNode:
     """A container with its items, unless they are too many."""
     if encoder.can_hold(items):
-        return build(encoder.slots(items))
+        return build(encoder.slots(items, is_paid=True))
     reason = f"it has {len(items)} elements: more than the record has room for"
     return encoder.leave_out(type(value), reason)
 
@@ -121,11 +121,11 @@ def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
 
     def encode(encoder: Encoder, value: dict[object, object]) -> AnyNode:
         items = _ordered_items(value)
-        if not encoder.can_hold([part for item in items for part in item]):
+        if not encoder.can_hold([key for key, _ in items], [item for _, item in items]):
             reason = f"it has {len(items)} items: more than the record has room for"
             return encoder.leave_out(type(value), reason)
-        keys = tuple(encoder.slot(key, "[key]") for key, _ in items)
-        values = tuple(encoder.slot(item, _key_step(key)) for key, item in items)
+        keys = tuple(encoder.slot(key, "[key]", is_paid=True) for key, _ in items)
+        values = tuple(encoder.slot(item, _key_step(key), is_paid=True) for key, item in items)
         factory: Slot = None
         if form == "default":
             found = collections.defaultdict.__dict__["default_factory"].__get__(value)

@@ -17,23 +17,30 @@ from tripwire.errors import BadRecord
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import (
+    DICT_FORMS,
     LARGEST_LINE,
     MEMORY_FLOOR,
     ROOTS,
-    check_code,
+    check_member,
     check_node,
     check_root,
     check_slot,
     check_tensors,
     estimate_memory,
-    slots_of,
 )
 from tripwire.recording.container import damaged
-from tripwire.recording.lines import check_names, split_names
-from tripwire.recording.nodes import AnyNode, Slot
+from tripwire.recording.lines import (
+    NameCount,
+    count_names,
+    count_slots,
+    items_of,
+    split_names,
+    split_rows,
+)
+from tripwire.recording.nodes import AnyNode, Items, Reference, Slot
 
-# What is built of a line, beyond its own JSON: a node, a name of an attribute, an entry in a dict.
-_NODE, _NAME, _ENTRY = 128, 64, 64
+# What is built of a line, beyond its own JSON: a node, a name, an entry in a dict, a reference.
+_NODE, _NAME, _ENTRY, _REFERENCE = 128, 64, 64, 96
 _T = TypeVar("_T")
 
 
@@ -65,25 +72,50 @@ class Spelled:
 
     def check(self, blobs: StoredBlobs, members: Mapping[str, object], file_size: int) -> None:
         """Raise `BadRecord` for a table that can't be built; keep nothing of it meanwhile."""
+        for _, source, marshalled in self.head.files:
+            check_member(source, "src/", members)
+            check_member(marshalled, "code/", members)
+        codes = 0
         for line in _lines(self.text, *self.code_lines):
             _check_line(line, file_size)
-            check_code(_decode(line, _CODE), members)
-        check = _LineCheck(self, blobs, file_size)
+            if _decode(line, _CODE).file >= len(self.head.files):
+                raise damaged("objects.json refers to a file that it doesn't have")
+            codes += 1
+        check = _LineCheck(self, codes, blobs, file_size)
         for line in _lines(self.text, *self.node_lines):
             _check_line(line, file_size)
-            check.take(_decode(line, _NODE_LINE))
+            check.take(_decode(line, _NODE_LINE), estimate_memory(line))
         check.finish()
 
     def build(self) -> nodes.Table:
         """The table, of a text that was checked."""
-        codes = tuple(_decode(line, _CODE) for line in _lines(self.text, *self.code_lines))
-        builder = _Builder([word for word, _ in split_names(self.head.words, ())])
+        codes = tuple(self._build_code(line) for line in _lines(self.text, *self.code_lines))
+        words = [word for word, _ in split_names(self.head.words, ())]
+        tensors = [
+            nodes.Tensor(blob + i, kind, device)
+            for count, blob, kind, device in self.head.tensors
+            for i in range(count)
+        ]
+        builder = _Builder(words, codes, self.head.count + len(tensors))
         for line in _lines(self.text, *self.node_lines):
             builder.take(_decode(line, _NODE_LINE))
-        found = builder.finish()
-        for count, blob, kind, device in self.head.tensors:
-            found += [nodes.Tensor(blob + i, kind, device) for i in range(count)]
-        return nodes.Table(self.head.roots, tuple(found), codes)
+        found, forms = builder.finish()
+        return nodes.Table(self.head.roots, (*found, *tensors, *forms), codes)
+
+    def _build_code(self, line: bytes) -> nodes.Code:
+        code = _decode(line, _CODE)
+        file, source, marshalled = self.head.files[code.file]
+        return nodes.Code(
+            code.name,
+            file,
+            code.line,
+            source,
+            code.place,
+            marshalled,
+            code.free,
+            code.flags,
+            code.lines,
+        )
 
 
 def _lines(text: bytes, start: int, end: int) -> Iterator[bytes]:
@@ -111,25 +143,31 @@ def _check_line(line: bytes, file_size: int) -> None:
 class _Builder:
     """Nodes of lines that were checked."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], codes: Sequence[nodes.Code], count: int) -> None:
         self._words = words
+        self._codes = codes
+        self._count = count  # of nodes and tensors: forms are numbered on from there
         self._found: list[AnyNode] = []
-        self._forms: list[lines.Form] = []  # their nodes come first
+        self._forms: list[AnyNode] = []
         self._line: nodes.Node | None = None
         self._more: list[lines.More] = []  # what follows that line
 
     def take(self, line: nodes.Node) -> None:
         """The next line."""
-        if isinstance(line, lines.More):
-            self._more.append(line)
-        else:
-            self._end_line()
-            self._line = line
+        match line:
+            case lines.More():
+                self._more.append(line)
+            case lines.Again(count=count):
+                self._end_line()
+                self._found += self._found[-1:] * count
+            case _:
+                self._end_line()
+                self._line = line
 
-    def finish(self) -> list[AnyNode]:
-        """All nodes."""
+    def finish(self) -> tuple[list[AnyNode], list[AnyNode]]:
+        """All nodes, and the forms of modules."""
         self._end_line()
-        return self._found
+        return self._found, self._forms
 
     def _end_line(self) -> None:
         if self._line is not None:
@@ -140,52 +178,94 @@ class _Builder:
     def _build(self, line: nodes.Node) -> Iterable[AnyNode]:
         replace = msgspec.structs.replace
         match line:
-            case lines.Library():
-                module = self._words[line.module] if isinstance(line.module, int) else line.module
-                return (nodes.Library(module, line.name),)
+            case lines.Libraries():
+                (module,) = self._strings(line.module)
+                return [nodes.Library(module, name) for name in self._strings(line.names)]
             case lines.Object():
                 names, values = self._attributes(line)
                 rest = line.content, line.slots, line.slot_values
                 return (nodes.Object(line.cls, names, values, *rest),)
-            case lines.Form():
-                self._forms.append(line)
-                tables = [[text] for text in line.keys]
-                if tables:
-                    tables[-1] += self._pieces()
-                keys = tuple(self._spread(*texts) for texts in tables)
-                names, held = self._spread(line.names), self._spread(line.tables)
-                return (nodes.ModuleForm(line.cls, names, held, keys),)
             case lines.Modules():
-                return _part_modules(line, self._items(line.values), self._forms[line.form[0]])
+                return self._build_modules(line)
             case lines.Extras():
                 names, values = self._attributes(line)
-                pairs = itertools.zip_longest(line.tensors, line.grads)
+                tensors = cast("list[Reference]", list(split_rows(line.tensors)))
+                pairs = itertools.zip_longest(tensors, split_rows(line.grads))
                 return [nodes.TensorExtras(*pair, line.cls, names, values) for pair in pairs]
-            case nodes.Dict():
-                values = self._values(line.values)
-                return (replace(line, keys=self._items(line.keys), values=values),)
+            case lines.Function():
+                return (self._build_function(line),)
+            case lines.Dict():
+                values = self._slots(line.values, *(more.values for more in self._more))
+                return (nodes.Dict(self._items(line.keys), values, line.form, line.factory),)
+            case lines.List():
+                return (nodes.List(self._items(line.items)),)
+            case lines.Tuple():
+                return (nodes.Tuple(self._items(line.items)),)
+            case lines.Set():
+                return (nodes.Set(self._items(line.items), line.frozen),)
+            case nodes.Deque() | nodes.NamedTuple():
+                return (replace(line, items=self._items(line.items)),)
             case nodes.String():
                 return (nodes.String("".join((line.text, *self._pieces()))),)
             case nodes.Bytes() | nodes.Text():
                 pieces = map(binascii.a2b_base64, self._pieces())
                 return (replace(line, data=b"".join((line.data, *pieces))),)
-            case _ if isinstance(line, lines.WITH_NAMES):
-                values = self._values(line.values)
+            case nodes.Class() | nodes.Namespace() | nodes.Module():
+                values = self._slots(line.values, *(more.values for more in self._more))
                 return (replace(line, names=self._items(line.names), values=values),)
-            case _ if isinstance(line, lines.WITH_ITEMS):
-                return (replace(line, items=self._items(line.items)),)
         return (cast("AnyNode", line),)
 
-    def _items(self, first: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        return (*first, *(slot for more in self._more for slot in more.items))
+    def _build_modules(self, line: lines.Modules) -> Iterator[nodes.ModuleObject]:
+        """Each module, with the values that the form has for all."""
+        tables = [[text] for text in line.keys]
+        if tables:
+            tables[-1] += self._pieces()
+        keys = tuple(self._strings(*texts) for texts in tables)
+        names, held = self._strings(line.names), self._strings(line.tables)
+        form = (self._count + len(self._forms),)
+        self._forms.append(nodes.ModuleForm(line.cls, names, held, keys))
+        more = (more.items for more in self._more if type(more.items) is not str)
+        values = self._slots(line.values, *more)
+        width = len(values) // line.count
+        row: list[Slot] = [None] * (width + len(line.columns))
+        for column, constant in zip(line.columns, line.constants, strict=True):
+            row[column] = constant
+        shared = set(line.columns)
+        own = [column for column in range(len(row)) if column not in shared]
+        for start in range(0, line.count * width, width) if width else [0] * line.count:
+            for column, value in zip(own, values[start : start + width], strict=True):
+                row[column] = value
+            yield nodes.ModuleObject(form, tuple(row))
 
-    def _values(self, first: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        return (*first, *(slot for more in self._more for slot in more.values))
+    def _build_function(self, line: lines.Function) -> nodes.Function:
+        qualname = self._codes[line.code].name
+        return nodes.Function(
+            qualname.rpartition(".")[2] if line.name is None else line.name,
+            qualname if line.qualname is None else line.qualname,
+            line.code,
+            line.namespace,
+            line.defaults,
+            line.kwdefaults,
+            line.closure,
+            line.attributes,
+            line.special,
+        )
+
+    def _items(self, first: Items) -> tuple[Slot, ...]:
+        """The items of a line, and of those that follow it."""
+        return self._slots(first, *(more.items for more in self._more))
+
+    def _slots(self, *parts: Items) -> tuple[Slot, ...]:
+        return tuple(
+            slot
+            for part in parts
+            for slot in (self._strings(part) if isinstance(part, str) else split_rows(part))
+        )
 
     def _pieces(self) -> Iterator[str]:
-        return (cast("str", more.items[0]) for more in self._more)
+        return (more.items for more in self._more if isinstance(more.items, str))
 
-    def _spread(self, *texts: str) -> tuple[str, ...]:
+    def _strings(self, *texts: str) -> tuple[str, ...]:
         return tuple(name for text in texts for name, _ in split_names(text, self._words))
 
     def _attributes(
@@ -193,54 +273,40 @@ class _Builder:
     ) -> tuple[tuple[str, ...], tuple[Slot, ...]]:
         names: list[str] = []
         values: list[Slot] = []
-        parts = ((cast("str", more.items[0]), more.values) for more in self._more)
+        parts = ((more.items, more.values) for more in self._more)
         for text, known in ((line.names, line.values), *parts):
-            given = iter(known)
-            for name, is_none in split_names(text, self._words):
+            given = iter(self._slots(known))
+            for name, is_none in split_names(cast("str", text), self._words):
                 names.append(name)
                 values.append(None if is_none else next(given))
         return tuple(names), tuple(values)
-
-
-def _part_modules(
-    line: lines.Modules, values: tuple[Slot, ...], form: lines.Form
-) -> Iterator[nodes.ModuleObject]:
-    """Each module, with the values that the form has for all."""
-    width = len(values) // line.count
-    row: list[Slot] = [None] * (width + len(form.columns))
-    for column, constant in zip(form.columns, form.constants, strict=True):
-        row[column] = constant
-    shared = set(form.columns)
-    own = [column for column in range(len(row)) if column not in shared]
-    for start in range(0, line.count * width, width) if width else [0] * line.count:
-        for column, value in zip(own, values[start : start + width], strict=True):
-            row[column] = value
-        yield nodes.ModuleObject(line.form, tuple(row))
 
 
 # --- checking ---
 
 
 class _LineCheck:
-    """What a pass over the lines has to remember: a few bytes for each form."""
+    """What a pass over the lines has to remember: the lengths of words, a few numbers."""
 
-    def __init__(self, spelled: Spelled, blobs: StoredBlobs, file_size: int) -> None:
+    def __init__(self, spelled: Spelled, codes: int, blobs: StoredBlobs, file_size: int) -> None:
         self._blobs = blobs
+        self._codes = codes
         self._room = max(MEMORY_FLOOR, file_size) - estimate_memory(spelled.text)
-        self._widths: list[int] = []  # how many values the modules of a form have
-        self._shared: list[int] = []  # how many of them the form gives
-        self._last = -1  # the last of those, in the latest form
-        self._before: nodes.Node = lines.Form((0,))
-        self._owed = 0  # values that modules still need
+        self._width = 0  # how many values the latest modules have
+        self._owed = 0  # values that they still need
+        self._last = -1  # the last that all of them share
+        self._modules = 0
         self._tensors = 0  # those of the latest extras
-        self._words = 0  # words refer to none
-        self._words = self._count(spelled.head.words)
-        self._left = spelled.head.count
+        self._before: nodes.Node | None = None
+        self._memory = 0  # what the latest line takes, with those that belong to it
+        self._words: Sequence[int] = ()  # words refer to none
+        self._count(spelled.head.words)
+        self._words = [len(word) for word, _ in split_names(spelled.head.words, ())]
+        self._left = self._count_all = spelled.head.count
         self._nodes = self._left + sum(run[0] for run in spelled.head.tensors)
         for count, blob, kind, device in spelled.head.tensors:
             self._spend(_NODE * count)
             check_tensors(count, blob, kind, device, blobs)
-        self._count_all = self._left
         self._roots: dict[int, list[str]] = {}  # those that are still to be seen, by their nodes
         for name, slot in spelled.head.roots.items():
             check_slot(slot, self._nodes)
@@ -248,34 +314,24 @@ class _LineCheck:
                 at = slot[0] if type(slot) is tuple else self._nodes
                 self._roots.setdefault(at, []).append(name)
 
-    def take(self, line: nodes.Node) -> None:
-        """The next line."""
-        for slot in slots_of(line):
-            check_slot(slot, self._nodes)
+    def take(self, line: nodes.Node, memory: int) -> None:
+        """The next line, and what its JSON takes."""
+        if isinstance(line, lines.Again):
+            self._take_again(line)
+            return
+        if not isinstance(line, lines.More):
+            self._end_line()
+            self._memory = 0
+        self._memory += memory
+        for item in items_of(line):
+            check_slot(item, self._nodes)
+            if type(item) is tuple:
+                self._spend(_REFERENCE * (item[-1] - item[0]))
         if isinstance(line, lines.More):
             self._take_more(line)
-            return
-        self._end_line()
-        for name in self._roots.pop(self._count_all - self._left, ()):
-            check_root(name, line)
-        match line:
-            case lines.Form():
-                self._take_form(line)
-            case lines.Modules():
-                self._take_modules(line)
-            case lines.Object():
-                if len(line.slots) != len(line.slot_values):
-                    raise damaged("an object has another number of slots than of values")
-                self._check_attributes(line.names, line.values)
-            case lines.Extras():
-                self._take_extras(line)
-            case lines.Library():
-                if isinstance(line.module, int) and line.module >= self._words:
-                    raise damaged("objects.json refers to a word that it doesn't have")
-            case _:
-                check_node(line, self._blobs)
-        self._before = line
-        self._left -= _count_nodes(line)
+        else:
+            self._before = line
+            self._count_nodes(line, self._take_node(line))
 
     def finish(self) -> None:
         """All lines were seen."""
@@ -285,13 +341,58 @@ class _LineCheck:
         for names in self._roots.values():  # a plain value, a tensor, a module
             check_root(names[0], None)
 
+    def _take_node(self, line: nodes.Node) -> int:
+        """Check what isn't a further line of something; returns how many nodes it stands for."""
+        match line:
+            case lines.Modules():
+                return self._take_modules(line)
+            case lines.Extras():
+                return self._take_extras(line)
+            case lines.Libraries():
+                if self._count(line.module) != 1:
+                    raise damaged("a library isn't one name")
+                return self._count(line.names)
+            case lines.Object():
+                if len(line.slots) != len(line.slot_values):
+                    raise damaged("an object has another number of slots than of values")
+                self._check_attributes(line.names, line.values)
+            case lines.Function():
+                if line.code >= self._codes:
+                    raise damaged("objects.json refers to a code that it doesn't have")
+            case lines.Dict():
+                self._check_pairs(line.keys, line.values)
+                if line.form not in DICT_FORMS:
+                    raise damaged("a dict has a form that isn't known")
+            case lines.List() | lines.Tuple() | lines.Set():
+                self._count_items(line.items)
+            case _:
+                check_node(line, self._blobs)
+        return 1
+
+    def _count_nodes(self, line: nodes.Node, count: int) -> None:
+        if not count:
+            raise damaged("a line of objects.json stands for nothing")
+        at = self._count_all - self._left
+        self._left -= count
+        for number in [one for one in self._roots if at <= one < at + count]:
+            for name in self._roots.pop(number):
+                check_root(name, line)
+
+    def _take_again(self, line: lines.Again) -> None:
+        before = self._before
+        if before is None or isinstance(before, _MANY_NODES):
+            raise damaged("there is nothing that could be there again")
+        self._spend(line.count * self._memory)
+        self._count_nodes(before, line.count)
+        self._before = None
+
     def _end_line(self) -> None:
         """Nothing more of a line follows."""
-        if self._owed:
-            raise damaged("a module has another number of values than its form has names")
-        if isinstance(self._before, lines.Form) and self._widths:
-            if self._last >= self._widths[-1]:
-                raise damaged("a form has a value where there is no place")
+        if isinstance(self._before, lines.Modules):
+            own = self._width - len(self._before.columns)
+            if self._modules * own != self._owed or self._last >= self._width:
+                raise damaged("modules have other values than names")
+            self._spend(self._modules * (_NODE + _ENTRY * self._width))
 
     def _take_more(self, line: lines.More) -> None:
         match self._before:
@@ -302,93 +403,93 @@ class _LineCheck:
                 names = self._check_attributes(_only_text(line), line.values)
                 self._spend(_ENTRY * names * (self._tensors - 1))
                 return
-            case nodes.Dict():
-                if len(line.items) != len(line.values):
-                    raise damaged("there are more keys than values, or less")
+            case lines.Dict():
+                self._check_pairs(line.items, line.values)
                 return
-            case _ if isinstance(self._before, lines.WITH_NAMES):
-                if len(line.items) != len(line.values) or any(
-                    type(n) is not str for n in line.items
-                ):
-                    raise damaged("there are more names than values, or less")
+            case nodes.Class() | nodes.Namespace() | nodes.Module():
+                if isinstance(line.items, str) or any(type(n) is not str for n in line.items):
+                    raise damaged("a name in objects.json isn't one")
+                self._check_pairs(line.items, line.values)
                 return
-            case lines.Form(keys=keys) if keys:
-                self._widths[-1] += self._count(_only_text(line))
-            case lines.Modules():
-                self._owed -= len(line.items)
+            case lines.Modules(keys=keys):
+                if not isinstance(line.items, str):
+                    self._owed += count_slots(line.items)
+                elif keys:
+                    self._width += self._count(line.items)
+                else:
+                    raise damaged("there are more names for a table that isn't there")
             case nodes.String():
                 _only_text(line)
             case nodes.Bytes() | nodes.Text():
                 _check_base64(_only_text(line))
-            case _ if not isinstance(self._before, lines.WITH_ITEMS):
+            case lines.List() | lines.Tuple() | lines.Set() | nodes.Deque() | nodes.NamedTuple():
+                self._count_items(line.items)
+            case _:
                 raise damaged("there is more of something that has no items")
         if line.values:
             raise damaged("there are values for something that has none")
 
-    def _take_form(self, line: lines.Form) -> None:
-        if not isinstance(self._before, lines.Form):
-            raise damaged("a form comes after other nodes")
+    def _take_modules(self, line: lines.Modules) -> int:
         columns = line.columns
         if self._count(line.tables) != len(line.keys) or len(columns) != len(line.constants):
-            raise damaged("a form has other names than values")
+            raise damaged("modules have other names than values")
         if any(a >= b for a, b in itertools.pairwise(columns)):
-            raise damaged("a form has a value where there is no place")
-        self._widths.append(self._count(line.names) + sum(map(self._count, line.keys)))
-        self._shared.append(len(columns))
+            raise damaged("modules have a value where there is no place")
+        self._width = self._count(line.names) + sum(map(self._count, line.keys))
+        self._owed = count_slots(line.values)
         self._last = columns[-1] if columns else -1
+        self._modules = line.count
+        return line.count
 
-    def _take_modules(self, line: lines.Modules) -> None:
-        number = line.form[0]
-        if number >= len(self._widths):
-            raise damaged("a module has no form")
-        own = self._widths[number] - self._shared[number]
-        self._owed = line.count * own - len(line.values)
-        self._spend(line.count * (_NODE + _ENTRY * self._widths[number]))
-
-    def _take_extras(self, line: lines.Extras) -> None:
-        self._tensors = len(line.tensors)
-        if not line.tensors or len(line.grads) not in (0, self._tensors):
+    def _take_extras(self, line: lines.Extras) -> int:
+        self._tensors = count_slots(line.tensors)
+        if line.grads and count_slots(line.grads) != self._tensors:
             raise damaged("there is another number of gradients than of tensors")
         names = self._check_attributes(line.names, line.values)
         self._spend(self._tensors * _NODE + _ENTRY * names * (self._tensors - 1))
+        return self._tensors
 
-    def _check_attributes(self, text: str, values: tuple[Slot, ...]) -> int:
+    def _check_pairs(self, names: Items, values: Items) -> None:
+        if self._count_items(names) != self._count_items(values):
+            raise damaged("there are more names or keys than values, or less")
+
+    def _check_attributes(self, text: str, values: Items) -> int:
         """How many names a text has; those that aren't of None have a value each."""
-        names, given = self._check_names(text)
-        if given != len(values):
+        count = self._count_names(text)
+        if isinstance(values, str) or count.given != count_slots(values):
             raise damaged("an object has another number of names than of values")
-        return names
+        return count.names
+
+    def _count_items(self, items: Items) -> int:
+        """How many slots there are, or strings."""
+        return self._count(items) if isinstance(items, str) else count_slots(items)
 
     def _count(self, text: str) -> int:
         """How many names a text has, none of them of None."""
-        names, given = self._check_names(text)
-        if names != given:
+        count = self._count_names(text)
+        if count.names != count.given:
             raise damaged("a name in objects.json has no value")
-        return names
+        return count.names
 
-    def _check_names(self, text: str) -> tuple[int, int]:
-        self._spend(_NAME * text.count(" "))
-        return check_names(text, self._words)
+    def _count_names(self, text: str) -> NameCount:
+        count = count_names(text, self._words)
+        self._spend(_NAME * count.names + count.added)
+        return count
 
     def _spend(self, amount: int) -> None:
         self._room -= amount
+        self._memory += amount
         if self._room < 0:
             raise _too_large(0)
 
 
-def _count_nodes(line: nodes.Node) -> int:
-    match line:
-        case lines.Modules():
-            return line.count
-        case lines.Extras():
-            return len(line.tensors)
-    return 1
+_MANY_NODES = (lines.Modules, lines.Extras, lines.Libraries)
 
 
 def _only_text(line: lines.More) -> str:
-    if len(line.items) != 1 or type(line.items[0]) is not str:
-        raise damaged("there is more of something, but not the one text that it needs")
-    return line.items[0]
+    if not isinstance(line.items, str):
+        raise damaged("there is more of something, but not the text that it needs")
+    return line.items
 
 
 def _check_base64(text: str) -> None:
@@ -415,7 +516,7 @@ def _decode(line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 _HEAD = msgspec.json.Decoder(lines.Head)
-_CODE = msgspec.json.Decoder(nodes.Code)
+_CODE = msgspec.json.Decoder(lines.Code)
 _NODE_LINE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     Union[lines.LINES]  # noqa: UP007
 )

@@ -14,19 +14,20 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import msgspec
 
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import BlobRun
-from tripwire.recording.checks import find_slot_fields, slots_of
-from tripwire.recording.lines import join_names
-from tripwire.recording.nodes import AnyNode, Slot
+from tripwire.recording.checks import find_slot_fields
+from tripwire.recording.lines import are_names, join_names, join_rows
+from tripwire.recording.nodes import AnyNode, Item, Items, Row, Slot
 from tripwire.recording.texts import encode_json
 
 _LONGEST = 500  # items in a line; a container has more lines for the rest
-_PIECE = 12_288  # characters of a string or bytes in a line; a multiple of three, for base64
+_PIECE = 6_144  # characters of a string or bytes in a line; a multiple of three, for base64
 _FEW = 16  # a value that so few parts of the modules differ in makes forms of their own
 _T = TypeVar("_T")
 
@@ -38,45 +39,68 @@ class _Form(nodes.ModuleForm, tag="nnform", frozen=True):
     constants: tuple[Slot, ...] = ()
 
 
-def spell(table: nodes.Table, packed: tuple[BlobRun, ...]) -> bytes:
-    """The text of a table."""
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The text of a table, but for the blobs that share an entry of tensors.safetensors."""
+
+    head: lines.Head
+    rest: bytes  # the lines that follow the first
+
+    def text(self, packed: tuple[BlobRun, ...]) -> bytes:
+        """The whole."""
+        head = encode_json(msgspec.structs.replace(self.head, packed=packed))
+        return b"\n".join((head.removesuffix(b"}") + lines.CODES, self.rest))
+
+
+def spell(table: nodes.Table) -> Spelling:
+    """Write a table as lines."""
     found = _share_texts(_share_forms(list(table.nodes)))
-    order = sorted(range(len(found)), key=lambda i: _place(found[i]))
+    places = _find_places(found)
+    order = sorted(range(len(found)), key=places.__getitem__)
     numbers = {old: new for new, old in enumerate(order)}
     renumber = functools.partial(_renumber, numbers=numbers)
-    words = _find_words(found)
-    listed = [found[i] for i in order]
+    listed = [_map_slots(found[i], renumber) for i in order]
     tensors = [node for node in listed if isinstance(node, nodes.Tensor)]
+    count = sum(not isinstance(node, (nodes.Tensor, _Form)) for node in listed)
+    files = list(dict.fromkeys(map(_file_of, table.codes)))
+    words = _find_words(found)
     head = lines.Head(
         {name: renumber(slot) for name, slot in table.roots.items()},
-        len(listed) - len(tensors),
+        count,
         join_names(((word, False) for word in words), {}),
         tuple(_find_runs(tensors)),
-        packed,
+        files=tuple(files),
     )
-    spelled = [
-        encode_json([line.__struct_config__.tag, *_shorten(line)])
-        for group in _group([_map_slots(node, renumber) for node in listed[: head.count]])
-        for line in _make_lines(group, words)
-    ]
-    codes = b",\n".join(encode_json(_shorten(code)) for code in table.codes)
-    start = encode_json(head).removesuffix(b"}") + lines.CODES
-    parts = (start, codes, lines.NODES, b",\n".join(spelled), lines.END)
-    return b"\n".join(part for part in parts if part)
+    speller = _Speller(listed, table.codes, words)
+    codes = (encode_json(_shorten(_make_code(code, files))) for code in table.codes)
+    spelled = b",\n".join(_say_again(map(speller.spell, _group(listed[:count]))))
+    parts = (b",\n".join(codes), lines.NODES, spelled, lines.END)
+    return Spelling(head, b"\n".join(part for part in parts if part))
 
 
-def _place(node: nodes.Node) -> tuple[object, ...]:
-    """Forms, modules by their forms, extras that are alike, all else, tensors by their blobs."""
-    match node:
-        case _Form():
-            return (0,)
-        case nodes.ModuleObject():
-            return 1, node.form[0]
-        case nodes.TensorExtras():
-            return 2, repr(_alike(node))
-        case nodes.Tensor():
-            return 4, node.device, node.kind, node.blob
-    return (3,)
+def _find_places(found: Sequence[nodes.Node]) -> list[tuple[object, ...]]:
+    """Modules by their forms, extras that are alike, libraries, all else, tensors, forms.
+
+    Nodes that say the same are neighbours.
+    """
+    places: list[tuple[object, ...]] = []
+    firsts: dict[object, int] = {}
+    for number, node in enumerate(found):
+        match node:
+            case nodes.ModuleObject():
+                places.append((0, node.form[0]))
+            case nodes.TensorExtras():
+                places.append((1, repr(_alike(node))))
+            case nodes.Library():
+                places.append((2, node.module))
+            case nodes.Tensor():
+                places.append((4, node.device, node.kind, node.blob))
+            case _Form():
+                places.append((5,))
+            case _:
+                said = type(node), encode_json(msgspec.structs.astuple(node))
+                places.append((3, firsts.setdefault(said, number)))
+    return places
 
 
 def _alike(node: nodes.Node) -> object:
@@ -86,6 +110,8 @@ def _alike(node: nodes.Node) -> object:
             return node.form
         case nodes.TensorExtras():
             return node.grad is None, node.cls, node.names, tuple(map(_key, node.values))
+        case nodes.Library():
+            return node.module
     return id(node)
 
 
@@ -93,6 +119,15 @@ def _group(found: Iterable[nodes.Node]) -> Iterator[list[nodes.Node]]:
     """Neighbours that share a line."""
     for _, same in itertools.groupby(found, _alike):
         yield list(same)
+
+
+def _say_again(spelled: Iterable[bytes]) -> Iterator[bytes]:
+    """The same text again and again, as a number."""
+    for text, same in itertools.groupby(spelled):
+        yield text
+        times = sum(1 for _ in same) - 1
+        if times:
+            yield _encode(lines.Again(times))
 
 
 def _find_runs(tensors: Sequence[nodes.Tensor]) -> Iterator[lines.TensorRun]:
@@ -108,89 +143,153 @@ def _find_runs(tensors: Sequence[nodes.Tensor]) -> Iterator[lines.TensorRun]:
         start = i
 
 
-def _make_lines(group: list[nodes.Node], words: Mapping[str, int]) -> Iterator[nodes.Node]:
-    """The line of a node or of some that share one, and further lines for what is long."""
+def _file_of(code: nodes.Code) -> lines.File:
+    return code.file, code.source, code.marshalled
+
+
+def _make_code(code: nodes.Code, files: Sequence[lines.File]) -> lines.Code:
+    at = files.index(_file_of(code))
+    return lines.Code(code.name, at, code.line, code.place, code.lines, code.free, code.flags)
+
+
+class _Speller:
+    """Lines of nodes, which have their numbers in the file."""
+
+    def __init__(
+        self,
+        listed: Sequence[nodes.Node],
+        codes: Sequence[nodes.Code],
+        words: Mapping[str, int],
+    ) -> None:
+        self._listed = listed
+        self._codes = codes
+        self._words = words
+
+    def spell(self, group: list[nodes.Node]) -> bytes:
+        """The line of a node or of some that share one, and further lines for what is long."""
+        return b",\n".join(map(_encode, self._make(group)))
+
+    def _make(self, group: list[nodes.Node]) -> Iterator[nodes.Node]:
+        match node := group[0]:
+            case nodes.ModuleObject():
+                yield from self._make_modules(cast("list[nodes.ModuleObject]", group))
+            case nodes.TensorExtras():
+                yield from self._make_extras(cast("list[nodes.TensorExtras]", group))
+            case nodes.Library():
+                for some in _split(tuple(cast("nodes.Library", one).name for one in group)):
+                    yield lines.Libraries(self._join([node.module]), self._join(some))
+            case nodes.Object():  # a configuration has a hundred attributes that are None
+                parts = self._join_attributes(node)
+                yield lines.Object(node.cls, *parts[0], node.content, node.slots, node.slot_values)
+                yield from itertools.starmap(lines.More, parts[1:])
+            case nodes.Function():
+                yield self._make_function(node)
+            case nodes.Dict():
+                keys, values = self._spell_slots(node.keys), self._spell_slots(node.values)
+                yield lines.Dict(keys[0], values[0], node.form, node.factory)
+                yield from itertools.starmap(lines.More, zip(keys[1:], values[1:], strict=True))
+            case nodes.List(items=items) | nodes.Tuple(items=items):
+                first, *rest = self._spell_slots(items)
+                yield lines.List(first) if type(node) is nodes.List else lines.Tuple(first)
+                yield from map(lines.More, rest)
+            case nodes.Set():
+                first, *rest = self._spell_slots(node.items)
+                yield lines.Set(first, node.frozen)
+                yield from map(lines.More, rest)
+            case _:
+                yield from _split_node(node)
+
+    def _make_modules(self, group: list[nodes.ModuleObject]) -> Iterator[nodes.Node]:
+        form = cast("_Form", self._listed[group[0].form[0]])
+        *keys, last = form.keys or ((),)
+        names = [self._join(part) for part in _split(last)]
+        slots = tuple(slot for module in group for slot in module.values)
+        values = [join_rows(part) for part in _split(slots)]
+        yield lines.Modules(
+            form.cls,
+            self._join(form.names),
+            self._join(form.tables),
+            (*map(self._join, keys), names[0]) if form.keys else (),
+            values[0],
+            len(group),
+            form.columns,
+            form.constants,
+        )
+        yield from map(lines.More, names[1:])
+        yield from map(lines.More, values[1:])
+
+    def _make_extras(self, group: list[nodes.TensorExtras]) -> Iterator[nodes.Node]:
+        parts = self._join_attributes(group[0])
+        for some in _split(tuple(group)):
+            tensors = cast("tuple[Row, ...]", join_rows(node.tensor for node in some))
+            grads = () if some[0].grad is None else join_rows(node.grad for node in some)
+            yield lines.Extras(tensors, grads, some[0].cls, *parts[0])
+            yield from itertools.starmap(lines.More, parts[1:])
+
+    def _make_function(self, node: nodes.Function) -> nodes.Node:
+        qualname = self._codes[node.code].name
+        name = qualname.rpartition(".")[2]
+        return lines.Function(
+            node.code,
+            node.namespace,
+            node.closure,
+            node.defaults,
+            node.kwdefaults,
+            node.attributes,
+            node.special,
+            None if node.name == name else node.name,
+            None if node.qualname == qualname else node.qualname,
+        )
+
+    def _join(self, names: Iterable[str]) -> str:
+        return join_names(((name, False) for name in names), self._words)
+
+    def _join_attributes(
+        self, node: nodes.Object | nodes.TensorExtras
+    ) -> list[tuple[str, tuple[Item, ...]]]:
+        """For each line the names, and the values that aren't None."""
+        return [
+            (
+                join_names(((name, value is None) for name, value in part), self._words),
+                join_rows(value for _, value in part if value is not None),
+            )
+            for part in _split(tuple(zip(node.names, node.values, strict=True)))
+        ]
+
+    def _spell_slots(self, slots: tuple[Slot, ...]) -> list[Items]:
+        """For each line the slots, or a text of them."""
+        if are_names(slots):
+            return [self._join(part) for part in _split(tuple(slots))]
+        return [join_rows(part) for part in _split(slots)]
+
+
+def _split_node(node: nodes.Node) -> Iterator[nodes.Node]:
+    """A node that has no line of another form, in as many lines as it needs."""
     replace = msgspec.structs.replace
-    match node := group[0]:
-        case nodes.ModuleObject():
-            modules = cast("list[nodes.ModuleObject]", group)
-            parts = _split(tuple(slot for module in modules for slot in module.values))
-            yield lines.Modules(node.form, len(modules), parts[0])
-            yield from map(lines.More, parts[1:])
-        case nodes.TensorExtras():
-            yield from _make_extras(cast("list[nodes.TensorExtras]", group), words)
-        case nodes.Library():
-            yield lines.Library(words.get(node.module, node.module), node.name)
-        case nodes.Object():
-            yield from _make_object(node, words)
-        case _Form():
-            yield from _make_form(node, words)
-        case nodes.Dict():
-            keys, values = _split(node.keys), _split(node.values)
-            yield replace(node, keys=keys[0], values=values[0])
-            yield from itertools.starmap(lines.More, zip(keys[1:], values[1:], strict=True))
-        case _ if isinstance(node, lines.WITH_NAMES):
+    match node:
+        case nodes.Class() | nodes.Namespace() | nodes.Module():
             names, values = _split(node.names), _split(node.values)
             yield replace(node, names=names[0], values=values[0])
             yield from itertools.starmap(lines.More, zip(names[1:], values[1:], strict=True))
-        case _ if isinstance(node, lines.WITH_ITEMS):
+        case nodes.Deque() | nodes.NamedTuple():
             parts = _split(node.items)
             yield replace(node, items=parts[0])
             yield from map(lines.More, parts[1:])
         case nodes.String(text=text):
             yield nodes.String(text[:_PIECE])
-            yield from (lines.More((text[i : i + _PIECE],)) for i in _further(text))
+            yield from (lines.More(text[i : i + _PIECE]) for i in _further(text))
         case nodes.Bytes(data=data) | nodes.Text(data=data):
             yield replace(node, data=data[:_PIECE])
             pieces = (
                 binascii.b2a_base64(data[i : i + _PIECE], newline=False) for i in _further(data)
             )
-            yield from (lines.More((piece.decode(),)) for piece in pieces)
+            yield from (lines.More(piece.decode()) for piece in pieces)
         case _:
             yield node
 
 
-def _make_object(node: nodes.Object, words: Mapping[str, int]) -> Iterator[nodes.Node]:
-    """A configuration has a hundred attributes that are None."""
-    parts = _join_attributes(node, words)
-    yield lines.Object(node.cls, *parts[0], node.content, node.slots, node.slot_values)
-    yield from (lines.More((text,), values) for text, values in parts[1:])
-
-
-def _make_extras(group: list[nodes.TensorExtras], words: Mapping[str, int]) -> Iterator[nodes.Node]:
-    parts = _join_attributes(group[0], words)
-    for some in _split(tuple(group)):
-        tensors = tuple(node.tensor for node in some)
-        grads = () if some[0].grad is None else tuple(node.grad for node in some)
-        yield lines.Extras(tensors, grads, some[0].cls, *parts[0])
-        yield from (lines.More((text,), values) for text, values in parts[1:])
-
-
-def _join_attributes(
-    node: nodes.Object | nodes.TensorExtras, words: Mapping[str, int]
-) -> list[tuple[str, tuple[Slot, ...]]]:
-    """For each line the names, and the values that aren't None."""
-    return [
-        (
-            join_names(((name, value is None) for name, value in part), words),
-            tuple(value for _, value in part if value is not None),
-        )
-        for part in _split(tuple(zip(node.names, node.values, strict=True)))
-    ]
-
-
-def _make_form(node: _Form, words: Mapping[str, int]) -> Iterator[nodes.Node]:
-    def join(names: Iterable[str]) -> str:
-        return join_names(((name, False) for name in names), words)
-
-    *keys, last = node.keys or ((),)
-    parts = [join(part) for part in _split(last)]
-    texts = (*map(join, keys), parts[0]) if node.keys else ()
-    yield lines.Form(
-        node.cls, join(node.names), join(node.tables), texts, node.columns, node.constants
-    )
-    for text in parts[1:]:
-        yield lines.More((text,))
+def _encode(line: nodes.Node) -> bytes:
+    return encode_json([line.__struct_config__.tag, *_shorten(line)])
 
 
 def _split(items: tuple[_T, ...]) -> list[tuple[_T, ...]]:
@@ -217,11 +316,13 @@ def _is_equal(value: object, default: object) -> bool:
 
 
 def _map_slots(node: nodes.Node, change: Callable[[Slot], Slot]) -> nodes.Node:
-    """A node with other slots."""
+    """A node with other slots; those that a text stands for are as they were."""
     changed: dict[str, object] = {}
+    texts = _texts_of(node)
     for name, many in find_slot_fields(type(node)):
-        value = getattr(node, name)
-        changed[name] = tuple(map(change, value)) if many else change(value)
+        if name not in texts:
+            value = getattr(node, name)
+            changed[name] = tuple(map(change, value)) if many else change(value)
     return msgspec.structs.replace(node, **changed) if changed else node
 
 
@@ -232,9 +333,30 @@ def _renumber(slot: Slot, numbers: Mapping[int, int]) -> Slot:
 # --- words ---
 
 
+_TEXTS: Mapping[type[nodes.Node], tuple[str, ...]] = {
+    nodes.Tuple: ("items",),
+    nodes.List: ("items",),
+    nodes.Set: ("items",),
+    nodes.Dict: ("keys", "values"),
+}
+
+
+def _texts_of(node: nodes.Node) -> Sequence[str]:
+    """The fields that a text stands for."""
+    return [name for name in _TEXTS.get(type(node), ()) if are_names(getattr(node, name))]
+
+
 def _share_texts(found: list[nodes.Node]) -> list[nodes.Node]:
     """Texts that stand in many slots become nodes."""
-    counts = Counter(slot for node in found for slot in slots_of(node) if type(slot) is str)
+    counts: Counter[str] = Counter()
+
+    def count(slot: Slot) -> Slot:
+        if type(slot) is str:
+            counts[slot] += 1
+        return slot
+
+    for node in found:
+        _map_slots(node, count)
     often = {
         text: len(found) + i
         for i, text in enumerate(
@@ -251,9 +373,10 @@ def _share_texts(found: list[nodes.Node]) -> list[nodes.Node]:
 
 
 def _words_of(node: nodes.Node) -> Iterator[str]:
+    """Every name that stands in a text, but for the modules of libraries."""
     match node:
         case nodes.Library():
-            yield node.module
+            yield node.name
         case nodes.Object() | nodes.TensorExtras():
             yield from node.names
         case nodes.ModuleForm():
@@ -261,13 +384,21 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
             yield from node.tables
             for keys in node.keys:
                 yield from keys
+        case _:
+            for field in _texts_of(node):
+                yield from getattr(node, field)
 
 
-def _find_words(found: Iterable[nodes.Node]) -> dict[str, int]:
-    """Names that are worth a number, most frequent first."""
-    counts = Counter(word for node in found for word in _words_of(node))
-    often = [word for word, n in counts.most_common() if (n - 1) * len(word) > 2 * n + 1]
-    return {word: number for number, word in enumerate(often)}
+_MOST_WORDS = 1000
+
+
+def _find_words(found: Sequence[nodes.Node]) -> dict[str, int]:
+    """Parts of names that are worth a number, most frequent first."""
+    modules = dict.fromkeys(node.module for node in found if isinstance(node, nodes.Library))
+    names = itertools.chain(modules, itertools.chain.from_iterable(map(_words_of, found)))
+    counts = Counter(part for name in names for part in name.split("."))
+    often = [part for part, n in counts.most_common() if (n - 1) * len(part) > 2 * n + 1]
+    return {word: number for number, word in enumerate(often[:_MOST_WORDS])}
 
 
 # --- modules ---

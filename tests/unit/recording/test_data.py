@@ -392,7 +392,7 @@ def test_a_missing_value_raises_when_it_is_used(tmp_path) -> None:
         lambda: [Point(i) for i in range(100_000)],
         lambda: [[Point(j) for j in range(100)] for i in range(1000)],
         lambda: "[" * 10**6,
-        lambda: "é" * 10**7,
+        lambda: "é" * 2 * 10**7,
         lambda: bytes(3 * 10**7),
         lambda: {str(i): i for i in range(10**6)},
         lambda: [(i, str(i), [i, (i,)]) for i in range(50_000)],

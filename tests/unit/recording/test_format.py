@@ -154,17 +154,17 @@ def test_a_newer_major_version_is_told_clearly(tmp_path) -> None:
 
     def change(manifest) -> None:
         manifest.clear()
-        manifest["schema"] = "4.0"
+        manifest["schema"] = "5.0"
 
-    with pytest.raises(BadRecord, match=r"format 4\.0.*reads up to 3\.1") as raised:
+    with pytest.raises(BadRecord, match=r"format 5\.0.*reads up to 4\.0") as raised:
         Record.of(rewrite(data, change))
     assert raised.value.slug == "record-newer"
 
 
 def test_an_older_major_version_is_told_clearly(tmp_path) -> None:
     data = data_of(tmp_path, [1])
-    with pytest.raises(BadRecord, match=r"format 2\.0.*reads 3\.x") as raised:
-        Record.of(rewrite(data, lambda manifest: manifest.update(schema="2.0")))
+    with pytest.raises(BadRecord, match=r"format 3\.1.*reads 4\.x") as raised:
+        Record.of(rewrite(data, lambda manifest: manifest.update(schema="3.1")))
     assert raised.value.slug == "record-older"
 
 
@@ -172,13 +172,13 @@ def test_a_newer_minor_version_is_read(tmp_path) -> None:
     data = data_of(tmp_path, [1])
 
     def change(manifest) -> None:
-        manifest["schema"] = "3.7"
+        manifest["schema"] = "4.7"
         manifest["mood"] = {"a": [1]}
         manifest["environment"]["weather"] = 3
 
     with Record.of(rewrite(data, change)) as record:
-        assert record.manifest.schema == "3.7"
-    assert SCHEMA == "3.1"
+        assert record.manifest.schema == "4.7"
+    assert SCHEMA == "4.0"
 
 
 @pytest.mark.parametrize("schema", ["", "3", "x.y", "3.0.0", "-3.0", "٣.٠", "3" * 5000 + ".0"])

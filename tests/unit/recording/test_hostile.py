@@ -161,8 +161,8 @@ def check_sealed_mutations(data: bytes, seeds: range) -> None:
 ODD = [
     0, -1, 1, 2, 2**31, 2**62, 2**63, 10**30, 1.5, 1e308, True, None, "", "0", "dict", "list",
     "cpu", "view", [], [0], [1], [3], [99], [[]], {}, {"a": 1}, "meta", "cuda:0", "param", "graph",
-    "default", "inference", [0, 0], [2, 3], "float64", "complex64", "nn", "nnform", "torch",
-    "object", "extras",
+    "default", "inference", [0, 0], [2, 3], "float64", "complex64", "nn", "torch", "object",
+    "extras", "again", "more", "library", [0, 5], [3, 1], "0", "0:3", "a.0", "a b", "- a", 10**6,
 ]  # fmt: skip
 
 
@@ -340,105 +340,219 @@ def with_objects(tmp_path: Path, objects: bytes) -> bytes:
     return seal({**members_of(valid(tmp_path)), "objects.json": objects})
 
 
-@pytest.mark.parametrize(
-    "objects",
-    [
+def words(text: bytes = b"a") -> bytes:
+    return b',"words":"' + text + b'"'
+
+
+FILES = b',"files":[["f.py",null,null]]'
+# By what the error says.
+TABLES: dict[str, list[bytes]] = {
+    "isn't laid out in lines": [
         b"[" * 100_000,
         b'{"a":' * 100_000,
         b'{"roots":{},"count":0,"codes":[],"nodes":[]}',
         lay_out() + b"\n",
-        lay_out(nodes=b'["list"],'),
-        lay_out(nodes=b'["list"]\n["list"]'),
-        lay_out(nodes=b'["list"]', count=2),
-        lay_out(nodes=b'["list"],\n["list"]', count=1),
-        lay_out(b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
-        lay_out(b'{"x":[0]}'),
-        lay_out(b'{"x":[-1]}'),
-        lay_out(b'{"x":[99999999999999999999]}'),
-        lay_out(nodes=b'["list",[[7]]]'),
-        lay_out(nodes=b'["nosuch",1]'),
-        lay_out(nodes=b'["tensor",0]'),
-        lay_out(more=b',"tensors":[[1,7,"","cpu"]]'),
-        lay_out(more=b',"tensors":[[9223372036854775807,0,"","cpu"]]'),
-        lay_out(more=b',"tensors":[[1,0,"sparse","cpu"]]'),
-        lay_out(nodes=b'["array",0,"|O8",[1],false,false]'),
-        lay_out(nodes=b'["array",0,"<f8",[9223372036854775807],false,false]'),
-        lay_out(nodes=b'["dict",[1],[]]'),
-        lay_out(nodes=b'["dict",[1],[1]],\n["more",[2],[]]', count=1),
-        lay_out(nodes=b'["more",[2]]', count=0),
-        lay_out(nodes=b'["int","1"],\n["more",[2]]', count=1),
-        lay_out(nodes=b'["list"],\n["more",[[9]]]', count=1),
-        lay_out(nodes=b'["object",[0]],\n["more",[5],[5]]', count=1),
-        lay_out(nodes=b'["object",[0]],\n["more",["a"],[]]', count=1),
-        lay_out(nodes=b'["object",[0]],\n["more",["a","b"],[5,5]]', count=1),
-        lay_out(nodes=b'["object",[0]],\n["more",["- a"],[5]]', count=1),
-        lay_out(nodes=b'["object",[0]],\n["more"]', count=1),
-        lay_out(nodes=b'["nnform",[0]],\n["more",["a"]]', count=1),
-        lay_out(nodes=b'["nnform",[0]],\n["nn",[0],1],\n["more",[1]]', count=2),
-        lay_out(
-            nodes=b'["nnform",[0],"a","t",["b"],[2],[1]],\n["more",["c"]],\n["more",["d - e"]]',
-            count=1,
-        ),
-        lay_out(nodes=b'["nnform",[0],"a","t",["b"],[4],[1]],\n["more",["c d"]]', count=1),
-        lay_out(nodes=b'["object",[0],"- a"],\n["more",["b"]]', count=1),
-        lay_out(nodes=b'["str","a"],\n["more",["b","c"]]', count=1),
-        lay_out(nodes=b'["str","a"],\n["more",[1]]', count=1),
-        lay_out(nodes=b'["str","a"],\n["more",["b"],[1]]', count=1),
-        lay_out(nodes=b'["bytes","YQ=="],\n["more",["!!!!"]]', count=1),
-        lay_out(nodes=b'["bytes","YQ=="],\n["more",["YQ"]]', count=1),
-        lay_out(nodes=b'["namespace","m"],\n["more",["a"],[]]', count=1),
-        lay_out(nodes=b'["namespace","m"],\n["more",[1],[1]]', count=1),
-        lay_out(nodes=b'["nnform",[0],"a"],\n["nn",[0],1],\n["list"]', count=3),
-        lay_out(nodes=b'["nnform",[0],"","t",["a"]],\n["more",["- b"]]', count=1),
-        lay_out(nodes=b'["nnform",[0],"","t",["a"]],\n["more",["b"],[1]]', count=1),
-        lay_out(b'{"x":[0]}', b'["tuple",[[0]]]'),
-        lay_out(b'{"x":[0]}', b'["range",0,[1],1],\n["list"]'),
-        lay_out(nodes=b'["nn",[0],1,[]]'),
-        lay_out(nodes=b'["list"],\n["nnform",[0]]'),
-        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],1,[1]]'),
-        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],0]'),
-        lay_out(nodes=b'["nnform",[1]],\n["list"],\n["nn",[0],999999999999]', count=10**12 + 1),
-        lay_out(nodes=b'["nnform",[1],"a","",[],[1],[5]],\n["list"]'),
-        lay_out(nodes=b'["nnform",[1],"a","",[],[0],[]],\n["list"]'),
-        lay_out(nodes=b'["nnform",[1],"a b","",[],[0,0],[5,5]],\n["list"]'),
-        lay_out(nodes=b'["nnform",[1],"- a"],\n["list"]'),
-        lay_out(nodes=b'["nnform",[1],"","t",[]],\n["list"]'),
-        lay_out(nodes=b'["extras",[]]', count=0),
-        lay_out(nodes=b'["extras",[[0]],[null,null]]'),
-        lay_out(nodes=b'["extras",[[0],[0]],[null]]', count=2),
-        lay_out(nodes=b'["extras",[[0]],[],null,"a"]'),
-        lay_out(nodes=b'["extras",[[7]]]'),
-        lay_out(nodes=b'["library",0]'),
-        lay_out(nodes=b'["library",-1]', more=b',"words":"a"'),
-        lay_out(nodes=b'["library",1]', more=b',"words":"a"'),
-        lay_out(nodes=b'["list"]', more=b',"words":"0"'),
-        lay_out(nodes=b'["list"]', more=b',"words":"- a"'),
-        lay_out(nodes=b'["list"]', more=b',"words":"a  b"'),
-        lay_out(nodes=b'["object",[0],"a",[]]'),
-        lay_out(nodes=b'["object",[0],"- a",[1]]'),
-        lay_out(nodes=b'["object",[0],"a - b - c",[1]]'),
-        lay_out(nodes=b'["object",[0],"-a",[1]]'),
-        lay_out(nodes=b'["object",[0],"a  b",[1,2,3]]'),
-        lay_out(nodes=b'["object",[0]," a",[1,2]]'),
-        lay_out(nodes=b'["object",[0],"0",[1]]'),
-        lay_out(nodes=b'["object",[0],"1",[1]]', more=b',"words":"a"'),
-        lay_out(nodes=b'["object",[0],"0x",[1]]', more=b',"words":"a"'),
-        lay_out(nodes=b'["object",[0],"99999999999999999999",[1]]', more=b',"words":"a"'),
-        lay_out(nodes=b'["int","xyz"]'),
-        lay_out(codes=b'["f","f",1,"src/9.py",[1,1],null,[]]'),
-        lay_out(codes=b'["f","f",1,"objects.json",[1,1],null,[]]'),
-        lay_out(more=b',"packed":[["F32",[4],1]]'),
-        lay_out(more=b',"packed":[["F32",[4],0]]'),
-        lay_out(more=b',"packed":[["F32",[0],9999999999]]'),
-        lay_out(more=b',"more":1'),
-        lay_out(nodes=b'["text","!"]'),
         b"\xff\xfe",
         b"",
         b"null",
     ],
+    "a line of objects.json ends as it can't": [
+        lay_out(nodes=b'["list"],'),
+        lay_out(nodes=b'["list"]\n["list"]'),
+    ],
+    "has another number of nodes than it says": [
+        lay_out(nodes=b'["list"]', count=2),
+        lay_out(nodes=b'["list"],\n["list"]', count=1),
+        lay_out(nodes=b'["list"],\n["again",1]', count=1),
+        lay_out(nodes=b'["list"],\n["again",1]', count=3),
+        lay_out(nodes=b'["nn",[0]]', count=2),
+        lay_out(nodes=b'["library","a","a b"]', count=1),
+    ],
+    "refers to a node that it doesn't have": [
+        lay_out(b'{"x":[0]}'),
+        lay_out(b'{"x":[99999999999999999999]}'),
+        lay_out(nodes=b'["list",[[7]]]'),
+        lay_out(nodes=b'["list",[[0,1]]]'),
+        lay_out(nodes=b'["list",[[1,0]]],\n["list"]'),
+        lay_out(nodes=b'["list"],\n["more",[[9]]]', count=1),
+        lay_out(nodes=b'["extras",[[7]]]'),
+        lay_out(nodes=b'["nn",[1]]'),  # forms have no numbers
+    ],
+    "Expected": [  # msgspec: it isn't what the line is made of
+        lay_out(b'{"x":' + b"[" * 100 + b"]" * 100 + b"}"),
+        lay_out(more=b',"packed":[["F32",[4],0]]'),
+        lay_out(more=b',"packed":[["F32",[0],9999999999]]'),
+        lay_out(b'{"x":[-1]}'),
+        lay_out(b'{"x":[0,0]}', b'["list"]'),
+        lay_out(nodes=b'["list",[[]]]'),
+        lay_out(nodes=b'["list",[[0,0,0]]]'),
+        lay_out(nodes=b'["extras",[1]]'),
+        lay_out(nodes=b'["nn",[0],"","",[],[],0]'),
+        lay_out(nodes=b'["nn",[0,0]]'),
+        lay_out(nodes=b'["list"],\n["again",0]'),
+        lay_out(nodes=b'["library",0]', more=words()),
+        lay_out(nodes=b'["object",[0],"a","b"]'),
+        lay_out(codes=b'["f",-1,1,[1,1]]', more=FILES),
+    ],
+    "Invalid value": [lay_out(nodes=b'["nosuch",1]'), lay_out(nodes=b'["tensor",0]')],
+    "unknown field": [lay_out(more=b',"more":1')],
+    "Invalid base64": [lay_out(nodes=b'["text","!"]')],
+    "refers to a blob that isn't there": [
+        lay_out(more=b',"tensors":[[1,7,"","cpu"]]'),
+        lay_out(more=b',"tensors":[[100000,0,"","cpu"]]'),
+    ],
+    "would take more memory": [
+        lay_out(b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
+        lay_out(more=b',"tensors":[[9223372036854775807,0,"","cpu"]]'),
+        lay_out(nodes=b'["nn",[0],"","",[],[],999999999999]', count=10**12),
+        lay_out(nodes=b'["nn",[0],"a","",[],[],999999999,[0],[1]]', count=10**9),
+        lay_out(nodes=b'["list"],\n["again",999999999999]', count=10**12 + 1),
+        lay_out(nodes=b'["list",[[0,%d]]],\n["again",%d]' % (10**5, 10**5), count=10**5 + 1),
+        lay_out(nodes=b'["list","%s"],\n["again",%d]' % (b"a " * 99 + b"a", 10**5), count=10**5),
+        lay_out(nodes=b'["list","%s"]' % (b"0.0 " * 9999 + b"0"), more=words(b"a" * 9999)),
+        lay_out(nodes=b'["list","%s"]' % (b"0:999 " * 999 + b"0"), more=words(b"a " * 999 + b"a")),
+        lay_out(nodes=b'["extras",[[0,%d]],[],null,"- a a a a a a"]' % 10**6, count=10**6 + 1),
+    ],
+    "a tensor has a kind": [lay_out(more=b',"tensors":[[1,0,"sparse","cpu"]]')],
+    "an array isn't as large": [lay_out(nodes=b'["array",0,"|O8",[1],false,false]')],
+    "an array has a shape": [lay_out(nodes=b'["array",0,"<f8",[9223372036854775807],false,false]')],
+    "more names or keys than values, or less": [
+        lay_out(nodes=b'["dict",[1],[]]'),
+        lay_out(nodes=b'["dict","a b",[1]]'),
+        lay_out(nodes=b'["dict","a",[[0,1]]],\n["list"]'),
+        lay_out(nodes=b'["dict",[1],"a b"]'),
+        lay_out(nodes=b'["dict",[1],[1]],\n["more",[2],[]]', count=1),
+        lay_out(nodes=b'["namespace","m"],\n["more",["a"],[]]', count=1),
+    ],
+    "there is more of something that has no items": [
+        lay_out(nodes=b'["more",[2]]', count=0),
+        lay_out(nodes=b'["int","1"],\n["more",[2]]', count=1),
+        lay_out(nodes=b'["library","a"],\n["more","b"]', count=1),
+        lay_out(nodes=b'["list"],\n["again",1],\n["more",[2]]', count=2),
+    ],
+    "there is nothing that could be there again": [
+        lay_out(nodes=b'["again",1]', count=1),
+        lay_out(nodes=b'["list"],\n["again",1],\n["again",1]', count=3),
+        lay_out(nodes=b'["nn",[0]],\n["again",1]', count=2),
+        lay_out(nodes=b'["library","a"],\n["again",1]', count=2),
+        lay_out(nodes=b'["extras",[[0]]],\n["again",1]', count=2),
+    ],
+    "a line of objects.json stands for nothing": [
+        lay_out(nodes=b'["extras",[]]', count=0),
+        lay_out(nodes=b'["library","a",""]', count=0),
+    ],
+    "another number of names than of values": [
+        lay_out(nodes=b'["object",[0]],\n["more","a",[]]', count=1),
+        lay_out(nodes=b'["object",[0]],\n["more","- a",[5]]', count=1),
+        lay_out(nodes=b'["object",[0]],\n["more","a","b"]', count=1),
+        lay_out(nodes=b'["object",[0],"- a"],\n["more","b"]', count=1),
+        lay_out(nodes=b'["object",[0],"a",[]]'),
+        lay_out(nodes=b'["object",[0],"a",[[0,1]]],\n["list"]'),
+        lay_out(nodes=b'["object",[0],"- a",[1]]'),
+        lay_out(nodes=b'["object",[0],"a - b - c",[1]]'),
+        lay_out(nodes=b'["object",[0],"0:1",[1]]', more=words(b"a b")),
+        lay_out(nodes=b'["extras",[[0]],[],null,"a"]'),
+    ],
+    "another number of slots than of values": [lay_out(nodes=b'["object",[0],"",[],null,["a"]]')],
+    "but not the text that it needs": [
+        lay_out(nodes=b'["object",[0]],\n["more",["a"],[5]]', count=1),
+        lay_out(nodes=b'["object",[0]],\n["more"]', count=1),
+        lay_out(nodes=b'["str","a"],\n["more",["b"]]', count=1),
+        lay_out(nodes=b'["bytes","YQ=="],\n["more",["YQ=="]]', count=1),
+    ],
+    "there are values for something that has none": [
+        lay_out(nodes=b'["str","a"],\n["more","b",[1]]', count=1),
+        lay_out(nodes=b'["list"],\n["more",[1],[1]]', count=1),
+        lay_out(nodes=b'["nn",[0],"","t",["a"],[1]],\n["more","b",[1]]', count=1),
+    ],
+    "more names for a table that isn't there": [
+        lay_out(nodes=b'["nn",[0]],\n["more","a"]', count=1)
+    ],
+    "modules have other values than names": [
+        lay_out(nodes=b'["nn",[0],"","",[],[1]]'),
+        lay_out(nodes=b'["nn",[0],"a"]'),
+        lay_out(nodes=b'["nn",[0]],\n["more",[1]]', count=1),
+        lay_out(nodes=b'["nn",[0],"a","",[],[1],2]', count=2),
+        lay_out(nodes=b'["nn",[0],"a","",[],[[0,1]]],\n["list"]'),
+        lay_out(nodes=b'["nn",[0],"a","t",["b"],[1,2]],\n["more","c d"]', count=1),
+        lay_out(nodes=b'["nn",[0],"a","",[],[],1,[1],[5]]'),
+        lay_out(nodes=b'["nn",[0],"a"],\n["list"]'),
+    ],
+    "modules have other names than values": [
+        lay_out(nodes=b'["nn",[0],"a","",[],[],1,[0],[]]'),
+        lay_out(nodes=b'["nn",[0],"","t",[]]'),
+    ],
+    "modules have a value where there is no place": [
+        lay_out(nodes=b'["nn",[0],"a b","",[],[],1,[0,0],[5,5]]'),
+        lay_out(nodes=b'["nn",[0],"a b","",[],[],1,[1,0],[5,5]]'),
+    ],
+    "a name in objects.json has no value": [
+        lay_out(nodes=b'["nn",[0],"- a"]'),
+        lay_out(nodes=b'["nn",[0],"","t",["a"],[1]],\n["more","- b"]', count=1),
+        lay_out(nodes=b'["list","a - b"]'),
+        lay_out(nodes=b'["dict","- a",[]]'),
+        lay_out(nodes=b'["library","- a"]'),
+        lay_out(nodes=b'["list"]', more=words(b"- a")),
+    ],
+    "another number of gradients": [
+        lay_out(nodes=b'["extras",[[0]],[null,null]]'),
+        lay_out(nodes=b'["extras",[[0],[0]],[null]]', count=2),
+    ],
+    "a library isn't one name": [
+        lay_out(nodes=b'["library",""]'),
+        lay_out(nodes=b'["library","a b"]'),
+    ],
+    "a name in objects.json isn't one": [
+        lay_out(nodes=b'["namespace","m"],\n["more",[1],[1]]', count=1),
+        lay_out(nodes=b'["namespace","m"],\n["more","a",[1]]', count=1),
+        lay_out(nodes=b'["list"]', more=words(b"a  b")),
+        lay_out(nodes=b'["object",[0],"-a",[1]]'),
+        lay_out(nodes=b'["object",[0],"a.-b",[1]]'),
+        lay_out(nodes=b'["object",[0],"a  b",[1,2,3]]'),
+        lay_out(nodes=b'["object",[0]," a",[1,2]]'),
+        lay_out(nodes=b'["object",[0],"a ",[1,2]]'),
+        lay_out(nodes=b'["object",[0],"0x",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"a.0x",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"0:0.0",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"0:",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"99999999999999999999",[1]]', more=words()),
+    ],
+    "refers to a word that it doesn't have": [
+        lay_out(nodes=b'["list"]', more=words(b"0")),
+        lay_out(nodes=b'["object",[0],"0",[1]]'),
+        lay_out(nodes=b'["object",[0],"1",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"a.1",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"0:1",[1,2]]', more=words()),
+        lay_out(nodes=b'["object",[0],"1:0",[]]', more=words(b"a b")),
+        lay_out(nodes=b'["library","1"]', more=words()),
+    ],
+    "objects.json: ": [  # base64
+        lay_out(nodes=b'["bytes","YQ=="],\n["more","!!!!"]', count=1),
+        lay_out(nodes=b'["bytes","YQ=="],\n["more","YQ"]', count=1),
+    ],
+    "something contains itself that can't": [lay_out(b'{"x":[0]}', b'["tuple",[[0]]]')],
+    "a Range node makes no sense": [lay_out(b'{"x":[0]}', b'["range",0,[1],1],\n["list"]')],
+    "a number isn't hexadecimal": [lay_out(nodes=b'["int","xyz"]')],
+    "a source or code that objects.json names isn't there": [
+        lay_out(more=b',"files":[["f","src/9.py",null]]'),
+        lay_out(more=b',"files":[["f","objects.json",null]]'),
+        lay_out(more=b',"files":[["f",null,"src/0.py"]]'),
+        lay_out(more=b',"files":[["f",null,"code/0"]]'),
+    ],
+    "refers to a file that it doesn't have": [lay_out(codes=b'["f",1,1,[1,1]]', more=FILES)],
+    "refers to a code that it doesn't have": [
+        lay_out(nodes=b'["function",0,[0]]'),
+        lay_out(nodes=b'["function",1,[0]]', codes=b'["f",0,1,[1,1]]', more=FILES),
+    ],
+    "tensors.safetensors": [lay_out(more=b',"packed":[["F32",[4],1]]')],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "objects"), [(reason, one) for reason, many in TABLES.items() for one in many]
 )
-def test_tables_that_cannot_be(tmp_path, objects) -> None:
-    check_refused(with_objects(tmp_path, objects))
+def test_tables_that_cannot_be(tmp_path, reason, objects) -> None:
+    assert reason in str(check_refused(with_objects(tmp_path, objects)))
 
 
 @pytest.mark.parametrize(
@@ -566,7 +680,7 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
         return zipped([*members.items(), ("manifest.json", json.dumps(changed).encode())][1:])
 
     few = size // 3  # so large that the whole would be too much, but not each line
-    forms = b'["nnform",[0],"a","",[],[0],[1]]'
+    forms = b'["nn",[0],"a","",[],[],1,[0],[1]]'
     return {
         "small nodes": table(repeat(b'["set"]', few), BAD),
         "references": table(repeat(b'["list",[' + b"[0]," * 9 + b"[0]]]", few), BAD),
@@ -577,19 +691,34 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
         "forms": table(repeat(forms, few), BAD),
         "too long a line": table(b'["list",[' + b",".join([b"1.5"] * size) + b"]]", BAD),
         "deep": table(b'["list",' + b"[" * few + b"]" * few + b"]"),
-        "modules": table(b'["nnform",[1]]', b'["set"]', b'["nn",[0],9999999]', count=10000001),
+        "modules": table(b'["nn",[0],"","",[],[],9999999]', b'["set"]', count=10000000),
         "tensors": table(BAD, more=b',"tensors":[[99999999,0,"","cpu"]]'),
         "blobs": table(BAD, more=b',"packed":[["U8",[0],2147483647]]'),
         "words": table(BAD, more=b',"words":"' + b"a " * 5000 + b'b"'),
         "names": table(repeat(b'["object",[0],"- ' + b"a " * 999 + b'b"]', few), BAD),
         "one long text of names": table(b'["object",[0],"- ' + b"a " * size + b'b"]', BAD),
-        "names of tables": table(b'["nnform",[0],"","t",["' + b"a " * size + b'b"]]', BAD),
+        "names of tables": table(b'["nn",[0],"","t",["' + b"a " * size + b'b"]]', BAD),
         "escaped tag": table(b'["\\u006fbject",[0],"- ' + b"a " * (size // 2) + b'b"]', BAD),
         "escaped spaces": table(b'["object",[0],"-' + b"\\u0020a" * (size // 7) + b'"]', BAD),
         "a wide name": table(b'["object",[0],"- ' + b"a" * size + b'\xf0\x9f\x98\x80"]', BAD),
         "a wide text": table(b'["str","' + b"a" * size + b'\xf0\x9f\x98\x80"]', BAD),
         "a text": table(b'["str","' + b"a" * size + b'"]', BAD),
-        "pieces": table(b'["str",""]', repeat(b'["more",["a"]]', few), BAD),
+        "pieces": table(b'["str",""]', repeat(b'["more","a"]', few), BAD),
+        "parts of a name": table(b'["object",[0],"- ' + b"a." * (size // 2) + b'b"]', BAD),
+        "long names": table(
+            b'["object",[0],"- ' + b"0.0 " * (size // 8) + b'b"]',
+            BAD,
+            more=b',"words":"' + b"a" * (size // 2) + b'"',
+        ),
+        "strings": table(repeat(b'["list","' + b"a " * 999 + b'b"]', few), BAD),
+        "rows of words": table(
+            repeat(b'["list","' + b"0:99 " * 99 + b'0"]', few),
+            BAD,
+            more=b',"words":"' + b"a " * 99 + b'b"',
+        ),
+        "rows": table(repeat(b'["list",[[0,99]]]', few), BAD),
+        "the same again": table(b'["list",[1,2]]', b'["again",9999999]', BAD, count=10000001),
+        "libraries": table(repeat(b'["library","a","' + b"a " * 99 + b'b"]', few), BAD),
         "extras": table(b'["extras",[' + b"[0]," * 1000 + b"[0]]]", BAD, count=1002),
         "attributes of extras": table(
             b'["extras",[' + b"[0]," * 1000 + b'[0]],[],null,"- ' + b"a " * 8000 + b'b"]',
@@ -697,11 +826,11 @@ def test_an_audit_hook_sees_nothing_but_reading(tmp_path) -> None:
     }
     members = members_of(good["plain"])
     nodes = [
-        b'["function","f","f",0,[1]]', b'["namespace","os"]', b'["library","os","system"]',
+        b'["function",0,[1]]', b'["namespace","os"]', b'["library","os","system"]',
         b'["opaque","a","b"]', b'["call",[2],["touch /tmp/evil"]]', b'["object",[2],"a",[1]]',
     ]  # fmt: skip
-    known = b'["f","f.py",1,"src/0.py",[1,0],"code/0"]'
-    code = lay_out(b'{"x":[0],"y":[2]}', b",\n".join(nodes), known)
+    known, at = b'["f",0,1,[1,0]]', b',"files":[["f.py","src/0.py","code/0"]]'
+    code = lay_out(b'{"x":[0],"y":[2]}', b",\n".join(nodes), known, more=at)
     bomb = b"\xe3" + b"\0" * 8 + b"\xff" * 100
     source = b"import os; os.system('x')"
     good["code"] = seal({**members, "objects.json": code, "src/0.py": source, "code/0": bomb})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import types
+from collections import Counter
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torch import nn
 
 import tripwire
 from tripwire.recording import nodes
+from tripwire.recording.format import Record
 from tripwire.recording.spelled import Spelled
 from tripwire.recording.spelling import spell
 
 
 def text_of(value: object) -> bytes:
-    return spell(encode(value)[0].table, ())
+    return spell(encode(value)[0].table).text(())
 
 
 def lines_of(value: object) -> list[str]:
@@ -92,6 +94,82 @@ def test_names_that_occur_often_have_a_number(tmp_path) -> None:
     assert [list(vars(one).items()) for one in found] == [list(vars(v).items()) for v in values]
 
 
+NAMES = [
+    ["a"],
+    ["a.b", "a.b.c", "", ".", "..", "a.", ".a", "0", "a.0", "-", "a.-b", "%", "1:2", "a:b", "a b"],
+    ["layers.0.mlp", "layers.1.mlp", "layers.1", "mlp.layers", "layers"] * 5,
+    [f"part{i % 7}.part{i % 5}" for i in range(1200)],
+    ["é.ü", "٣.٣", "a\nb", "\0", "x" * 60],
+    ["one", "two", "three", "four"] * 3 + ["four", "three", "two", "one"],
+]
+
+
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: repr(names[:2]))
+def test_strings_are_written_by_their_parts(tmp_path, names) -> None:
+    plain = {name: i for i, name in enumerate(names)}
+    state = types.SimpleNamespace()
+    vars(state).update({name: None if i % 3 else i for i, name in enumerate(names)})
+    dicts = [plain, dict(enumerate(names)), {name: name for name in names}]
+    value = [names, tuple(names), set(names), dicts, state]
+    found = again(tmp_path, value)
+    assert found[:4] == value[:4]
+    assert [list(one) for one in found[3]] == [list(one) for one in dicts]
+    assert list(vars(found[4]).items()) == list(vars(state).items())
+
+
+def test_parts_that_occur_often_are_written_once() -> None:
+    text = text_of({f"model.layers.{name}.projection": "columnwise" for name in "abcdefgh"})
+    assert text.count(b"projection") == text.count(b"layers") == text.count(b"columnwise") == 1
+
+
+def test_strings_that_are_no_names_stay_as_they_are() -> None:
+    assert '["list",["a b","c"]],' in lines_of([["a b", "c"], []])
+    assert '["list",["0","c"]],' in lines_of([["0", "c"], []])
+    assert '["list","a c"],' in lines_of([["a", "c"], []])
+
+
+def test_what_says_the_same_is_written_once_and_comes_back_apart(tmp_path) -> None:
+    numbers = [[[1, True, 1.0]] * 2, [[True, 1, 1.0]]]
+    value = [[[1, "a"] for _ in range(50)], [{} for _ in range(50)], *numbers]
+    assert '["again",49],' in lines_of(value)
+    found = again(tmp_path, value)
+    assert found == value
+    assert len({id(one) for one in (*found[0], *found[1])}) == 100
+    assert found[2][0] is found[2][1]
+    assert [type(one) for one in found[3][0]] == [bool, int, float]
+
+
+def test_a_long_list_that_is_there_again(tmp_path) -> None:
+    value = [list(range(1200)) for _ in range(3)] + [["x"] * 1200 for _ in range(3)]
+    assert sum(line.startswith('["more"') for line in lines_of(value)) == 4
+    found = again(tmp_path, value)
+    assert found == value and len(set(map(id, found))) == 6
+
+
+def test_references_in_a_row(tmp_path) -> None:
+    shared = [[i] for i in range(20)]
+    value = [shared, shared[3:9], shared[::-1], [shared[0], 5, *shared[1:4], None, shared[4]]]
+    assert '["list",[[5,24]]],' in lines_of(value)
+    found = again(tmp_path, value)
+    assert found == value
+    assert all(one is found[0][one[0]] for part in found[1:3] for one in part)
+
+
+def count_keys(x):
+    return collections, Counter(x)
+
+
+def test_things_of_a_library_share_a_line(tmp_path) -> None:
+    value = [nn.Linear, nn.Bilinear, nn.Identity, nn.ReLU]
+    libraries = [line for line in lines_of(value) if line.startswith('["library"')]
+    assert len(libraries) == 2 and any("Linear Bilinear Identity" in one for one in libraries)
+    assert all(map(lambda a, b: a is b, again(tmp_path, value), value))
+    path = tripwire.save_record(tmp_path / "y.rec", count_keys, "aab")
+    with Record.open(path) as record:  # a module and what is in it
+        assert b'["library","collections","% Counter"]' in record.read("objects.json")
+    assert tripwire.replay(path, trust=True) == (collections, Counter("aab"))
+
+
 class Kept(torch.Tensor):
     pass
 
@@ -161,7 +239,7 @@ def test_modules_keep_their_order_and_what_they_share(tmp_path) -> None:
 
 def test_the_lines_of_a_table_can_be_read_without_the_rest() -> None:
     table = encode({"a": [1, (2, 3)], "b": {4: [5]}})[0].table
-    text = spell(table, ())
+    text = spell(table).text(())
     found = Spelled.of(text, len(text)).build()
     assert sorted(map(repr, found.nodes)) != []
     assert {type(node) for node in found.nodes} == {type(node) for node in table.nodes}
@@ -183,8 +261,9 @@ def test_words_in_strings_are_no_names(tmp_path) -> None:
     assert again(tmp_path, value) == value
 
 
-LONG = ["x" * 100_000, "é" * 50_000, "a" * 40_000 + "\U0001f600", "\0" * 50_000, "\ud800" * 40_000,
-        b"\xff" * 100_001, bytearray(range(256)) * 300]  # fmt: skip
+LONG = ["x" * 100_000, "[{" * 50_000, '"' * 100_000, "é" * 50_000, "a" * 40_000 + "\U0001f600",
+        "\0" * 50_000, "\ud800" * 40_000, b"\xff" * 100_001,
+        bytearray(range(256)) * 300]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", LONG, ids=lambda value: f"{type(value).__name__}-{value[:1]!r}")
@@ -233,6 +312,30 @@ def test_what_a_record_has_no_room_for_is_told_and_the_rest_can_be_read(tmp_path
     for value in (many, tensors, modules):
         assert encode(value)[0].manifest.omissions
         seen(tmp_path, value)  # the file can be opened
+
+
+SMALL = [  # hardly fits, or doesn't
+    [10**18 + i for i in range(700_000)],
+    [1 / 3 + i for i in range(500_000)],
+    [f"name{i}" for i in range(400_000)],
+    [f"a name {i}" for i in range(400_000)],
+    {f"[{{,{i}": f'"{i}"' for i in range(90_000)},
+    {f"a.b.c.{i % 999}": "a.b.c." + "x.y" * 15 for i in range(100_000)},
+    [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000)],
+    [["\0" * 60] for _ in range(60_000)],
+    {"[" * 60 + str(i): '"' * 60 for i in range(450)},
+    [
+        types.SimpleNamespace(**{f"a{i}": f'"{i},,,,,,,,' * 5 for i in range(20)})
+        for _ in range(4000)
+    ],
+]
+
+
+@pytest.mark.parametrize("value", SMALL, ids=lambda value: repr(next(iter(value)))[:30])
+def test_small_values_take_room_too(tmp_path, value) -> None:
+    table = encode(value)[0]
+    found = seen(tmp_path, value)  # whatever was left out: the file can be opened
+    assert table.manifest.omissions or len(found) == len(value)
 
 
 def test_a_module_and_an_object_of_many_parts_have_several_lines(tmp_path) -> None:
