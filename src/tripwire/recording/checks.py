@@ -178,11 +178,6 @@ def _check_range(node: nodes.Range, *_: object) -> None:
         raise damaged("a range has the step 0")
 
 
-def _check_names(node: nodes.Class, *_: object) -> None:
-    if len(node.names) != len(node.values):
-        raise damaged("an object has another number of names than of values")
-
-
 def _check_kind(kind: str) -> None:
     if kind not in _KINDS:
         raise damaged("a tensor has a kind that isn't known")
@@ -294,9 +289,6 @@ _CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
     nodes.Complex: _check_complex,
     nodes.Constant: _check_constant,
     nodes.Range: _check_range,
-    nodes.Class: _check_names,
-    nodes.Namespace: _check_names,
-    nodes.Module: _check_names,
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
     nodes.Array: _check_array,

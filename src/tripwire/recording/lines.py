@@ -24,9 +24,11 @@ from tripwire.recording.nodes import Index, Item, Items, Reference, Row, Slot
 
 # How many tensors, the number of the first one's blob, their kind, their device.
 TensorRun = tuple[Index, Index, str, str]
-# As Python names it in tracebacks; its members under src/ and code/.
-File = tuple[str, str | None, str | None]
+# As Python names it in tracebacks; its members under src/ and code/; its `__future__` imports.
+File = tuple[str, str | None, str | None, int]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+# Numbers of codes, the first and the last in a row: no references, though written like them.
+CodeRow = Annotated[tuple[Index, ...], msgspec.Meta(min_length=1, max_length=2, title="codes")]
 
 CODES, NODES, END = b',"codes":[', b'],"nodes":[', b"]}"
 
@@ -103,12 +105,22 @@ class Extras(nodes.Node, tag="extras", frozen=True):
     values: tuple[Item, ...] = ()
 
 
-class Function(nodes.Node, tag="function", frozen=True):
-    """A Python function. Without a name it has that of its code."""
+class Cells(nodes.Node, tag="cell", frozen=True):
+    """Closure cells with their contents, one after another, and so many empty ones."""
 
-    code: Index
+    contents: tuple[Item, ...] = ()
+    empty: Index = 0
+
+
+class Functions(nodes.Node, tag="function", frozen=True):
+    """Python functions that have all but their codes and closures in common, one after another.
+
+    Each has as many cells. Without a name it has that of its code.
+    """
+
+    codes: tuple[CodeRow, ...]
     namespace: Reference
-    closure: tuple[Reference, ...] = ()
+    closures: tuple[Row, ...] = ()
     defaults: Slot = None
     kwdefaults: Slot = None
     attributes: Slot = None
@@ -117,12 +129,44 @@ class Function(nodes.Node, tag="function", frozen=True):
     qualname: str | None = None
 
 
+class Class(nodes.Node, tag="class", frozen=True):
+    """A class. Without `qualname` that is its name."""
+
+    module: str
+    name: str
+    meta: Reference
+    bases: tuple[Reference, ...]
+    names: str = ""
+    values: tuple[Item, ...] = ()
+    form: str = "plain"
+    detail: Slot = None
+    qualname: str | None = None
+
+
+class Namespace(nodes.Node, tag="namespace", frozen=True):
+    """The globals of a user's module."""
+
+    module: str
+    names: str = ""
+    values: tuple[Item, ...] = ()
+    imports: tuple[Reference, ...] = ()
+
+
+class Module(nodes.Node, tag="module", frozen=True):
+    """A user's Python module as a value."""
+
+    module: str
+    names: str = ""
+    values: tuple[Item, ...] = ()
+    namespace: Slot = None
+
+
 class More(nodes.Node, tag="more", frozen=True):
     """What the line before had no room for.
 
-    Items of a container; keys and values of a dict; names and values of a class or module; values
-    of modules. A text: names of an object or of extras, with their values; names in the last table
-    of modules; a piece of a string, or of bytes in base64.
+    Items of a container; keys and values of a dict; values of modules. A text: names of something
+    with attributes, with their values; names in the last table of modules; a piece of a string, or
+    of bytes in base64.
     """
 
     items: Items = ()
@@ -135,36 +179,33 @@ class Again(nodes.Node, tag="again", frozen=True):
     count: Count
 
 
-_REPLACED = (
-    nodes.Tuple,
-    nodes.List,
-    nodes.Set,
-    nodes.Dict,
-    nodes.Library,
-    nodes.Object,
-    nodes.ModuleForm,
-    nodes.ModuleObject,
-    nodes.TensorExtras,
-    nodes.Tensor,
-    nodes.Function,
+Attributed = Object | Extras | Class | Namespace | Module  # with names and values
+_OWN = (
+    *(Tuple, List, Set, Dict, Libraries, Object, Modules, Extras, Functions, Class, Namespace),
+    *(Module, Cells, More, Again),
 )
+_REPLACED = {cls.__struct_config__.tag for cls in (*_OWN, nodes.ModuleForm, nodes.Tensor)}
 LINES: tuple[type[nodes.Node], ...] = (
-    *(cls for cls in NODE_TYPES if cls not in _REPLACED),
-    *(Tuple, List, Set, Dict, Libraries, Object, Modules, Extras, Function, More, Again),
+    *(cls for cls in NODE_TYPES if cls.__struct_config__.tag not in _REPLACED),
+    *_OWN,
 )
 prepare(LINES)
 
 
-class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The code of one function; `file` is the number of one in the first line."""
+class Codes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Codes of one file in a row, by its number in the first line.
 
-    name: str
+    Of each the line, how many lines further and in which column it is defined, how many lines of
+    the source are its own, and how many of the free names.
+    """
+
     file: Index
-    line: Index
-    place: tuple[int, int]
-    lines: tuple[Index, Index] = (0, 0)
-    free: tuple[str, ...] = ()
-    flags: int = 0
+    names: str
+    numbers: tuple[Index, ...]
+    free: str = ""
+
+
+NUMBERS = 5  # of each code
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,7 +11,9 @@ from __future__ import annotations
 import __future__
 
 import ast
+import bisect
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, cast
@@ -266,3 +268,32 @@ def _is_same_constant(a: object, b: object) -> bool:
     if isinstance(a, frozenset) and isinstance(b, frozenset):
         return a == b
     return type(a) is type(b) and repr(a) == repr(b)  # 0.0 isn't -0.0, nan is nan
+
+
+class Layout:
+    """Lines of a file one after the other, without those between them; what overlaps, once."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Each span has a first and a last line."""
+        self._spans: list[tuple[int, int]] = []
+        self._before: list[int] = []  # how many lines stand before each
+        for first, last in sorted(spans):
+            if self._spans and first <= self._spans[-1][1]:
+                start, end = self._spans[-1]
+                self._spans[-1] = start, max(end, last)
+                continue
+            count = 0
+            if self._spans:
+                start, end = self._spans[-1]
+                count = self._before[-1] + end - start + 1
+            self._spans.append((first, last))
+            self._before.append(count)
+
+    def cut(self, lines: list[str]) -> list[str]:
+        """These lines, of all that the file has."""
+        return [line for first, last in self._spans for line in lines[first - 1 : last]]
+
+    def before(self, line: int) -> int:
+        """How many of them stand before a line that is one of them."""
+        at = bisect.bisect_right(self._spans, line, key=lambda span: span[0]) - 1
+        return self._before[at] + line - self._spans[at][0]

@@ -20,6 +20,7 @@ from importlib.machinery import SourceFileLoader
 from tripwire.errors import CannotReplay
 from tripwire.recording.nodes import Code, Table
 from tripwire.recording.segments import (
+    Layout,
     Segment,
     SourceFile,
     compile_definition,
@@ -56,7 +57,7 @@ class Codes:
 
     def table(self) -> tuple[Code, ...]:
         """Every code, for the record's table."""
-        placed = {name: _Layout(segments) for name, segments in self._by_file().items()}
+        placed = {name: _lay_out(segments) for name, segments in self._by_file().items()}
         members = {name: f"src/{i}.py" for i, name in enumerate(placed)}
         return tuple(
             _code_node(code, segment, members.get(code.co_filename), placed.get(code.co_filename))
@@ -67,7 +68,7 @@ class Codes:
         """The files of the record that hold source and marshalled code."""
         found = {}
         for i, (name, segments) in enumerate(self._by_file().items()):
-            lines = _Layout(segments).cut(self._files[name].lines)
+            lines = _lay_out(segments).cut(self._files[name].lines)
             found[f"src/{i}.py"] = "".join(lines).encode("utf-8", "surrogatepass")
         if self._codes:
             found[_MARSHALLED] = marshal.dumps(tuple(map(_marshallable, self._codes)))
@@ -106,28 +107,12 @@ def _marshallable(code: types.CodeType) -> types.CodeType | None:
     return code
 
 
-class _Layout:
-    """Segments of one file one after the other, overlapping ones once."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        for segment in sorted(segments, key=lambda s: (s.first, -s.last)):
-            if self.spans and segment.first <= self.spans[-1][1]:
-                first, last = self.spans[-1]
-                self.spans[-1] = first, max(last, segment.last)
-            else:
-                self.spans.append((segment.first, segment.last))
-
-    def cut(self, lines: list[str]) -> list[str]:
-        return [line for first, last in self.spans for line in lines[first - 1 : last]]
-
-    def before(self, line: int) -> int:
-        """How many lines stand before a line of the file."""
-        return sum(min(last, line - 1) - first + 1 for first, last in self.spans if first < line)
+def _lay_out(segments: list[Segment]) -> Layout:
+    return Layout((segment.first, segment.last) for segment in segments)
 
 
 def _code_node(
-    code: types.CodeType, segment: Segment | None, member: str | None, layout: _Layout | None
+    code: types.CodeType, segment: Segment | None, member: str | None, layout: Layout | None
 ) -> Code:
     marshalled = _MARSHALLED if _marshallable(code) is not None else None
     if segment is None or layout is None:

@@ -1,10 +1,10 @@
 """Spelling: a table as the text of objects.json.
 
-The text is JSON, one code or node a line. So a reader (recording/spelled.py) checks a file line by
-line and keeps none of it before all of it is known to be sound. And it is short: a model has
-thousands of modules that differ in a number or two, and a record promises to be hardly larger
-than its tensors. What modules have in common is said once; tensors that are nothing but a blob
-follow one another.
+The text is JSON in lines. So a reader (recording/spelled.py) checks a file line by line and keeps
+none of it before all of it is known to be sound. And it is short: a model has thousands of modules
+that differ in a number or two, and a record promises to be hardly larger than its tensors. What
+nodes have in common is said once: by modules of one form, functions, things of a library; what is
+the same is said again by its number; tensors that are nothing but a blob follow one another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import BlobRun
 from tripwire.recording.checks import find_slot_fields
 from tripwire.recording.lines import are_names, join_names, join_rows
-from tripwire.recording.nodes import AnyNode, Item, Items, Row, Slot
+from tripwire.recording.nodes import AnyNode, Item, Items, Reference, Row, Slot
 from tripwire.recording.texts import encode_json
 
 _LONGEST = 500  # items in a line; a container has more lines for the rest
@@ -55,6 +55,7 @@ class Spelling:
 def spell(table: nodes.Table) -> Spelling:
     """Write a table as lines."""
     found = _share_texts(_share_forms(list(table.nodes)))
+    found = [_unname(node, table.codes) for node in found]
     places = _find_places(found)
     order = sorted(range(len(found)), key=places.__getitem__)
     numbers = {old: new for new, old in enumerate(order)}
@@ -63,7 +64,7 @@ def spell(table: nodes.Table) -> Spelling:
     tensors = [node for node in listed if isinstance(node, nodes.Tensor)]
     count = sum(not isinstance(node, (nodes.Tensor, _Form)) for node in listed)
     files = list(dict.fromkeys(map(_file_of, table.codes)))
-    words = _find_words(found)
+    words = _find_words(found, table.codes)
     head = lines.Head(
         {name: renumber(slot) for name, slot in table.roots.items()},
         count,
@@ -71,17 +72,17 @@ def spell(table: nodes.Table) -> Spelling:
         tuple(_find_runs(tensors)),
         files=tuple(files),
     )
-    speller = _Speller(listed, table.codes, words)
-    codes = (encode_json(_shorten(_make_code(code, files))) for code in table.codes)
+    speller = _Speller(listed, words)
+    codes = map(encode_json, map(_shorten, speller.make_codes(table.codes, files)))
     spelled = b",\n".join(_say_again(map(speller.spell, _group(listed[:count]))))
     parts = (b",\n".join(codes), lines.NODES, spelled, lines.END)
     return Spelling(head, b"\n".join(part for part in parts if part))
 
 
 def _find_places(found: Sequence[nodes.Node]) -> list[tuple[object, ...]]:
-    """Modules by their forms, extras that are alike, libraries, all else, tensors, forms.
+    """Those that share a line: modules, extras, libraries, functions, cells. Then all else.
 
-    Nodes that say the same are neighbours.
+    Then tensors, and forms. Nodes that say the same are neighbours.
     """
     places: list[tuple[object, ...]] = []
     firsts: dict[object, int] = {}
@@ -93,13 +94,17 @@ def _find_places(found: Sequence[nodes.Node]) -> list[tuple[object, ...]]:
                 places.append((1, repr(_alike(node))))
             case nodes.Library():
                 places.append((2, node.module))
+            case lines.Functions():
+                places.append((3, repr(_alike(node)), node.codes[0]))
+            case nodes.Cell():
+                places.append((4, node.empty))
             case nodes.Tensor():
-                places.append((4, node.device, node.kind, node.blob))
+                places.append((6, node.device, node.kind, node.blob))
             case _Form():
-                places.append((5,))
+                places.append((7,))
             case _:
                 said = type(node), encode_json(msgspec.structs.astuple(node))
-                places.append((3, firsts.setdefault(said, number)))
+                places.append((5, firsts.setdefault(said, number)))
     return places
 
 
@@ -112,6 +117,11 @@ def _alike(node: nodes.Node) -> object:
             return node.grad is None, node.cls, node.names, tuple(map(_key, node.values))
         case nodes.Library():
             return node.module
+        case lines.Functions():
+            rest = msgspec.structs.replace(node, codes=(), closures=())
+            return len(node.closures), rest
+        case nodes.Cell():
+            return node.empty
     return id(node)
 
 
@@ -119,6 +129,24 @@ def _group(found: Iterable[nodes.Node]) -> Iterator[list[nodes.Node]]:
     """Neighbours that share a line."""
     for _, same in itertools.groupby(found, _alike):
         yield list(same)
+
+
+def _unname(node: nodes.Node, codes: Sequence[nodes.Code]) -> nodes.Node:
+    """The line of a function, without the names that its code has, too."""
+    if not isinstance(node, nodes.Function):
+        return node
+    qualname = codes[node.code].name
+    return lines.Functions(
+        ((node.code,),),
+        node.namespace,
+        node.closure,
+        node.defaults,
+        node.kwdefaults,
+        node.attributes,
+        node.special,
+        None if node.name == qualname.rpartition(".")[2] else node.name,
+        None if node.qualname == qualname else node.qualname,
+    )
 
 
 def _say_again(spelled: Iterable[bytes]) -> Iterator[bytes]:
@@ -144,26 +172,33 @@ def _find_runs(tensors: Sequence[nodes.Tensor]) -> Iterator[lines.TensorRun]:
 
 
 def _file_of(code: nodes.Code) -> lines.File:
-    return code.file, code.source, code.marshalled
-
-
-def _make_code(code: nodes.Code, files: Sequence[lines.File]) -> lines.Code:
-    at = files.index(_file_of(code))
-    return lines.Code(code.name, at, code.line, code.place, code.lines, code.free, code.flags)
+    return code.file, code.source, code.marshalled, code.flags
 
 
 class _Speller:
     """Lines of nodes, which have their numbers in the file."""
 
-    def __init__(
-        self,
-        listed: Sequence[nodes.Node],
-        codes: Sequence[nodes.Code],
-        words: Mapping[str, int],
-    ) -> None:
+    def __init__(self, listed: Sequence[nodes.Node], words: Mapping[str, int]) -> None:
         self._listed = listed
-        self._codes = codes
         self._words = words
+
+    def make_codes(
+        self, codes: Sequence[nodes.Code], files: Sequence[lines.File]
+    ) -> Iterator[lines.Codes]:
+        """Lines of neighbours that come from one file."""
+        for file, same in itertools.groupby(codes, _file_of):
+            for some in _split(tuple(same)):
+                numbers = tuple(
+                    number
+                    for code in some
+                    for number in (
+                        *(code.line, code.place[0] - code.line, code.place[1]),
+                        *(code.lines[1], len(code.free)),
+                    )
+                )
+                free = self._join(name for code in some for name in code.free)
+                names = self._join(code.name for code in some)
+                yield lines.Codes(files.index(file), names, numbers, free)
 
     def spell(self, group: list[nodes.Node]) -> bytes:
         """The line of a node or of some that share one, and further lines for what is long."""
@@ -182,8 +217,26 @@ class _Speller:
                 parts = self._join_attributes(node)
                 yield lines.Object(node.cls, *parts[0], node.content, node.slots, node.slot_values)
                 yield from itertools.starmap(lines.More, parts[1:])
-            case nodes.Function():
-                yield self._make_function(node)
+            case lines.Functions():
+                yield from _make_functions(cast("list[lines.Functions]", group))
+            case nodes.Cell():
+                for cells in _split(tuple(cast("list[nodes.Cell]", group))):
+                    contents = () if node.empty else join_rows(cell.content for cell in cells)
+                    yield lines.Cells(contents, len(cells) if node.empty else 0)
+            case nodes.Class():
+                parts = self._join_attributes(node)
+                qualname = None if node.qualname == node.name else node.qualname
+                named = self._join([node.module]), node.name, node.meta, node.bases
+                yield lines.Class(*named, *parts[0], node.form, node.detail, qualname)
+                yield from itertools.starmap(lines.More, parts[1:])
+            case nodes.Namespace():
+                parts = self._join_attributes(node)
+                yield lines.Namespace(self._join([node.module]), *parts[0], node.imports)
+                yield from itertools.starmap(lines.More, parts[1:])
+            case nodes.Module():
+                parts = self._join_attributes(node)
+                yield lines.Module(self._join([node.name]), *parts[0], node.namespace)
+                yield from itertools.starmap(lines.More, parts[1:])
             case nodes.Dict():
                 keys, values = self._spell_slots(node.keys), self._spell_slots(node.values)
                 yield lines.Dict(keys[0], values[0], node.form, node.factory)
@@ -226,26 +279,12 @@ class _Speller:
             yield lines.Extras(tensors, grads, some[0].cls, *parts[0])
             yield from itertools.starmap(lines.More, parts[1:])
 
-    def _make_function(self, node: nodes.Function) -> nodes.Node:
-        qualname = self._codes[node.code].name
-        name = qualname.rpartition(".")[2]
-        return lines.Function(
-            node.code,
-            node.namespace,
-            node.closure,
-            node.defaults,
-            node.kwdefaults,
-            node.attributes,
-            node.special,
-            None if node.name == name else node.name,
-            None if node.qualname == qualname else node.qualname,
-        )
-
     def _join(self, names: Iterable[str]) -> str:
         return join_names(((name, False) for name in names), self._words)
 
     def _join_attributes(
-        self, node: nodes.Object | nodes.TensorExtras
+        self,
+        node: nodes.Object | nodes.TensorExtras | nodes.Class | nodes.Namespace | nodes.Module,
     ) -> list[tuple[str, tuple[Item, ...]]]:
         """For each line the names, and the values that aren't None."""
         return [
@@ -263,14 +302,18 @@ class _Speller:
         return [join_rows(part) for part in _split(slots)]
 
 
+def _make_functions(group: list[lines.Functions]) -> Iterator[nodes.Node]:
+    for some in _split(tuple(group)):
+        codes = join_rows(cast("Reference", code) for one in some for code in one.codes)
+        cells = join_rows(cast("Reference", cell) for one in some for cell in one.closures)
+        rows = cast("tuple[Row, ...]", codes), cast("tuple[Row, ...]", cells)
+        yield msgspec.structs.replace(some[0], codes=rows[0], closures=rows[1])
+
+
 def _split_node(node: nodes.Node) -> Iterator[nodes.Node]:
     """A node that has no line of another form, in as many lines as it needs."""
     replace = msgspec.structs.replace
     match node:
-        case nodes.Class() | nodes.Namespace() | nodes.Module():
-            names, values = _split(node.names), _split(node.values)
-            yield replace(node, names=names[0], values=values[0])
-            yield from itertools.starmap(lines.More, zip(names[1:], values[1:], strict=True))
         case nodes.Deque() | nodes.NamedTuple():
             parts = _split(node.items)
             yield replace(node, items=parts[0])
@@ -379,6 +422,10 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
             yield node.name
         case nodes.Object() | nodes.TensorExtras():
             yield from node.names
+        case nodes.Class() | nodes.Namespace():
+            yield from (node.module, *node.names)
+        case nodes.Module():
+            yield from (node.name, *node.names)
         case nodes.ModuleForm():
             yield from node.names
             yield from node.tables
@@ -392,10 +439,11 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
 _MOST_WORDS = 1000
 
 
-def _find_words(found: Sequence[nodes.Node]) -> dict[str, int]:
+def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> dict[str, int]:
     """Parts of names that are worth a number, most frequent first."""
     modules = dict.fromkeys(node.module for node in found if isinstance(node, nodes.Library))
-    names = itertools.chain(modules, itertools.chain.from_iterable(map(_words_of, found)))
+    named = ((code.name, *code.free) for code in codes)
+    names = itertools.chain.from_iterable((modules, *named, *map(_words_of, found)))
     counts = Counter(part for name in names for part in name.split("."))
     often = [part for part, n in counts.most_common() if (n - 1) * len(part) > 2 * n + 1]
     return {word: number for number, word in enumerate(often[:_MOST_WORDS])}

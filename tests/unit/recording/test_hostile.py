@@ -344,7 +344,8 @@ def words(text: bytes = b"a") -> bytes:
     return b',"words":"' + text + b'"'
 
 
-FILES = b',"files":[["f.py",null,null]]'
+FILES = b',"files":[["f.py",null,null,0]]'
+CODES = b'[0,"f g",[1,0,0,1,0,2,0,0,1,1],"a"]'
 # By what the error says.
 TABLES: dict[str, list[bytes]] = {
     "isn't laid out in lines": [
@@ -392,7 +393,10 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["list"],\n["again",0]'),
         lay_out(nodes=b'["library",0]', more=words()),
         lay_out(nodes=b'["object",[0],"a","b"]'),
-        lay_out(codes=b'["f",-1,1,[1,1]]', more=FILES),
+        lay_out(codes=b'[-1,"f",[1,0,0,1,0]]', more=FILES),
+        lay_out(codes=b'[0,"f",[1,0,0,-1,0]]', more=FILES),
+        lay_out(nodes=b'["function",[0],[0]]', codes=CODES, more=FILES),
+        lay_out(nodes=b'["cell",[],-1]'),
     ],
     "Invalid value": [lay_out(nodes=b'["nosuch",1]'), lay_out(nodes=b'["tensor",0]')],
     "unknown field": [lay_out(more=b',"more":1')],
@@ -412,6 +416,13 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["list","%s"]' % (b"0.0 " * 9999 + b"0"), more=words(b"a" * 9999)),
         lay_out(nodes=b'["list","%s"]' % (b"0:999 " * 999 + b"0"), more=words(b"a " * 999 + b"a")),
         lay_out(nodes=b'["extras",[[0,%d]],[],null,"- a a a a a a"]' % 10**6, count=10**6 + 1),
+        lay_out(nodes=b'["cell",[],999999999]', count=10**9),
+        lay_out(
+            nodes=b'["function",[%s],[0]]' % b",".join([b"[0,3999]"] * 100),
+            codes=b",\n".join([CODES] * 2000),
+            more=FILES,
+            count=400_000,
+        ),
     ],
     "a tensor has a kind": [lay_out(more=b',"tensors":[[1,0,"sparse","cpu"]]')],
     "an array isn't as large": [lay_out(nodes=b'["array",0,"|O8",[1],false,false]')],
@@ -422,7 +433,6 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["dict","a",[[0,1]]],\n["list"]'),
         lay_out(nodes=b'["dict",[1],"a b"]'),
         lay_out(nodes=b'["dict",[1],[1]],\n["more",[2],[]]', count=1),
-        lay_out(nodes=b'["namespace","m"],\n["more",["a"],[]]', count=1),
     ],
     "there is more of something that has no items": [
         lay_out(nodes=b'["more",[2]]', count=0),
@@ -434,15 +444,21 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["again",1]', count=1),
         lay_out(nodes=b'["list"],\n["again",1],\n["again",1]', count=3),
         lay_out(nodes=b'["nn",[0]],\n["again",1]', count=2),
-        lay_out(nodes=b'["library","a"],\n["again",1]', count=2),
-        lay_out(nodes=b'["extras",[[0]]],\n["again",1]', count=2),
+        lay_out(nodes=b'["library","a","a b"],\n["again",1]', count=3),
+        lay_out(nodes=b'["extras",[[0],[0]]],\n["again",1]', count=3),
+        lay_out(nodes=b'["cell",[1,2]],\n["again",1]', count=3),
     ],
     "a line of objects.json stands for nothing": [
         lay_out(nodes=b'["extras",[]]', count=0),
         lay_out(nodes=b'["library","a",""]', count=0),
+        lay_out(nodes=b'["cell"]', count=0),
     ],
     "another number of names than of values": [
         lay_out(nodes=b'["object",[0]],\n["more","a",[]]', count=1),
+        lay_out(nodes=b'["namespace","m","a"]'),
+        lay_out(nodes=b'["namespace","m"],\n["more","a",[]]', count=1),
+        lay_out(nodes=b'["module","m","a",[1,2]]'),
+        lay_out(nodes=b'["class","m","A",[0],[],"- a",[1]]'),
         lay_out(nodes=b'["object",[0]],\n["more","- a",[5]]', count=1),
         lay_out(nodes=b'["object",[0]],\n["more","a","b"]', count=1),
         lay_out(nodes=b'["object",[0],"- a"],\n["more","b"]', count=1),
@@ -457,6 +473,7 @@ TABLES: dict[str, list[bytes]] = {
     "but not the text that it needs": [
         lay_out(nodes=b'["object",[0]],\n["more",["a"],[5]]', count=1),
         lay_out(nodes=b'["object",[0]],\n["more"]', count=1),
+        lay_out(nodes=b'["namespace","m"],\n["more",["a"],[1]]', count=1),
         lay_out(nodes=b'["str","a"],\n["more",["b"]]', count=1),
         lay_out(nodes=b'["bytes","YQ=="],\n["more",["YQ=="]]', count=1),
     ],
@@ -498,13 +515,14 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["extras",[[0]],[null,null]]'),
         lay_out(nodes=b'["extras",[[0],[0]],[null]]', count=2),
     ],
-    "a library isn't one name": [
+    "the name of a module isn't one name": [
         lay_out(nodes=b'["library",""]'),
         lay_out(nodes=b'["library","a b"]'),
+        lay_out(nodes=b'["namespace","a b"]'),
+        lay_out(nodes=b'["module",""]'),
+        lay_out(nodes=b'["class","a b","A",[0],[]]'),
     ],
     "a name in objects.json isn't one": [
-        lay_out(nodes=b'["namespace","m"],\n["more",[1],[1]]', count=1),
-        lay_out(nodes=b'["namespace","m"],\n["more","a",[1]]', count=1),
         lay_out(nodes=b'["list"]', more=words(b"a  b")),
         lay_out(nodes=b'["object",[0],"-a",[1]]'),
         lay_out(nodes=b'["object",[0],"a.-b",[1]]'),
@@ -534,15 +552,30 @@ TABLES: dict[str, list[bytes]] = {
     "a Range node makes no sense": [lay_out(b'{"x":[0]}', b'["range",0,[1],1],\n["list"]')],
     "a number isn't hexadecimal": [lay_out(nodes=b'["int","xyz"]')],
     "a source or code that objects.json names isn't there": [
-        lay_out(more=b',"files":[["f","src/9.py",null]]'),
-        lay_out(more=b',"files":[["f","objects.json",null]]'),
-        lay_out(more=b',"files":[["f",null,"src/0.py"]]'),
-        lay_out(more=b',"files":[["f",null,"code/0"]]'),
+        lay_out(more=b',"files":[["f","src/9.py",null,0]]'),
+        lay_out(more=b',"files":[["f","objects.json",null,0]]'),
+        lay_out(more=b',"files":[["f",null,"src/0.py",0]]'),
+        lay_out(more=b',"files":[["f",null,"code/0",0]]'),
     ],
-    "refers to a file that it doesn't have": [lay_out(codes=b'["f",1,1,[1,1]]', more=FILES)],
+    "refers to a file that it doesn't have": [lay_out(codes=b'[1,"f",[1,0,0,1,0]]', more=FILES)],
+    "codes have other numbers than names": [
+        lay_out(codes=b'[0,"f",[1,0,0,1]]', more=FILES),
+        lay_out(codes=b'[0,"f",[1,0,0,1,0,1,0,0,1,0]]', more=FILES),
+        lay_out(codes=b'[0,"f",[1,0,0,1,1]]', more=FILES),
+        lay_out(codes=b'[0,"f",[1,0,0,1,0],"a"]', more=FILES),
+    ],
     "refers to a code that it doesn't have": [
-        lay_out(nodes=b'["function",0,[0]]'),
-        lay_out(nodes=b'["function",1,[0]]', codes=b'["f",0,1,[1,1]]', more=FILES),
+        lay_out(nodes=b'["function",[[0]],[0]]'),
+        lay_out(nodes=b'["function",[[2]],[0]]', codes=CODES, more=FILES),
+        lay_out(nodes=b'["function",[[1,2]],[0]]', codes=CODES, more=FILES, count=2),
+        lay_out(nodes=b'["function",[[1,0]],[0]]', codes=CODES, more=FILES),
+    ],
+    "functions have another number of cells each": [
+        lay_out(nodes=b'["function",[],[0]]', codes=CODES, more=FILES),
+        lay_out(nodes=b'["function",[[0,1]],[0],[[0]]]', codes=CODES, more=FILES, count=2),
+        lay_out(
+            nodes=b'["function",[[0],[1]],[0],[[0],[0],[0]]]', codes=CODES, more=FILES, count=2
+        ),
     ],
     "tensors.safetensors": [lay_out(more=b',"packed":[["F32",[4],1]]')],
 }
@@ -718,6 +751,19 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
         ),
         "rows": table(repeat(b'["list",[[0,99]]]', few), BAD),
         "the same again": table(b'["list",[1,2]]', b'["again",9999999]', BAD, count=10000001),
+        "codes": table(
+            BAD,
+            codes=repeat(b'[0,"' + b"f " * 99 + b'f",[' + b"1,0,0,1,0," * 99 + b"1,0,0,1,0]]", few),
+            more=FILES,
+        ),
+        "functions": table(
+            repeat(b'["function",[' + b"[0,1]," * 99 + b"[0]],[0]]", few),
+            BAD,
+            codes=CODES,
+            more=FILES,
+        ),
+        "cells": table(repeat(b'["cell",[[0,99]],99]', few), BAD),
+        "classes": table(repeat(b'["class","m","A",[0],[],"- ' + b"a " * 99 + b'b"]', few), BAD),
         "libraries": table(repeat(b'["library","a","' + b"a " * 99 + b'b"]', few), BAD),
         "extras": table(b'["extras",[' + b"[0]," * 1000 + b"[0]]]", BAD, count=1002),
         "attributes of extras": table(
@@ -826,10 +872,10 @@ def test_an_audit_hook_sees_nothing_but_reading(tmp_path) -> None:
     }
     members = members_of(good["plain"])
     nodes = [
-        b'["function",0,[1]]', b'["namespace","os"]', b'["library","os","system"]',
+        b'["function",[[0]],[1]]', b'["namespace","os"]', b'["library","os","system"]',
         b'["opaque","a","b"]', b'["call",[2],["touch /tmp/evil"]]', b'["object",[2],"a",[1]]',
     ]  # fmt: skip
-    known, at = b'["f",0,1,[1,0]]', b',"files":[["f.py","src/0.py","code/0"]]'
+    known, at = b'[0,"f",[1,0,0,1,0]]', b',"files":[["f.py","src/0.py","code/0",0]]'
     code = lay_out(b'{"x":[0],"y":[2]}', b",\n".join(nodes), known, more=at)
     bomb = b"\xe3" + b"\0" * 8 + b"\xff" * 100
     source = b"import os; os.system('x')"

@@ -103,3 +103,47 @@ def test_each_blob_has_an_entry_as_long_as_there_is_room(tmp_path, monkeypatch) 
             head = opened.read("tensors.safetensors")
         assert head.count(b'"dtype"') >= least
     assert spare(many, sum(4 * (i + 1) for i in range(1000)), 1000) >= 512
+
+
+CLASS = """
+class Block{0}(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.scale = {0}.5
+
+    def mix(self, x):
+        return helper{0}(x) * self.scale + SCALE
+
+    def forward(self, x):
+        return self.mix(self.inner(x))
+
+
+def helper{0}(x, alpha=0.5):
+    return torch.relu(x) * alpha + {0}
+"""
+
+
+def test_a_model_of_many_classes_and_functions(tmp_path, monkeypatch) -> None:
+    source = "import torch\nfrom torch import nn\n\nSCALE = 2.0\n"
+    (tmp_path / "many_blocks.py").write_text(source + "".join(map(CLASS.format, range(40))))
+    monkeypatch.syspath_prepend(tmp_path)
+    import many_blocks
+
+    model = nn.Sequential(*(getattr(many_blocks, f"Block{i}")(4) for i in range(40)))
+    x = torch.randn(2, 4)
+    path = record(tmp_path, monkeypatch, model, x)
+    assert spare(path, *count_tensors(model, [x])) >= 512
+    assert torch.equal(tripwire.replay(path, trust=True), model(x))
+
+
+def test_a_call_through_many_functions(tmp_path, monkeypatch) -> None:
+    source = "def step0(x):\n    return x + 1\n"
+    source += "".join(f"def step{i}(x):\n    return step{i - 1}(x) * {i}\n" for i in range(1, 250))
+    (tmp_path / "many_steps.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    import many_steps
+
+    x = torch.randn(3)
+    path = record(tmp_path, monkeypatch, many_steps.step249, x)
+    assert spare(path, *count_tensors([x])) >= 512

@@ -166,8 +166,60 @@ def test_things_of_a_library_share_a_line(tmp_path) -> None:
     assert all(map(lambda a, b: a is b, again(tmp_path, value), value))
     path = tripwire.save_record(tmp_path / "y.rec", count_keys, "aab")
     with Record.open(path) as record:  # a module and what is in it
-        assert b'["library","collections","% Counter"]' in record.read("objects.json")
+        assert b'["library","0","% 1"]' in record.read("objects.json")
     assert tripwire.replay(path, trust=True) == (collections, Counter("aab"))
+
+
+class Doubled:
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def both(self):
+        return [self.one(), self.two()]
+
+    def one(self):
+        return self.number
+
+    def two(self, times=2):
+        return self.number * times
+
+
+class Tripled(Doubled):
+    step = None
+
+    def __init__(self, number):
+        super().__init__(number + (self.step or 0))
+
+    def two(self, times=3):
+        return (lambda: super(Tripled, self).two(times))()
+
+
+def make_adder(add):
+    def adder(value):
+        return value + add
+
+    return adder
+
+
+ADDERS = [make_adder(i) for i in range(30)]
+
+
+def use_functions(first, second):
+    return first.both() + second.both() + [adder(1) for adder in ADDERS]
+
+
+def test_functions_that_have_all_but_their_codes_in_common_share_a_line(tmp_path) -> None:
+    path = tripwire.save_record(tmp_path / "x.rec", use_functions, Doubled(1), Tripled(2))
+    with Record.open(path) as record:
+        text = record.read("objects.json").decode()
+        held = record.table.nodes
+    functions = [node for node in held if isinstance(node, nodes.Function)]
+    assert len(functions) >= 37
+    assert text.count('["function"') <= 7 and text.count('["cell"') == 1
+    assert {f.qualname for f in functions} >= {"Tripled.two", "make_adder.<locals>.adder"}
+    expected = use_functions(Doubled(1), Tripled(2))
+    assert tripwire.replay(path, trust=True) == expected == [1, 2, 2, 6, *range(1, 31)]
 
 
 class Kept(torch.Tensor):

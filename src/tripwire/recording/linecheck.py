@@ -1,0 +1,279 @@
+"""Line check: what the lines of objects.json say must be possible before anything is built.
+
+A pass over all lines keeps none of them, only the lengths of words and a few numbers; so a file
+that is refused takes little memory, however much it claims to hold.
+"""
+
+from __future__ import annotations
+
+import binascii
+import itertools
+from collections.abc import Sequence
+
+from tripwire.errors import BadRecord
+from tripwire.recording import lines, nodes
+from tripwire.recording.blobs import StoredBlobs
+from tripwire.recording.checks import (
+    DICT_FORMS,
+    ROOTS,
+    check_node,
+    check_root,
+    check_slot,
+    check_tensors,
+)
+from tripwire.recording.container import damaged
+from tripwire.recording.lines import NameCount, count_names, count_slots, items_of, split_names
+from tripwire.recording.nodes import Items
+
+# What is built of a line, beyond its own JSON: a node, a name, an entry in a dict, a reference.
+_NODE, _NAME, _ENTRY, _REFERENCE = 128, 64, 64, 96
+
+
+class LineCheck:
+    """What a pass over the lines has to remember: the lengths of words, a few numbers."""
+
+    def __init__(self, head: lines.Head, blobs: StoredBlobs, room: int) -> None:
+        """`room` is the memory that may be taken beyond that of the text."""
+        self._blobs = blobs
+        self._files = len(head.files)
+        self._codes = 0
+        self._room = room
+        self._width = 0  # how many names the latest modules have
+        self._given = 0  # how many values there are for them
+        self._last = -1  # the last that all of them share
+        self._modules = 0
+        self._tensors = 0  # those of the latest extras
+        self._before: nodes.Node | None = None
+        self._stands_for = 0  # so many nodes
+        self._memory = 0  # what the latest line takes, with those that belong to it
+        self._words: Sequence[int] = ()  # words refer to none
+        self._count(head.words)
+        self._words = [len(word) for word, _ in split_names(head.words, ())]
+        self._left = self._count_all = head.count
+        self._nodes = self._left + sum(run[0] for run in head.tensors)
+        for count, blob, kind, device in head.tensors:
+            self._spend(_NODE * count)
+            check_tensors(count, blob, kind, device, blobs)
+        self._roots: dict[int, list[str]] = {}  # those that are still to be seen, by their nodes
+        for name, slot in head.roots.items():
+            check_slot(slot, self._nodes)
+            if name in ROOTS:
+                at = slot[0] if type(slot) is tuple else self._nodes
+                self._roots.setdefault(at, []).append(name)
+
+    def take_codes(self, line: lines.Codes) -> None:
+        """The next line of codes."""
+        if line.file >= self._files:
+            raise damaged("objects.json refers to a file that it doesn't have")
+        count = self._count(line.names)
+        free = sum(line.numbers[lines.NUMBERS - 1 :: lines.NUMBERS])
+        if len(line.numbers) != lines.NUMBERS * count or self._count(line.free) != free:
+            raise damaged("codes have other numbers than names")
+        self._spend(_NODE * count)
+        self._codes += count
+
+    def take(self, line: nodes.Node, memory: int) -> None:
+        """The next line, and what its JSON takes."""
+        if isinstance(line, lines.Again):
+            self._take_again(line)
+            return
+        if not isinstance(line, lines.More):
+            self._end_line()
+            self._memory = 0
+        self._memory += memory
+        for item in items_of(line):
+            check_slot(item, self._nodes)
+            if type(item) is tuple:
+                self._spend(_REFERENCE * (item[-1] - item[0]))
+        if isinstance(line, lines.More):
+            self._take_more(line)
+        else:
+            self._before = line
+            self._count_nodes(line, self._take_node(line))
+
+    def finish(self) -> None:
+        """All lines were seen."""
+        self._end_line()
+        if self._left:
+            raise damaged("objects.json has another number of nodes than it says")
+        for names in self._roots.values():  # a plain value, a tensor, a module
+            check_root(names[0], None)
+
+    def _take_node(self, line: nodes.Node) -> int:
+        """Check what isn't a further line of something; returns how many nodes it stands for."""
+        match line:
+            case lines.Modules():
+                return self._take_modules(line)
+            case lines.Extras():
+                return self._take_extras(line)
+            case lines.Libraries():
+                self._check_module(line.module)
+                return self._count(line.names)
+            case lines.Functions():
+                return self._take_functions(line)
+            case lines.Cells():
+                count = count_slots(line.contents) + line.empty
+                self._spend(_NODE * count)
+                return count
+            case lines.Object():
+                if len(line.slots) != len(line.slot_values):
+                    raise damaged("an object has another number of slots than of values")
+                self._check_attributes(line.names, line.values)
+            case lines.Class() | lines.Namespace() | lines.Module():
+                self._check_module(line.module)
+                self._check_attributes(line.names, line.values)
+            case lines.Dict():
+                self._check_pairs(line.keys, line.values)
+                if line.form not in DICT_FORMS:
+                    raise damaged("a dict has a form that isn't known")
+            case lines.List() | lines.Tuple() | lines.Set():
+                self._count_items(line.items)
+            case _:
+                check_node(line, self._blobs)
+        return 1
+
+    def _count_nodes(self, line: nodes.Node, count: int) -> None:
+        if not count:
+            raise damaged("a line of objects.json stands for nothing")
+        at = self._count_all - self._left
+        self._left -= count
+        self._stands_for = count
+        for number in [one for one in self._roots if at <= one < at + count]:
+            for name in self._roots.pop(number):
+                check_root(name, line)
+
+    def _take_again(self, line: lines.Again) -> None:
+        before = self._before
+        if before is None or self._stands_for != 1 or isinstance(before, lines.Modules):
+            raise damaged("there is nothing that could be there again")
+        self._spend(line.count * self._memory)
+        self._count_nodes(before, line.count)
+        self._before = None
+
+    def _end_line(self) -> None:
+        """Nothing more of a line follows."""
+        if isinstance(self._before, lines.Modules):
+            own = self._width - len(self._before.columns)
+            if self._modules * own != self._given or self._last >= self._width:
+                raise damaged("modules have other values than names")
+            self._spend(self._modules * (_NODE + _ENTRY * self._width))
+
+    def _take_more(self, line: lines.More) -> None:
+        match self._before:
+            case lines.Object() | lines.Class() | lines.Namespace() | lines.Module():
+                self._check_attributes(_only_text(line), line.values)
+                return
+            case lines.Extras():
+                names = self._check_attributes(_only_text(line), line.values)
+                self._spend(_ENTRY * names * (self._tensors - 1))
+                return
+            case lines.Dict():
+                self._check_pairs(line.items, line.values)
+                return
+            case lines.Modules(keys=keys):
+                if not isinstance(line.items, str):
+                    self._given += count_slots(line.items)
+                elif keys:
+                    self._width += self._count(line.items)
+                else:
+                    raise damaged("there are more names for a table that isn't there")
+            case nodes.String():
+                _only_text(line)
+            case nodes.Bytes() | nodes.Text():
+                _check_base64(_only_text(line))
+            case lines.List() | lines.Tuple() | lines.Set() | nodes.Deque() | nodes.NamedTuple():
+                self._count_items(line.items)
+            case _:
+                raise damaged("there is more of something that has no items")
+        if line.values:
+            raise damaged("there are values for something that has none")
+
+    def _take_modules(self, line: lines.Modules) -> int:
+        columns = line.columns
+        if self._count(line.tables) != len(line.keys) or len(columns) != len(line.constants):
+            raise damaged("modules have other names than values")
+        if any(a >= b for a, b in itertools.pairwise(columns)):
+            raise damaged("modules have a value where there is no place")
+        self._width = self._count(line.names) + sum(map(self._count, line.keys))
+        self._given = count_slots(line.values)
+        self._last = columns[-1] if columns else -1
+        self._modules = line.count
+        return line.count
+
+    def _take_extras(self, line: lines.Extras) -> int:
+        self._tensors = count_slots(line.tensors)
+        if line.grads and count_slots(line.grads) != self._tensors:
+            raise damaged("there is another number of gradients than of tensors")
+        names = self._check_attributes(line.names, line.values)
+        self._spend(self._tensors * _NODE + _ENTRY * names * (self._tensors - 1))
+        return self._tensors
+
+    def _take_functions(self, line: lines.Functions) -> int:
+        for row in line.codes:
+            if not row[0] <= row[-1] < self._codes:
+                raise damaged("objects.json refers to a code that it doesn't have")
+        count, cells = count_slots(line.codes), count_slots(line.closures)
+        if not count or cells % count:
+            raise damaged("functions have another number of cells each")
+        self._spend(_NODE * count)
+        return count
+
+    def _check_module(self, text: str) -> None:
+        if self._count(text) != 1:
+            raise damaged("the name of a module isn't one name")
+
+    def _check_pairs(self, names: Items, values: Items) -> None:
+        if self._count_items(names) != self._count_items(values):
+            raise damaged("there are more names or keys than values, or less")
+
+    def _check_attributes(self, text: str, values: Items) -> int:
+        """How many names a text has; those that aren't of None have a value each."""
+        count = self._count_names(text)
+        if isinstance(values, str) or count.given != count_slots(values):
+            raise damaged("an object has another number of names than of values")
+        return count.names
+
+    def _count_items(self, items: Items) -> int:
+        """How many slots there are, or strings."""
+        return self._count(items) if isinstance(items, str) else count_slots(items)
+
+    def _count(self, text: str) -> int:
+        """How many names a text has, none of them of None."""
+        count = self._count_names(text)
+        if count.names != count.given:
+            raise damaged("a name in objects.json has no value")
+        return count.names
+
+    def _count_names(self, text: str) -> NameCount:
+        count = count_names(text, self._words)
+        self._spend(_NAME * count.names + count.added)
+        return count
+
+    def _spend(self, amount: int) -> None:
+        self._room -= amount
+        self._memory += amount
+        if self._room < 0:
+            raise too_large(0)
+
+
+def _only_text(line: lines.More) -> str:
+    if not isinstance(line.items, str):
+        raise damaged("there is more of something, but not the text that it needs")
+    return line.items
+
+
+def _check_base64(text: str) -> None:
+    try:
+        binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        raise damaged(f"objects.json: {error}") from None
+
+
+def too_large(size: int) -> BadRecord:
+    """The error for so much JSON, or for what it stands for."""
+    what = f"{size} bytes of JSON" if size else "what it stands for"
+    return BadRecord(
+        f"objects.json would take more memory than a record may: {what}.\n"
+        "tripwire writes no such file; it may have been made to do harm.",
+        slug="record-too-large",
+    )
