@@ -22,8 +22,12 @@ from tripwire.recording.container import damaged
 MEMORY_FLOOR = 32 << 20
 # The same for one line of it, which is all that is held while a file is checked.
 LARGEST_LINE = 1 << 19
-_LIST, _ITEM, _QUOTE = 64, 32, 24
+# What JSON takes, beside its text: a list, an item of one, half of a string.
+LIST, ITEM, _QUOTE = 64, 32, 24
+# What is built of it, beyond that: a node, a name in a text, an entry in a dict, a reference.
+NODE, NAME, ENTRY, REFERENCE = 128, 64, 64, 96
 
+_INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
 
@@ -31,7 +35,7 @@ _HEX = frozenset("0123456789abcdef-")
 def estimate_memory(text: bytes) -> int:
     """At most what decoding this JSON allocates: lists and structs, their items, strings."""
     lists = text.count(b"[") + text.count(b"{")
-    return _LIST * lists + _ITEM * text.count(b",") + _QUOTE * text.count(b'"') + len(text)
+    return LIST * lists + ITEM * text.count(b",") + _QUOTE * text.count(b'"') + len(text)
 
 
 # --- references ---
@@ -79,6 +83,8 @@ def check_slot(slot: nodes.Item, count: int) -> None:
     """Raise `BadRecord` for references to nodes that aren't among so many."""
     if type(slot) is tuple and not slot[0] <= slot[-1] < count:
         raise damaged("objects.json refers to a node that it doesn't have")
+    if type(slot) is int and not -_INT64 <= slot < _INT64:
+        raise damaged("a number in objects.json has more than 64 bits")
 
 
 # --- nodes ---

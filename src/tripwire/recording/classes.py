@@ -60,7 +60,9 @@ class ClassDraft:
         self._kept: dict[str, Slot] = {}
 
     def grow(self) -> None:
-        for name in [name for name in self._rest if self._wants(name)]:
+        wanted = [name for name in self._rest if self._wants(name)]
+        self._encoder.hold_attributes(wanted)
+        for name in wanted:
             self._kept[name] = self._encoder.slot(self._rest.pop(name), f".{name}")
 
     def _wants(self, name: str) -> bool:

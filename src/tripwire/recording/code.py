@@ -296,6 +296,7 @@ class _SpaceDraft:
         for name, use in list(self._asked.items()):
             value = self._find(name)
             if value is not _ABSENT and (name not in self._kept or is_users_module(value)):
+                self._encoder.hold_attributes([name])
                 self._kept[name] = self._programs.slot_of_name(
                     self._encoder, value, use, f".{name}"
                 )

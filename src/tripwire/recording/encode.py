@@ -15,7 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.recording import nodes
-from tripwire.recording.checks import MEMORY_FLOOR, estimate_memory
+from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member
 from tripwire.recording.lines import are_names
 from tripwire.recording.looks import class_name, is_kind
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts for parts of a table (see spelled.py): a list, an item of one, a name in a
-# text; and with some to spare a reference with a node of some fields, an attribute.
-_LIST, _ITEM, _NAME, _NODE, _ATTRIBUTE = 80, 32, 64, 320, 144
-_FEW_MARKS = 4  # so many in each of a line's strings, and the line isn't too large for a reader
+# What a reader counts (see checks.py and linecheck.py), with some to spare: a reference, a node of
+# some fields or one that was left out, a module, a container, an attribute beside its name and
+# value. A string that occurs often is written as a reference.
+_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 80
+_LONGEST_SLOT = 256  # what a string in a slot may take; a longer one is a node
 
 
 class Draft(Protocol):
@@ -122,25 +123,23 @@ class Encoder:
         """A small plain value as itself, anything else as a reference.
 
         `step` says how the value is reached from the one that is being encoded; `is_paid` that the
-        room of a small one was taken by `can_hold`.
+        room of the slot was taken by `can_hold`.
         """
-        if not _is_small(value):
-            return self.reference(value, step)
         if not is_paid:
             self._budget -= _measure(value)
-        return cast("Slot", value)
+        return cast("Slot", value) if _is_small(value) else self.reference(value, step, is_paid)
 
     def slots(self, values: Iterable[object], is_paid: bool = False) -> tuple[Slot, ...]:
         """A slot for each."""
         return tuple(self.slot(value, i, is_paid) for i, value in enumerate(values))
 
-    def reference(self, value: object, step: str | int = "") -> Reference:
+    def reference(self, value: object, step: str | int = "", is_paid: bool = False) -> Reference:
         """The node of a value, reserved if it is new."""
         if type(value) is str:
-            return self._text(value, step)
+            return self._text(value, step, is_paid)
         number = self._numbers.get(id(value))
         if number is None:
-            number = self._reserve(step)
+            number = self._reserve(step, is_paid)
             self._values[number] = value
             self._numbers[id(value)] = number
             self._queue.append(number)
@@ -163,12 +162,11 @@ class Encoder:
         """Whether a value has a node of its own."""
         return id(value) in self._numbers
 
-    def _text(self, text: str, step: str | int) -> Reference:
+    def _text(self, text: str, step: str | int, is_paid: bool) -> Reference:
         number = self._texts.get(text)
         if number is None:
-            number = self._reserve(step)
-            amount = estimate_memory(encode_json(text)) if is_utf8(text) else 2 * len(text)
-            if self._spend(amount):
+            number = self._reserve(step, is_paid)
+            if self._can_hold_text(text):
                 self._put(number, encode_text(text))
             else:
                 reason = f"it has {len(text)} characters: more than the record has room for"
@@ -176,8 +174,8 @@ class Encoder:
             self._texts[text] = number
         return (number,)
 
-    def _reserve(self, step: str | int) -> int:
-        self._budget -= _NODE
+    def _reserve(self, step: str | int, is_paid: bool = False) -> int:
+        self._budget -= 0 if is_paid else _NODE
         self._nodes.append(None)
         self._values.append(None)
         self._came_from.append((self._at, step))
@@ -284,21 +282,41 @@ class Encoder:
 
         A dict has keys and values.
         """
-        return self._spend(_LIST + sum(map(_measure_column, columns)))
+        fresh = {
+            text_or_id
+            for column in columns
+            for text_or_id in map(_identify, column)
+            if text_or_id is not None
+            and text_or_id not in self._numbers
+            and text_or_id not in self._texts
+        }
+        amount = sum(map(_measure_column, columns)) + _NODE * len(fresh)
+        return self._spend(_CONTAINER + amount)
 
     def can_hold_attributes(self, state: Mapping[str, object]) -> bool:
-        """The same for an object with these attributes. The values take theirs later."""
-        small = sum(_measure(value) for value in state.values() if _is_small(value))
-        amount = _NODE + sum(_ATTRIBUTE + len(name) for name in state)
-        return amount + small <= self._budget and self._spend(amount)
+        """The same for an object with these attributes. The values take theirs with their slots."""
+        names = sum(_ATTRIBUTE + 2 * len(encode_json(name)) for name in state)
+        values = sum(_measure(v) if _is_small(v) else _NODE for v in state.values())
+        return names + values <= self._budget and self._spend(names)
 
-    def hold_attributes(self, count: int) -> None:
-        """Take the room of so many attributes, of which only the names are shared."""
-        self._budget -= _ATTRIBUTE * count
+    def hold_module(self) -> None:
+        """Give back what the module that is being encoded doesn't take: it shares its line."""
+        self._budget += _NODE - _MODULE
+
+    def hold_attributes(self, names: Iterable[str]) -> None:
+        """Take the room of attributes with these names, whatever is left."""
+        self._budget -= sum(_ATTRIBUTE + 2 * len(encode_json(name)) for name in names)
 
     def can_hold_bytes(self, count: int) -> bool:
         """The same for so many bytes."""
         return self._spend(2 * count)
+
+    def _can_hold_text(self, text: str) -> bool:
+        """The same for a long string."""
+        if len(text) > self._budget:
+            return False
+        size = estimate_memory(encode_json(text)) if is_utf8(text) else 4 * len(text)
+        return self._spend(size + len(text) // 16)  # it has several lines
 
     def _spend(self, amount: int) -> bool:
         """Take so many bytes of a reader's memory, if there are as many left."""
@@ -313,8 +331,7 @@ def _is_small(value: object) -> bool:
     kind = type(value)
     if kind is str:
         text = cast("str", value)
-        marks = sum(map(text.count, '[{,"'))  # a reader takes them for parts of the table
-        return len(text) <= _LONG_TEXT and marks <= _FEW_MARKS and is_utf8(text)
+        return len(text) <= _LONG_TEXT and is_utf8(text) and _measure_text(text) <= _LONGEST_SLOT
     if kind is int:
         return -_INT64 <= cast("int", value) < _INT64
     if kind is float:
@@ -322,12 +339,28 @@ def _is_small(value: object) -> bool:
     return value is None or kind is bool
 
 
+def _identify(value: object) -> str | int | None:
+    """What a node is known by; None for a value that needs none."""
+    if _is_small(value):
+        return None
+    return value if type(value) is str else id(value)
+
+
 def _measure(value: object) -> int:
-    """What a reader takes for a small value beyond its place in a list."""
-    return estimate_memory(encode_json(value)) if type(value) is str else len(repr(value))
+    """What a reader takes for a slot."""
+    if not _is_small(value):
+        return _REFERENCE
+    if type(value) is str:
+        return max(_REFERENCE, ITEM + _measure_text(value))
+    return ITEM + len(repr(value))
+
+
+def _measure_text(text: str) -> int:
+    return estimate_memory(encode_json(text))
 
 
 def _measure_column(items: Sequence[object]) -> int:
-    if are_names(items) and all(map(_is_small, items)):
-        return sum(_NAME + len(name) * (2 if "." in name else 1) for name in items)
-    return sum(_ITEM + _measure(item) if _is_small(item) else _NODE for item in items)
+    """What a reader takes for items of a container: slots, or a text of names."""
+    if all(map(_is_small, items)) and are_names(items):
+        return sum(NAME + len(encode_json(name)) * (2 if "." in name else 1) for name in items)
+    return sum(map(_measure, items))

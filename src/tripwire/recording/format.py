@@ -45,6 +45,7 @@ from tripwire.recording.container import (
     replace,
     write_new,
 )
+from tripwire.recording.linecheck import too_large
 from tripwire.recording.nodes import Index, Table
 from tripwire.recording.policy import Omission
 from tripwire.recording.spelled import Spelled
@@ -412,11 +413,7 @@ def _check_text(source: Source, member: Member) -> None:
 def _decode(source: Source, member: Member, kind: type[_T]) -> _T:
     text = source.read(member.start, member.size)
     if estimate_memory(text) > max(LARGEST_LINE, source.size):
-        raise BadRecord(
-            f"{member.name} would take more memory than a record may: {len(text)} bytes of JSON.\n"
-            "tripwire writes no such file; it may have been made to do harm.",
-            slug="record-too-large",
-        )
+        raise too_large(f"{len(text)} bytes of JSON", member.name)
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -150,7 +150,10 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if cls is collections.Counter and not own_dict(value):
         return dict_encoder("counter")(encoder, value)
     if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
-        items = encoder.slots(tuple.__iter__(value))
+        held = list(tuple.__iter__(value))
+        if not encoder.can_hold(held):
+            return encoder.leave_out(cls, "the record has no room left")
+        items = encoder.slots(held, is_paid=True)
         return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
     if is_generator(cls):
         return encode_generator(encoder, value, cls)
@@ -199,6 +202,7 @@ class ObjectDraft:
         self._content = content
         self._state = state
         self._slots = dict(own_slots(value))
+        encoder.hold_attributes(self._slots)
         self._taken: dict[str, Slot] = {}
         self._taken_slots: dict[str, Slot] = {}
         self.grow()
@@ -252,7 +256,10 @@ class ModuleDraft:
         }
         self._state = _without_defaults(state, self._tables)
         self._taken: dict[str, Slot] = {}
-        encoder.hold_attributes(len(self._state) + sum(map(len, self._rows.values())))
+        encoder.hold_module()
+        encoder.hold_attributes(self._state)
+        for row in self._rows.values():
+            encoder.hold_attributes(row)
         self.grow()
 
     def grow(self) -> None:

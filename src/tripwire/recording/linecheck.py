@@ -15,6 +15,10 @@ from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import (
     DICT_FORMS,
+    ENTRY,
+    NAME,
+    NODE,
+    REFERENCE,
     ROOTS,
     check_node,
     check_root,
@@ -24,9 +28,6 @@ from tripwire.recording.checks import (
 from tripwire.recording.container import damaged
 from tripwire.recording.lines import NameCount, count_names, count_slots, items_of, split_names
 from tripwire.recording.nodes import Items
-
-# What is built of a line, beyond its own JSON: a node, a name, an entry in a dict, a reference.
-_NODE, _NAME, _ENTRY, _REFERENCE = 128, 64, 64, 96
 
 
 class LineCheck:
@@ -38,21 +39,18 @@ class LineCheck:
         self._files = len(head.files)
         self._codes = 0
         self._room = room
-        self._width = 0  # how many names the latest modules have
-        self._given = 0  # how many values there are for them
-        self._last = -1  # the last that all of them share
-        self._modules = 0
-        self._tensors = 0  # those of the latest extras
-        self._before: nodes.Node | None = None
+        self._before: nodes.Node | None = None  # the latest line
         self._stands_for = 0  # so many nodes
-        self._memory = 0  # what the latest line takes, with those that belong to it
+        self._memory = 0  # so much it takes, with those that belong to it
+        self._names = 0  # so many it has
+        self._values = 0  # and so many values for them, if it is one of modules
         self._words: Sequence[int] = ()  # words refer to none
         self._count(head.words)
         self._words = [len(word) for word, _ in split_names(head.words, ())]
-        self._left = self._count_all = head.count
+        self._left = self._total = head.count
         self._nodes = self._left + sum(run[0] for run in head.tensors)
         for count, blob, kind, device in head.tensors:
-            self._spend(_NODE * count)
+            self._spend(NODE * count)
             check_tensors(count, blob, kind, device, blobs)
         self._roots: dict[int, list[str]] = {}  # those that are still to be seen, by their nodes
         for name, slot in head.roots.items():
@@ -69,7 +67,7 @@ class LineCheck:
         free = sum(line.numbers[lines.NUMBERS - 1 :: lines.NUMBERS])
         if len(line.numbers) != lines.NUMBERS * count or self._count(line.free) != free:
             raise damaged("codes have other numbers than names")
-        self._spend(_NODE * count)
+        self._spend(NODE * count)
         self._codes += count
 
     def take(self, line: nodes.Node, memory: int) -> None:
@@ -84,7 +82,7 @@ class LineCheck:
         for item in items_of(line):
             check_slot(item, self._nodes)
             if type(item) is tuple:
-                self._spend(_REFERENCE * (item[-1] - item[0]))
+                self._spend(REFERENCE * (item[-1] - item[0]))
         if isinstance(line, lines.More):
             self._take_more(line)
         else:
@@ -113,12 +111,10 @@ class LineCheck:
                 return self._take_functions(line)
             case lines.Cells():
                 count = count_slots(line.contents) + line.empty
-                self._spend(_NODE * count)
+                self._spend(NODE * count)
                 return count
             case lines.Object():
-                if len(line.slots) != len(line.slot_values):
-                    raise damaged("an object has another number of slots than of values")
-                self._check_attributes(line.names, line.values)
+                self._names = self._check_attributes(line.names, line.values)
             case lines.Class() | lines.Namespace() | lines.Module():
                 self._check_module(line.module)
                 self._check_attributes(line.names, line.values)
@@ -126,7 +122,7 @@ class LineCheck:
                 self._check_pairs(line.keys, line.values)
                 if line.form not in DICT_FORMS:
                     raise damaged("a dict has a form that isn't known")
-            case lines.List() | lines.Tuple() | lines.Set():
+            case _ if isinstance(line, _WITH_ITEMS):
                 self._count_items(line.items)
             case _:
                 check_node(line, self._blobs)
@@ -135,7 +131,7 @@ class LineCheck:
     def _count_nodes(self, line: nodes.Node, count: int) -> None:
         if not count:
             raise damaged("a line of objects.json stands for nothing")
-        at = self._count_all - self._left
+        at = self._total - self._left
         self._left -= count
         self._stands_for = count
         for number in [one for one in self._roots if at <= one < at + count]:
@@ -152,36 +148,38 @@ class LineCheck:
 
     def _end_line(self) -> None:
         """Nothing more of a line follows."""
-        if isinstance(self._before, lines.Modules):
-            own = self._width - len(self._before.columns)
-            if self._modules * own != self._given or self._last >= self._width:
-                raise damaged("modules have other values than names")
-            self._spend(self._modules * (_NODE + _ENTRY * self._width))
+        match self._before:
+            case lines.Modules(count=count, columns=columns, sizes=sizes):
+                if count * (self._names - len(columns)) != self._values:
+                    raise damaged("modules have other values than names")
+                if max(sum(sizes), columns[-1] + 1 if columns else 0) > self._names:
+                    raise damaged("modules have a value or a key where there is no name")
+                self._spend(count * (NODE + ENTRY * self._names))
+            case lines.Object(slots=slots) if slots > self._names:
+                raise damaged("an object has more slots than names")
 
     def _take_more(self, line: lines.More) -> None:
         match self._before:
             case lines.Object() | lines.Class() | lines.Namespace() | lines.Module():
-                self._check_attributes(_only_text(line), line.values)
+                self._names += self._check_attributes(_only_text(line), line.values)
                 return
             case lines.Extras():
                 names = self._check_attributes(_only_text(line), line.values)
-                self._spend(_ENTRY * names * (self._tensors - 1))
+                self._spend(ENTRY * names * (self._stands_for - 1))
                 return
             case lines.Dict():
                 self._check_pairs(line.items, line.values)
                 return
-            case lines.Modules(keys=keys):
-                if not isinstance(line.items, str):
-                    self._given += count_slots(line.items)
-                elif keys:
-                    self._width += self._count(line.items)
+            case lines.Modules():
+                if isinstance(line.items, str):
+                    self._names += self._count(line.items)
                 else:
-                    raise damaged("there are more names for a table that isn't there")
+                    self._values += count_slots(line.items)
             case nodes.String():
                 _only_text(line)
             case nodes.Bytes() | nodes.Text():
                 _check_base64(_only_text(line))
-            case lines.List() | lines.Tuple() | lines.Set() | nodes.Deque() | nodes.NamedTuple():
+            case _ if isinstance(self._before, _WITH_ITEMS):
                 self._count_items(line.items)
             case _:
                 raise damaged("there is more of something that has no items")
@@ -190,23 +188,20 @@ class LineCheck:
 
     def _take_modules(self, line: lines.Modules) -> int:
         columns = line.columns
-        if self._count(line.tables) != len(line.keys) or len(columns) != len(line.constants):
+        if self._count(line.tables) != len(line.sizes) or len(columns) != len(line.constants):
             raise damaged("modules have other names than values")
         if any(a >= b for a, b in itertools.pairwise(columns)):
             raise damaged("modules have a value where there is no place")
-        self._width = self._count(line.names) + sum(map(self._count, line.keys))
-        self._given = count_slots(line.values)
-        self._last = columns[-1] if columns else -1
-        self._modules = line.count
+        self._names, self._values = self._count(line.names), count_slots(line.values)
         return line.count
 
     def _take_extras(self, line: lines.Extras) -> int:
-        self._tensors = count_slots(line.tensors)
-        if line.grads and count_slots(line.grads) != self._tensors:
+        tensors = count_slots(line.tensors)
+        if line.grads and count_slots(line.grads) != tensors:
             raise damaged("there is another number of gradients than of tensors")
         names = self._check_attributes(line.names, line.values)
-        self._spend(self._tensors * _NODE + _ENTRY * names * (self._tensors - 1))
-        return self._tensors
+        self._spend(tensors * NODE + ENTRY * names * (tensors - 1))
+        return tensors
 
     def _take_functions(self, line: lines.Functions) -> int:
         for row in line.codes:
@@ -215,7 +210,7 @@ class LineCheck:
         count, cells = count_slots(line.codes), count_slots(line.closures)
         if not count or cells % count:
             raise damaged("functions have another number of cells each")
-        self._spend(_NODE * count)
+        self._spend(NODE * count)
         return count
 
     def _check_module(self, text: str) -> None:
@@ -246,14 +241,17 @@ class LineCheck:
 
     def _count_names(self, text: str) -> NameCount:
         count = count_names(text, self._words)
-        self._spend(_NAME * count.names + count.added)
+        self._spend(NAME * count.names + count.added)
         return count
 
     def _spend(self, amount: int) -> None:
         self._room -= amount
         self._memory += amount
         if self._room < 0:
-            raise too_large(0)
+            raise too_large("what it stands for")
+
+
+_WITH_ITEMS = (lines.List, lines.Tuple, lines.Set, lines.Deque, lines.NamedTuple)
 
 
 def _only_text(line: lines.More) -> str:
@@ -269,11 +267,10 @@ def _check_base64(text: str) -> None:
         raise damaged(f"objects.json: {error}") from None
 
 
-def too_large(size: int) -> BadRecord:
-    """The error for so much JSON, or for what it stands for."""
-    what = f"{size} bytes of JSON" if size else "what it stands for"
+def too_large(what: str, name: str = "objects.json") -> BadRecord:
+    """The error for a member that says too much."""
     return BadRecord(
-        f"objects.json would take more memory than a record may: {what}.\n"
+        f"{name} would take more memory than a record may: {what}.\n"
         "tripwire writes no such file; it may have been made to do harm.",
         slug="record-too-large",
     )

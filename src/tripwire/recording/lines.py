@@ -10,9 +10,10 @@ docs/record-format.md has the rules.
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import digits
-from typing import Annotated, NamedTuple, TypeGuard, cast
+from typing import Annotated, TypeGuard, cast
 
 import msgspec
 
@@ -61,6 +62,20 @@ class Dict(nodes.Node, tag="dict", frozen=True):
     factory: Slot = None
 
 
+class Deque(nodes.Node, tag="deque", frozen=True):
+    """A deque."""
+
+    items: Items = ()
+    limit: int | None = None
+
+
+class NamedTuple(nodes.Node, tag="ntuple", frozen=True):
+    """An instance of a namedtuple's class."""
+
+    cls: Reference
+    items: Items
+
+
 class Libraries(nodes.Node, tag="library", frozen=True):
     """Things of one module of an installed package, one after another; "%" is the module."""
 
@@ -69,26 +84,26 @@ class Libraries(nodes.Node, tag="library", frozen=True):
 
 
 class Object(nodes.Node, tag="object", frozen=True):
-    """An instance. Attributes that are None have no value."""
+    """An instance. Attributes that are None have no value. The last names are those of slots."""
 
     cls: Reference
     names: str = ""
     values: tuple[Item, ...] = ()
     content: Slot = None
-    slots: tuple[str, ...] = ()
-    slot_values: tuple[Slot, ...] = ()
+    slots: Index = 0
 
 
 class Modules(nodes.Node, tag="nn", frozen=True):
     """nn.Modules of one form, one after another: the values of each that are its own.
 
-    Values that all have: `columns` says which, in ascending order.
+    The last names are the keys of the tables, as many for each as `sizes` says. Values that all
+    modules have: `columns` says which, in ascending order.
     """
 
     cls: Reference
     names: str = ""
     tables: str = ""
-    keys: tuple[str, ...] = ()
+    sizes: tuple[Index, ...] = ()
     values: tuple[Item, ...] = ()
     count: Count = 1
     columns: tuple[Index, ...] = ()
@@ -165,8 +180,8 @@ class More(nodes.Node, tag="more", frozen=True):
     """What the line before had no room for.
 
     Items of a container; keys and values of a dict; values of modules. A text: names of something
-    with attributes, with their values; names in the last table of modules; a piece of a string, or
-    of bytes in base64.
+    with attributes, with their values; names of modules; a piece of a string, or of bytes in
+    base64.
     """
 
     items: Items = ()
@@ -181,8 +196,8 @@ class Again(nodes.Node, tag="again", frozen=True):
 
 Attributed = Object | Extras | Class | Namespace | Module  # with names and values
 _OWN = (
-    *(Tuple, List, Set, Dict, Libraries, Object, Modules, Extras, Functions, Class, Namespace),
-    *(Module, Cells, More, Again),
+    *(Tuple, List, Set, Deque, NamedTuple, Dict, Object, Class, Namespace, Module),
+    *(Libraries, Modules, Extras, Functions, Cells, More, Again),
 )
 _REPLACED = {cls.__struct_config__.tag for cls in (*_OWN, nodes.ModuleForm, nodes.Tensor)}
 LINES: tuple[type[nodes.Node], ...] = (
@@ -274,7 +289,7 @@ def join_names(names: Iterable[tuple[str, bool]], words: Mapping[str, int]) -> s
             last = -1
         before = is_none
         if number is None:
-            tokens.append(".".join(_spell_part(part, words) for part in name.split(".")) or "%")
+            tokens.append(".".join(_spell_part(part, words) for part in name.split(".")) or _EMPTY)
             last = -1
         elif last >= 0 and number == last + 1:
             last = number
@@ -287,7 +302,7 @@ def join_names(names: Iterable[tuple[str, bool]], words: Mapping[str, int]) -> s
 
 def are_names(slots: Sequence[object]) -> TypeGuard[Sequence[str]]:
     """Whether these are strings that stand in a text as they are, but for their words."""
-    if not slots or type(slots[0]) is not str or set(map(type, slots)) != {str}:
+    if not slots or not all(type(slot) is str for slot in slots):
         return False
     text = " ".join(cast("Sequence[str]", slots))
     return text.count(" ") == len(slots) - 1 and not _ODD_TEXT.search(text)
@@ -304,7 +319,7 @@ def split_names(text: str, words: Sequence[str]) -> Iterator[tuple[str, bool]]:
             yield words[number], is_none
 
 
-class NameCount(NamedTuple):
+class NameCount(typing.NamedTuple):
     """How many names a text has, how many of them have a value, and how much longer they are."""
 
     names: int
@@ -330,6 +345,8 @@ def count_names(text: str, words: Sequence[int]) -> NameCount:
         counts[is_none] += 1
         for part in _split(token, "."):
             if not token or not _PART.fullmatch(part):
+                raise damaged("a name in objects.json isn't one")
+            if token != _EMPTY and "%" in part and "%" in _ESCAPED.sub("", part):
                 raise damaged("a name in objects.json isn't one")
             if part and part[0] in digits:
                 if int(part) >= len(words):
@@ -360,8 +377,10 @@ def _split(text: str, separator: str) -> Iterator[str]:
 _TURN = "-"
 _ROW = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 _PART = re.compile(r"[0-9]{1,9}|[^-0-9].*|", re.DOTALL)
-_ODD = re.compile(r"^[-0-9]|[ %]")
-_ODD_TEXT = re.compile(r"^$|^ | $|  |%|(?:^|[ .])[-0-9]")
+_EMPTY = "%"
+# A reader counts brackets, commas and quotation marks, so a name has none.
+_ODD = re.compile(r'^[-0-9]|[ %\[{,"]')
+_ODD_TEXT = re.compile(r'^$|^ | $|  |[%\[{,"]|(?:^|[ .])[-0-9]')
 _ESCAPED = re.compile(r"%([0-9a-f]{2})")
 
 
@@ -374,4 +393,4 @@ def _spell_part(part: str, words: Mapping[str, int]) -> str:
 def _read_part(part: str, words: Sequence[str]) -> str:
     if part and part[0] in digits:
         return words[int(part)]
-    return "" if part == "%" else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), part)
+    return "" if part == _EMPTY else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), part)

@@ -1,4 +1,4 @@
-"""Nodes: the closed set of things that a record can hold, as JSON.
+"""Nodes: the closed set of things that a record can hold.
 
 A record's objects are one flat table. A *slot* is a small plain value written as itself, or
 `[n]`, the nth node of the table. So sharing and cycles are references to one node, nothing
@@ -25,7 +25,7 @@ Items = tuple[Item, ...] | str
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One thing in the table; written as `[tag, field, ...]`.
+    """One thing in the table. Most are written as `[tag, field, ...]`; for others see lines.py.
 
     Fields at the end that have their default are left out: see recording/spelling.py.
     """
@@ -266,8 +266,7 @@ class ModuleForm(Node, tag="nnform", frozen=True):
 class ModuleObject(Node, tag="nn", frozen=True):
     """An nn.Module: the values of its form's names, then of the keys of each table.
 
-    Attributes that aren't there are as in a fresh nn.Module. So short because a model has
-    hundreds of these.
+    Attributes that aren't there are as in a fresh nn.Module.
     """
 
     form: Reference
@@ -425,7 +424,7 @@ AnyNode = (
 )
 
 
-class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Code(msgspec.Struct, frozen=True):
     """The code of one function: where its source lies, and its marshalled form."""
 
     name: str  # qualified, as the compiler gave it

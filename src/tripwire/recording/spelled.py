@@ -17,6 +17,7 @@ from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import (
     LARGEST_LINE,
+    LIST,
     MEMORY_FLOOR,
     check_member,
     estimate_memory,
@@ -43,7 +44,7 @@ class Spelled:
     def of(text: bytes, file_size: int) -> Spelled:
         """Read the first line; refuse what would take more memory than a table may."""
         if estimate_memory(text) > max(MEMORY_FLOOR, file_size):
-            raise too_large(len(text))
+            raise too_large(f"{len(text)} bytes of JSON")
         first = text.find(b"\n")
         middle = text.find(b"\n" + lines.NODES + b"\n", first)
         if first < 0 or middle < 0 or not text.endswith(b"\n" + lines.END):
@@ -102,9 +103,9 @@ def _lines(text: bytes, start: int, end: int) -> Iterator[bytes]:
 
 def _check_line(line: bytes, file_size: int) -> None:
     """A line is held while it is checked, so it may not take much."""
-    if len(line) > LARGEST_LINE // 64:
+    if len(line) > LARGEST_LINE // (LIST + 1):
         if estimate_memory(line) > max(LARGEST_LINE, file_size // 8):
-            raise too_large(len(line))
+            raise too_large(f"{len(line)} bytes of JSON")
 
 
 # --- building ---
@@ -117,6 +118,7 @@ class _Builder:
         self._words = words
         self._files = files
         self._codes: list[nodes.Code] = []
+        self._short_names: list[str] = []  # of the functions that have them
         self._count = count  # of nodes and tensors: forms are numbered on from there
         self._found: list[AnyNode] = []
         self._forms: list[AnyNode] = []
@@ -132,6 +134,7 @@ class _Builder:
             place, held = (first + further, column), tuple(itertools.islice(free, own))
             known = name, file, first, source, place, marshalled, held, flags, (0, count)
             self._codes.append(nodes.Code(*known))
+            self._short_names.append(name.rpartition(".")[2])
 
     def take(self, line: nodes.Node) -> None:
         """The next line."""
@@ -160,12 +163,13 @@ class _Builder:
         replace = msgspec.structs.replace
         match line:
             case lines.Libraries():
-                (module,) = self._strings(line.module)
+                module = self._name(line.module)
                 return [nodes.Library(module, name) for name in self._strings(line.names)]
             case lines.Object():
                 names, values = self._attributes(line)
-                rest = line.content, line.slots, line.slot_values
-                return (nodes.Object(line.cls, names, values, *rest),)
+                end = len(names) - line.slots
+                state, slots = (names[:end], values[:end]), (names[end:], values[end:])
+                return (nodes.Object(line.cls, *state, line.content, *slots),)
             case lines.Modules():
                 return self._build_modules(line)
             case lines.Extras():
@@ -179,19 +183,17 @@ class _Builder:
                 filled = [nodes.Cell(content) for content in split_rows(line.contents)]
                 return [*filled, *[nodes.Cell(None, True)] * line.empty]
             case lines.Class():
-                names, values = self._attributes(line)
-                (module,) = self._strings(line.module)
-                named = line.name, line.name if line.qualname is None else line.qualname, module
-                made = nodes.Class(*named, line.meta, line.bases, names, values)
+                own = self._attributes(line)
+                qualname = line.name if line.qualname is None else line.qualname
+                named = line.name, qualname, self._name(line.module)
+                made = nodes.Class(*named, line.meta, line.bases, *own)
                 return (replace(made, form=line.form, detail=line.detail),)
             case lines.Namespace():
-                names, values = self._attributes(line)
-                (module,) = self._strings(line.module)
-                return (nodes.Namespace(module, names, values, line.imports),)
+                own = self._attributes(line)
+                return (nodes.Namespace(self._name(line.module), *own, line.imports),)
             case lines.Module():
-                names, values = self._attributes(line)
-                (module,) = self._strings(line.module)
-                return (nodes.Module(module, names, values, line.namespace),)
+                own = self._attributes(line)
+                return (nodes.Module(self._name(line.module), *own, line.namespace),)
             case lines.Dict():
                 values = self._slots(line.values, *(more.values for more in self._more))
                 return (nodes.Dict(self._items(line.keys), values, line.form, line.factory),)
@@ -201,8 +203,10 @@ class _Builder:
                 return (nodes.Tuple(self._items(line.items)),)
             case lines.Set():
                 return (nodes.Set(self._items(line.items), line.frozen),)
-            case nodes.Deque() | nodes.NamedTuple():
-                return (replace(line, items=self._items(line.items)),)
+            case lines.Deque():
+                return (nodes.Deque(self._items(line.items), line.limit),)
+            case lines.NamedTuple():
+                return (nodes.NamedTuple(line.cls, self._items(line.items)),)
             case nodes.String():
                 return (nodes.String("".join((line.text, *self._pieces()))),)
             case nodes.Bytes() | nodes.Text():
@@ -212,13 +216,12 @@ class _Builder:
 
     def _build_modules(self, line: lines.Modules) -> Iterator[nodes.ModuleObject]:
         """Each module, with the values that the form has for all."""
-        tables = [[text] for text in line.keys]
-        if tables:
-            tables[-1] += self._pieces()
-        keys = tuple(self._strings(*texts) for texts in tables)
-        names, held = self._strings(line.names), self._strings(line.tables)
+        names, tables = self._strings(line.names, *self._pieces()), self._strings(line.tables)
+        rest = iter(names[len(names) - sum(line.sizes) :])
+        keys = tuple(tuple(itertools.islice(rest, size)) for size in line.sizes)
+        own = names[: len(names) - sum(line.sizes)]
         form = (self._count + len(self._forms),)
-        self._forms.append(nodes.ModuleForm(line.cls, names, held, keys))
+        self._forms.append(nodes.ModuleForm(line.cls, own, tables, keys))
         more = (more.items for more in self._more if type(more.items) is not str)
         values = self._slots(line.values, *more)
         width = len(values) // line.count
@@ -226,9 +229,9 @@ class _Builder:
         for column, constant in zip(line.columns, line.constants, strict=True):
             row[column] = constant
         shared = set(line.columns)
-        own = [column for column in range(len(row)) if column not in shared]
+        others = [column for column in range(len(row)) if column not in shared]
         for start in range(0, line.count * width, width) if width else [0] * line.count:
-            for column, value in zip(own, values[start : start + width], strict=True):
+            for column, value in zip(others, values[start : start + width], strict=True):
                 row[column] = value
             yield nodes.ModuleObject(form, tuple(row))
 
@@ -237,10 +240,9 @@ class _Builder:
         cells = cast("list[Reference]", list(split_rows(line.closures)))
         width = len(cells) // len(codes)
         for i, code in enumerate(codes):
-            qualname = self._codes[code].name
             yield nodes.Function(
-                qualname.rpartition(".")[2] if line.name is None else line.name,
-                qualname if line.qualname is None else line.qualname,
+                self._short_names[code] if line.name is None else line.name,
+                self._codes[code].name if line.qualname is None else line.qualname,
                 code,
                 line.namespace,
                 line.defaults,
@@ -263,6 +265,10 @@ class _Builder:
 
     def _pieces(self) -> Iterator[str]:
         return (more.items for more in self._more if isinstance(more.items, str))
+
+    def _name(self, text: str) -> str:
+        (name,) = self._strings(text)
+        return name
 
     def _strings(self, *texts: str) -> tuple[str, ...]:
         return tuple(name for text in texts for name, _ in split_names(text, self._words))

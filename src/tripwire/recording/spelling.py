@@ -4,7 +4,7 @@ The text is JSON in lines. So a reader (recording/spelled.py) checks a file line
 none of it before all of it is known to be sound. And it is short: a model has thousands of modules
 that differ in a number or two, and a record promises to be hardly larger than its tensors. What
 nodes have in common is said once: by modules of one form, functions, things of a library; what is
-the same is said again by its number; tensors that are nothing but a blob follow one another.
+the same is counted; tensors that are nothing but a blob follow one another.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from enum import IntEnum
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import BlobRun
-from tripwire.recording.checks import find_slot_fields
+from tripwire.recording.checks import LARGEST_LINE, LIST, estimate_memory, find_slot_fields
 from tripwire.recording.lines import are_names, join_names, join_rows
 from tripwire.recording.nodes import AnyNode, Item, Items, Reference, Row, Slot
 from tripwire.recording.texts import encode_json
@@ -62,7 +63,7 @@ def spell(table: nodes.Table) -> Spelling:
     renumber = functools.partial(_renumber, numbers=numbers)
     listed = [_map_slots(found[i], renumber) for i in order]
     tensors = [node for node in listed if isinstance(node, nodes.Tensor)]
-    count = sum(not isinstance(node, (nodes.Tensor, _Form)) for node in listed)
+    count = sum(place.rank <= _Rank.ELSE for place in places)
     files = list(dict.fromkeys(map(_file_of, table.codes)))
     words = _find_words(found, table.codes)
     head = lines.Head(
@@ -73,62 +74,65 @@ def spell(table: nodes.Table) -> Spelling:
         files=tuple(files),
     )
     speller = _Speller(listed, words)
-    codes = map(encode_json, map(_shorten, speller.make_codes(table.codes, files)))
-    spelled = b",\n".join(_say_again(map(speller.spell, _group(listed[:count]))))
-    parts = (b",\n".join(codes), lines.NODES, spelled, lines.END)
+    codes = b",\n".join(speller.spell_codes(table.codes, files))
+    groups = itertools.groupby(range(count), lambda i: places[order[i]].line)
+    spelled = (speller.spell([listed[i] for i in same]) for _, same in groups)
+    parts = (codes, lines.NODES, b",\n".join(_say_again(spelled)), lines.END)
     return Spelling(head, b"\n".join(part for part in parts if part))
 
 
-def _find_places(found: Sequence[nodes.Node]) -> list[tuple[object, ...]]:
-    """Those that share a line: modules, extras, libraries, functions, cells. Then all else.
+class _Rank(IntEnum):
+    """What comes first. Of the first five, those that have the same in common share a line."""
 
-    Then tensors, and forms. Nodes that say the same are neighbours.
-    """
-    places: list[tuple[object, ...]] = []
+    MODULE = 0
+    EXTRAS = 1
+    LIBRARY = 2
+    FUNCTION = 3
+    CELL = 4
+    ELSE = 5
+    TENSOR = 6
+    FORM = 7
+
+
+class _Place(NamedTuple):
+    """Where a node comes."""
+
+    rank: _Rank
+    common: str | int
+    order: tuple[object, ...]
+
+    @property
+    def line(self) -> object:
+        """Equal for neighbours that share a line."""
+        return self if self.rank == _Rank.ELSE else (self.rank, self.common)
+
+
+def _find_places(found: Sequence[nodes.Node]) -> list[_Place]:
     firsts: dict[object, int] = {}
-    for number, node in enumerate(found):
-        match node:
-            case nodes.ModuleObject():
-                places.append((0, node.form[0]))
-            case nodes.TensorExtras():
-                places.append((1, repr(_alike(node))))
-            case nodes.Library():
-                places.append((2, node.module))
-            case lines.Functions():
-                places.append((3, repr(_alike(node)), node.codes[0]))
-            case nodes.Cell():
-                places.append((4, node.empty))
-            case nodes.Tensor():
-                places.append((6, node.device, node.kind, node.blob))
-            case _Form():
-                places.append((7,))
-            case _:
-                said = type(node), encode_json(msgspec.structs.astuple(node))
-                places.append((5, firsts.setdefault(said, number)))
-    return places
+    return [_find_place(number, node, firsts) for number, node in enumerate(found)]
 
 
-def _alike(node: nodes.Node) -> object:
-    """Equal for nodes that share a line."""
+def _find_place(number: int, node: nodes.Node, firsts: dict[object, int]) -> _Place:
+    """`firsts` are the first of nodes that say the same: those become neighbours."""
     match node:
         case nodes.ModuleObject():
-            return node.form
+            return _Place(_Rank.MODULE, node.form[0], (number,))
         case nodes.TensorExtras():
-            return node.grad is None, node.cls, node.names, tuple(map(_key, node.values))
+            common = node.grad is None, node.cls, node.names, tuple(map(_key, node.values))
+            return _Place(_Rank.EXTRAS, repr(common), (number,))
         case nodes.Library():
-            return node.module
+            return _Place(_Rank.LIBRARY, node.module, (number,))
         case lines.Functions():
             rest = msgspec.structs.replace(node, codes=(), closures=())
-            return len(node.closures), rest
+            return _Place(_Rank.FUNCTION, repr((len(node.closures), rest)), (node.codes, number))
         case nodes.Cell():
-            return node.empty
-    return id(node)
-
-
-def _group(found: Iterable[nodes.Node]) -> Iterator[list[nodes.Node]]:
-    """Neighbours that share a line."""
-    for _, same in itertools.groupby(found, _alike):
-        yield list(same)
+            return _Place(_Rank.CELL, node.empty, (number,))
+        case nodes.Tensor():
+            return _Place(_Rank.TENSOR, 0, (node.device, node.kind, node.blob, number))
+        case _Form():
+            return _Place(_Rank.FORM, 0, (number,))
+    said = type(node), encode_json(msgspec.structs.astuple(node))
+    return _Place(_Rank.ELSE, firsts.setdefault(said, number), (number,))
 
 
 def _unname(node: nodes.Node, codes: Sequence[nodes.Code]) -> nodes.Node:
@@ -150,12 +154,12 @@ def _unname(node: nodes.Node, codes: Sequence[nodes.Code]) -> nodes.Node:
 
 
 def _say_again(spelled: Iterable[bytes]) -> Iterator[bytes]:
-    """The same text again and again, as a number."""
+    """How often the same text follows, in place of it."""
     for text, same in itertools.groupby(spelled):
         yield text
         times = sum(1 for _ in same) - 1
         if times:
-            yield _encode(lines.Again(times))
+            yield encode_json(_list_fields(lines.Again(times)))
 
 
 def _find_runs(tensors: Sequence[nodes.Tensor]) -> Iterator[lines.TensorRun]:
@@ -181,28 +185,41 @@ class _Speller:
     def __init__(self, listed: Sequence[nodes.Node], words: Mapping[str, int]) -> None:
         self._listed = listed
         self._words = words
+        self._longest = _LONGEST
 
-    def make_codes(
+    def spell_codes(
         self, codes: Sequence[nodes.Code], files: Sequence[lines.File]
-    ) -> Iterator[lines.Codes]:
+    ) -> Iterator[bytes]:
         """Lines of neighbours that come from one file."""
         for file, same in itertools.groupby(codes, _file_of):
-            for some in _split(tuple(same)):
-                numbers = tuple(
-                    number
-                    for code in some
-                    for number in (
-                        *(code.line, code.place[0] - code.line, code.place[1]),
-                        *(code.lines[1], len(code.free)),
-                    )
-                )
-                free = self._join(name for code in some for name in code.free)
-                names = self._join(code.name for code in some)
-                yield lines.Codes(files.index(file), names, numbers, free)
+            some, number = tuple(same), files.index(file)
+            yield from self._fit(lambda: map(_shorten, self._make_codes(number, some)))  # noqa: B023
 
     def spell(self, group: list[nodes.Node]) -> bytes:
         """The line of a node or of some that share one, and further lines for what is long."""
-        return b",\n".join(map(_encode, self._make(group)))
+        return b",\n".join(self._fit(lambda: map(_list_fields, self._make(group))))
+
+    def _fit(self, make: Callable[[], Iterable[list[object]]]) -> list[bytes]:
+        """Lines of so many items that a reader takes each."""
+        self._longest = _LONGEST
+        spelled = [encode_json(line) for line in make()]
+        while self._longest > 1 and not all(map(_is_readable, spelled)):
+            self._longest //= 2
+            spelled = [encode_json(line) for line in make()]
+        return spelled
+
+    def _make_codes(self, file: int, codes: tuple[nodes.Code, ...]) -> Iterator[lines.Codes]:
+        for some in self._split(codes):
+            numbers = tuple(
+                number
+                for code in some
+                for number in (
+                    *(code.line, code.place[0] - code.line, code.place[1]),
+                    *(code.lines[1], len(code.free)),
+                )
+            )
+            free = self._join(name for code in some for name in code.free)
+            yield lines.Codes(file, self._join(code.name for code in some), numbers, free)
 
     def _make(self, group: list[nodes.Node]) -> Iterator[nodes.Node]:
         match node := group[0]:
@@ -211,118 +228,122 @@ class _Speller:
             case nodes.TensorExtras():
                 yield from self._make_extras(cast("list[nodes.TensorExtras]", group))
             case nodes.Library():
-                for some in _split(tuple(cast("nodes.Library", one).name for one in group)):
+                for some in self._split(tuple(cast("nodes.Library", one).name for one in group)):
                     yield lines.Libraries(self._join([node.module]), self._join(some))
-            case nodes.Object():  # a configuration has a hundred attributes that are None
-                parts = self._join_attributes(node)
-                yield lines.Object(node.cls, *parts[0], node.content, node.slots, node.slot_values)
-                yield from itertools.starmap(lines.More, parts[1:])
             case lines.Functions():
-                yield from _make_functions(cast("list[lines.Functions]", group))
+                yield from self._make_functions(cast("list[lines.Functions]", group))
             case nodes.Cell():
-                for cells in _split(tuple(cast("list[nodes.Cell]", group))):
+                for cells in self._split(tuple(cast("list[nodes.Cell]", group))):
                     contents = () if node.empty else join_rows(cell.content for cell in cells)
                     yield lines.Cells(contents, len(cells) if node.empty else 0)
+            case nodes.Object():
+                names, slots = (*node.names, *node.slots), (*node.values, *node.slot_values)
+                first, more = self._join_attributes(names, slots)
+                yield lines.Object(node.cls, *first, node.content, len(node.slots))
+                yield from more
             case nodes.Class():
-                parts = self._join_attributes(node)
+                first, more = self._join_attributes(node.names, node.values)
                 qualname = None if node.qualname == node.name else node.qualname
                 named = self._join([node.module]), node.name, node.meta, node.bases
-                yield lines.Class(*named, *parts[0], node.form, node.detail, qualname)
-                yield from itertools.starmap(lines.More, parts[1:])
+                yield lines.Class(*named, *first, node.form, node.detail, qualname)
+                yield from more
             case nodes.Namespace():
-                parts = self._join_attributes(node)
-                yield lines.Namespace(self._join([node.module]), *parts[0], node.imports)
-                yield from itertools.starmap(lines.More, parts[1:])
+                first, more = self._join_attributes(node.names, node.values)
+                yield lines.Namespace(self._join([node.module]), *first, node.imports)
+                yield from more
             case nodes.Module():
-                parts = self._join_attributes(node)
-                yield lines.Module(self._join([node.name]), *parts[0], node.namespace)
-                yield from itertools.starmap(lines.More, parts[1:])
+                first, more = self._join_attributes(node.names, node.values)
+                yield lines.Module(self._join([node.name]), *first, node.namespace)
+                yield from more
             case nodes.Dict():
-                keys, values = self._spell_slots(node.keys), self._spell_slots(node.values)
+                keys, values = self._join_items(node.keys), self._join_items(node.values)
                 yield lines.Dict(keys[0], values[0], node.form, node.factory)
                 yield from itertools.starmap(lines.More, zip(keys[1:], values[1:], strict=True))
-            case nodes.List(items=items) | nodes.Tuple(items=items):
-                first, *rest = self._spell_slots(items)
-                yield lines.List(first) if type(node) is nodes.List else lines.Tuple(first)
-                yield from map(lines.More, rest)
-            case nodes.Set():
-                first, *rest = self._spell_slots(node.items)
-                yield lines.Set(first, node.frozen)
+            case _ if isinstance(node, _WITH_ITEMS):
+                first_items, *rest = self._join_items(node.items)
+                yield _make_container(node, first_items)
                 yield from map(lines.More, rest)
             case _:
-                yield from _split_node(node)
+                yield from _split_text(node)
 
     def _make_modules(self, group: list[nodes.ModuleObject]) -> Iterator[nodes.Node]:
         form = cast("_Form", self._listed[group[0].form[0]])
-        *keys, last = form.keys or ((),)
-        names = [self._join(part) for part in _split(last)]
+        names = [self._join(some) for some in self._split(tuple(_names_of(form)))]
         slots = tuple(slot for module in group for slot in module.values)
-        values = [join_rows(part) for part in _split(slots)]
-        yield lines.Modules(
-            form.cls,
-            self._join(form.names),
-            self._join(form.tables),
-            (*map(self._join, keys), names[0]) if form.keys else (),
-            values[0],
-            len(group),
-            form.columns,
-            form.constants,
-        )
+        values = [join_rows(some) for some in self._split(slots)]
+        tables = self._join(form.tables), tuple(map(len, form.keys))
+        shared = form.columns, form.constants
+        yield lines.Modules(form.cls, names[0], *tables, values[0], len(group), *shared)
         yield from map(lines.More, names[1:])
         yield from map(lines.More, values[1:])
 
     def _make_extras(self, group: list[nodes.TensorExtras]) -> Iterator[nodes.Node]:
-        parts = self._join_attributes(group[0])
-        for some in _split(tuple(group)):
+        first, more = self._join_attributes(group[0].names, group[0].values)
+        for some in self._split(tuple(group)):
             tensors = cast("tuple[Row, ...]", join_rows(node.tensor for node in some))
             grads = () if some[0].grad is None else join_rows(node.grad for node in some)
-            yield lines.Extras(tensors, grads, some[0].cls, *parts[0])
-            yield from itertools.starmap(lines.More, parts[1:])
+            yield lines.Extras(tensors, grads, some[0].cls, *first)
+            yield from more
+
+    def _make_functions(self, group: list[lines.Functions]) -> Iterator[nodes.Node]:
+        for some in self._split(tuple(group)):
+            codes = join_rows(cast("Reference", code) for one in some for code in one.codes)
+            cells = join_rows(cast("Reference", cell) for one in some for cell in one.closures)
+            rows = cast("tuple[Row, ...]", codes), cast("tuple[Row, ...]", cells)
+            yield msgspec.structs.replace(some[0], codes=rows[0], closures=rows[1])
 
     def _join(self, names: Iterable[str]) -> str:
         return join_names(((name, False) for name in names), self._words)
 
     def _join_attributes(
-        self,
-        node: nodes.Object | nodes.TensorExtras | nodes.Class | nodes.Namespace | nodes.Module,
-    ) -> list[tuple[str, tuple[Item, ...]]]:
-        """For each line the names, and the values that aren't None."""
-        return [
+        self, names: tuple[str, ...], values: tuple[Slot, ...]
+    ) -> tuple[tuple[str, tuple[Item, ...]], list[lines.More]]:
+        """The names and the values that aren't None of the first line; further lines."""
+        first, *rest = [
             (
-                join_names(((name, value is None) for name, value in part), self._words),
-                join_rows(value for _, value in part if value is not None),
+                join_names(((name, value is None) for name, value in some), self._words),
+                join_rows(value for _, value in some if value is not None),
             )
-            for part in _split(tuple(zip(node.names, node.values, strict=True)))
+            for some in self._split(tuple(zip(names, values, strict=True)))
         ]
+        return first, list(itertools.starmap(lines.More, rest))
 
-    def _spell_slots(self, slots: tuple[Slot, ...]) -> list[Items]:
+    def _join_items(self, slots: tuple[Slot, ...]) -> list[Items]:
         """For each line the slots, or a text of them."""
         if are_names(slots):
-            return [self._join(part) for part in _split(tuple(slots))]
-        return [join_rows(part) for part in _split(slots)]
+            return [self._join(some) for some in self._split(tuple(slots))]
+        return [join_rows(some) for some in self._split(slots)]
+
+    def _split(self, items: tuple[_T, ...]) -> list[tuple[_T, ...]]:
+        """What stands in one line each."""
+        longest = self._longest
+        return [items[i : i + longest] for i in range(0, len(items), longest)] or [()]
 
 
-def _make_functions(group: list[lines.Functions]) -> Iterator[nodes.Node]:
-    for some in _split(tuple(group)):
-        codes = join_rows(cast("Reference", code) for one in some for code in one.codes)
-        cells = join_rows(cast("Reference", cell) for one in some for cell in one.closures)
-        rows = cast("tuple[Row, ...]", codes), cast("tuple[Row, ...]", cells)
-        yield msgspec.structs.replace(some[0], codes=rows[0], closures=rows[1])
+_WITH_ITEMS = (nodes.List, nodes.Tuple, nodes.Set, nodes.Deque, nodes.NamedTuple)
 
 
-def _split_node(node: nodes.Node) -> Iterator[nodes.Node]:
-    """A node that has no line of another form, in as many lines as it needs."""
-    replace = msgspec.structs.replace
+def _make_container(node: nodes.Node, items: Items) -> nodes.Node:
     match node:
-        case nodes.Deque() | nodes.NamedTuple():
-            parts = _split(node.items)
-            yield replace(node, items=parts[0])
-            yield from map(lines.More, parts[1:])
+        case nodes.List():
+            return lines.List(items)
+        case nodes.Set():
+            return lines.Set(items, node.frozen)
+        case nodes.Deque():
+            return lines.Deque(items, node.limit)
+        case nodes.NamedTuple():
+            return lines.NamedTuple(node.cls, items)
+    return lines.Tuple(items)
+
+
+def _split_text(node: nodes.Node) -> Iterator[nodes.Node]:
+    """A text or bytes in as many lines as they need, or any other node."""
+    match node:
         case nodes.String(text=text):
             yield nodes.String(text[:_PIECE])
             yield from (lines.More(text[i : i + _PIECE]) for i in _further(text))
         case nodes.Bytes(data=data) | nodes.Text(data=data):
-            yield replace(node, data=data[:_PIECE])
+            yield msgspec.structs.replace(node, data=data[:_PIECE])
             pieces = (
                 binascii.b2a_base64(data[i : i + _PIECE], newline=False) for i in _further(data)
             )
@@ -331,17 +352,17 @@ def _split_node(node: nodes.Node) -> Iterator[nodes.Node]:
             yield node
 
 
-def _encode(line: nodes.Node) -> bytes:
-    return encode_json([line.__struct_config__.tag, *_shorten(line)])
-
-
-def _split(items: tuple[_T, ...]) -> list[tuple[_T, ...]]:
-    return [items[i : i + _LONGEST] for i in range(0, len(items), _LONGEST)] or [()]
-
-
 def _further(data: str | bytes) -> range:
     """Where the pieces begin that the first line has no room for."""
     return range(_PIECE, len(data), _PIECE)
+
+
+def _is_readable(line: bytes) -> bool:
+    return len(line) * (LIST + 1) <= LARGEST_LINE or estimate_memory(line) <= LARGEST_LINE
+
+
+def _list_fields(line: nodes.Node) -> list[object]:
+    return [line.__struct_config__.tag, *_shorten(line)]
 
 
 def _shorten(node: msgspec.Struct) -> list[object]:
@@ -377,9 +398,7 @@ def _renumber(slot: Slot, numbers: Mapping[int, int]) -> Slot:
 
 
 _TEXTS: Mapping[type[nodes.Node], tuple[str, ...]] = {
-    nodes.Tuple: ("items",),
-    nodes.List: ("items",),
-    nodes.Set: ("items",),
+    **dict.fromkeys(_WITH_ITEMS, ("items",)),
     nodes.Dict: ("keys", "values"),
 }
 
@@ -420,17 +439,16 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
     match node:
         case nodes.Library():
             yield node.name
-        case nodes.Object() | nodes.TensorExtras():
+        case nodes.Object():
+            yield from (*node.names, *node.slots)
+        case nodes.TensorExtras():
             yield from node.names
         case nodes.Class() | nodes.Namespace():
             yield from (node.module, *node.names)
         case nodes.Module():
             yield from (node.name, *node.names)
         case nodes.ModuleForm():
-            yield from node.names
-            yield from node.tables
-            for keys in node.keys:
-                yield from keys
+            yield from (*_names_of(node), *node.tables)
         case _:
             for field in _texts_of(node):
                 yield from getattr(node, field)
@@ -450,6 +468,12 @@ def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> dic
 
 
 # --- modules ---
+
+
+def _names_of(form: nodes.ModuleForm) -> Iterator[str]:
+    """The names of attributes, then the keys of tables."""
+    yield from form.names
+    yield from itertools.chain.from_iterable(form.keys)
 
 
 def _share_forms(found: list[AnyNode]) -> list[nodes.Node]:
@@ -479,7 +503,7 @@ def _share_form(found: list[nodes.Node], number: int, modules: list[int]) -> Non
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for module, row in rows.items():
         groups[tuple(_key(row[i]) for i in splits)].append(module)
-    own = [i for i in range(len(distinct)) if i not in set(constant)]
+    own = sorted(set(range(len(distinct))) - set(constant))
     for first, group in enumerate(groups.values()):
         values = tuple(rows[group[0]][i] for i in constant)
         shared = msgspec.structs.replace(form, columns=tuple(constant), constants=values)

@@ -57,7 +57,7 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
         return use
     if grad is not None and isinstance(use, Use):
         encoder.treat_alike(grad, use.treatment)
-    encoder.hold_attributes(4 + len(state))  # its class and gradient count, too
+    encoder.hold_attributes(("grad", "class", *state))
     return nodes.TensorExtras(
         encoder.place(use),
         encoder.slot(grad, ".grad"),

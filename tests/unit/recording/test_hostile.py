@@ -469,7 +469,10 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["object",[0],"0:1",[1]]', more=words(b"a b")),
         lay_out(nodes=b'["extras",[[0]],[],null,"a"]'),
     ],
-    "another number of slots than of values": [lay_out(nodes=b'["object",[0],"",[],null,["a"]]')],
+    "an object has more slots than names": [
+        lay_out(nodes=b'["object",[0],"",[],null,1]'),
+        lay_out(nodes=b'["object",[0],"a",[1],null,4],\n["more","b c",[1,2]]', count=1),
+    ],
     "but not the text that it needs": [
         lay_out(nodes=b'["object",[0]],\n["more",["a"],[5]]', count=1),
         lay_out(nodes=b'["object",[0]],\n["more"]', count=1),
@@ -480,20 +483,22 @@ TABLES: dict[str, list[bytes]] = {
     "there are values for something that has none": [
         lay_out(nodes=b'["str","a"],\n["more","b",[1]]', count=1),
         lay_out(nodes=b'["list"],\n["more",[1],[1]]', count=1),
-        lay_out(nodes=b'["nn",[0],"","t",["a"],[1]],\n["more","b",[1]]', count=1),
-    ],
-    "more names for a table that isn't there": [
-        lay_out(nodes=b'["nn",[0]],\n["more","a"]', count=1)
+        lay_out(nodes=b'["nn",[0],"a","t",[1],[1]],\n["more","b",[1]]', count=1),
     ],
     "modules have other values than names": [
         lay_out(nodes=b'["nn",[0],"","",[],[1]]'),
         lay_out(nodes=b'["nn",[0],"a"]'),
         lay_out(nodes=b'["nn",[0]],\n["more",[1]]', count=1),
+        lay_out(nodes=b'["nn",[0]],\n["more","a"]', count=1),
         lay_out(nodes=b'["nn",[0],"a","",[],[1],2]', count=2),
         lay_out(nodes=b'["nn",[0],"a","",[],[[0,1]]],\n["list"]'),
-        lay_out(nodes=b'["nn",[0],"a","t",["b"],[1,2]],\n["more","c d"]', count=1),
-        lay_out(nodes=b'["nn",[0],"a","",[],[],1,[1],[5]]'),
+        lay_out(nodes=b'["nn",[0],"a b","t",[1],[1,2]],\n["more","c d"]', count=1),
         lay_out(nodes=b'["nn",[0],"a"],\n["list"]'),
+    ],
+    "modules have a value or a key where there is no name": [
+        lay_out(nodes=b'["nn",[0],"a","",[],[],1,[1],[5]]'),
+        lay_out(nodes=b'["nn",[0],"a","t",[2],[1]]'),
+        lay_out(nodes=b'["nn",[0],"a b","s t",[1,2],[1,2]]'),
     ],
     "modules have other names than values": [
         lay_out(nodes=b'["nn",[0],"a","",[],[],1,[0],[]]'),
@@ -505,7 +510,7 @@ TABLES: dict[str, list[bytes]] = {
     ],
     "a name in objects.json has no value": [
         lay_out(nodes=b'["nn",[0],"- a"]'),
-        lay_out(nodes=b'["nn",[0],"","t",["a"],[1]],\n["more","- b"]', count=1),
+        lay_out(nodes=b'["nn",[0],"a","t",[1],[1]],\n["more","- b"]', count=1),
         lay_out(nodes=b'["list","a - b"]'),
         lay_out(nodes=b'["dict","- a",[]]'),
         lay_out(nodes=b'["library","- a"]'),
@@ -532,6 +537,9 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["object",[0],"0x",[1]]', more=words()),
         lay_out(nodes=b'["object",[0],"a.0x",[1]]', more=words()),
         lay_out(nodes=b'["object",[0],"0:0.0",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"a%zz",[1]]'),
+        lay_out(nodes=b'["object",[0],"a%2",[1]]'),
+        lay_out(nodes=b'["object",[0],"a.%",[1]]'),
         lay_out(nodes=b'["object",[0],"0:",[1]]', more=words()),
         lay_out(nodes=b'["object",[0],"99999999999999999999",[1]]', more=words()),
     ],
@@ -544,9 +552,13 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["object",[0],"1:0",[]]', more=words(b"a b")),
         lay_out(nodes=b'["library","1"]', more=words()),
     ],
-    "objects.json: ": [  # base64
+    "Only base64 data is allowed": [
         lay_out(nodes=b'["bytes","YQ=="],\n["more","!!!!"]', count=1),
-        lay_out(nodes=b'["bytes","YQ=="],\n["more","YQ"]', count=1),
+    ],
+    "Incorrect padding": [lay_out(nodes=b'["bytes","YQ=="],\n["more","YQ"]', count=1)],
+    "has more than 64 bits": [
+        lay_out(nodes=b'["list",[9223372036854775808]]'),
+        lay_out(nodes=b'["list",[-9223372036854775809]]'),
     ],
     "something contains itself that can't": [lay_out(b'{"x":[0]}', b'["tuple",[[0]]]')],
     "a Range node makes no sense": [lay_out(b'{"x":[0]}', b'["range",0,[1],1],\n["list"]')],
@@ -611,6 +623,20 @@ def test_tables_that_cannot_be(tmp_path, reason, objects) -> None:
 def test_views_beyond_their_blob(tmp_path, view_) -> None:
     node = f'["view",{view_}]'.encode()
     check_refused(with_objects(tmp_path, lay_out(b'{"x":[0]}', node)))
+
+
+def test_many_functions_of_one_code_share_its_name(tmp_path) -> None:
+    names = b'[0,"%s",[1,0,0,0,0]]' % (b"a." + b"b" * 300_000)
+    many = b'["function",[%s],[0]]' % b",".join([b"[0]"] * 2000)
+    data = with_objects(tmp_path, lay_out(nodes=many, codes=names, more=FILES, count=2000))
+    tracemalloc.start()
+    try:
+        with Record.of(data) as record:
+            assert len(record.table.nodes) == 2000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * len(data)
 
 
 def test_a_huge_stand_in_allocates_nothing_when_looked_at(tmp_path) -> None:
@@ -730,7 +756,7 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
         "words": table(BAD, more=b',"words":"' + b"a " * 5000 + b'b"'),
         "names": table(repeat(b'["object",[0],"- ' + b"a " * 999 + b'b"]', few), BAD),
         "one long text of names": table(b'["object",[0],"- ' + b"a " * size + b'b"]', BAD),
-        "names of tables": table(b'["nn",[0],"","t",["' + b"a " * size + b'b"]]', BAD),
+        "names of modules": table(b'["nn",[0],"' + b"a " * size + b'b"]', BAD),
         "escaped tag": table(b'["\\u006fbject",[0],"- ' + b"a " * (size // 2) + b'b"]', BAD),
         "escaped spaces": table(b'["object",[0],"-' + b"\\u0020a" * (size // 7) + b'"]', BAD),
         "a wide name": table(b'["object",[0],"- ' + b"a" * size + b'\xf0\x9f\x98\x80"]', BAD),

@@ -147,3 +147,4 @@ def test_a_call_through_many_functions(tmp_path, monkeypatch) -> None:
     x = torch.randn(3)
     path = record(tmp_path, monkeypatch, many_steps.step249, x)
     assert spare(path, *count_tensors([x])) >= 512
+    assert torch.equal(tripwire.replay(path, trust=True), many_steps.step249(x))
