@@ -104,7 +104,7 @@ LAYERS = [
     {"recording.defined"},
     {"recording.wrapped", "recording.generators"},
     {"recording.arrays", "recording.instances", "recording.tensors", "recording.shelf"},
-    {"recording.lines"},
+    {"recording.lines", "recording.words"},
     {"recording.spelling", "recording.linecheck"},
     {"recording.spelled"},
     {"recording.torchvalues", "recording.views", "recording.format"},

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from tripwire.recording import nodes
 from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member
-from tripwire.recording.lines import are_names
 from tripwire.recording.looks import class_name, is_kind
 from tripwire.recording.nodes import AnyNode, Reference, Slot
 from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
 from tripwire.recording.texts import encode_json
+from tripwire.recording.words import are_names
 
 if TYPE_CHECKING:
     from tripwire.recording.kept import Blobs
@@ -32,7 +32,7 @@ _INT64 = 1 << 63
 # What a reader counts (see checks.py and linecheck.py), with some to spare: a reference, a node of
 # some fields or one that was left out, a module, a container, an attribute beside its name and
 # value. A string that occurs often is written as a reference.
-_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 80
+_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 16
 _LONGEST_SLOT = 256  # what a string in a slot may take; a longer one is a node
 
 
@@ -295,7 +295,7 @@ class Encoder:
 
     def can_hold_attributes(self, state: Mapping[str, object]) -> bool:
         """The same for an object with these attributes. The values take theirs with their slots."""
-        names = sum(_ATTRIBUTE + 2 * len(encode_json(name)) for name in state)
+        names = sum(_ATTRIBUTE + _measure_name(name) for name in state)
         values = sum(_measure(v) if _is_small(v) else _NODE for v in state.values())
         return names + values <= self._budget and self._spend(names)
 
@@ -305,7 +305,7 @@ class Encoder:
 
     def hold_attributes(self, names: Iterable[str]) -> None:
         """Take the room of attributes with these names, whatever is left."""
-        self._budget -= sum(_ATTRIBUTE + 2 * len(encode_json(name)) for name in names)
+        self._budget -= sum(_ATTRIBUTE + _measure_name(name) for name in names)
 
     def can_hold_bytes(self, count: int) -> bool:
         """The same for so many bytes."""
@@ -359,8 +359,14 @@ def _measure_text(text: str) -> int:
     return estimate_memory(encode_json(text))
 
 
+def _measure_name(name: str) -> int:
+    """What a reader takes for a name in a text: one of several parts or pieces may grow."""
+    may_grow = "." in name or "_" in name
+    return NAME + len(encode_json(name)) * (2 if may_grow else 1) + 2 * name.count("_")
+
+
 def _measure_column(items: Sequence[object]) -> int:
     """What a reader takes for items of a container: slots, or a text of names."""
     if all(map(_is_small, items)) and are_names(items):
-        return sum(NAME + len(encode_json(name)) * (2 if "." in name else 1) for name in items)
+        return sum(map(_measure_name, items))
     return sum(map(_measure, items))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import binascii
 import itertools
-from collections.abc import Sequence
 
 from tripwire.errors import BadRecord
 from tripwire.recording import lines, nodes
@@ -26,8 +25,9 @@ from tripwire.recording.checks import (
     check_tensors,
 )
 from tripwire.recording.container import damaged
-from tripwire.recording.lines import NameCount, count_names, count_slots, items_of, split_names
+from tripwire.recording.lines import count_slots, items_of
 from tripwire.recording.nodes import Items
+from tripwire.recording.words import Lengths, NameCount, count_names, measure_names
 
 
 class LineCheck:
@@ -44,9 +44,12 @@ class LineCheck:
         self._memory = 0  # so much it takes, with those that belong to it
         self._names = 0  # so many it has
         self._values = 0  # and so many values for them, if it is one of modules
-        self._words: Sequence[int] = ()  # words refer to none
+        self._lengths = Lengths()  # pieces refer to none, words to pieces
+        self._count(head.pieces)
+        self._lengths = Lengths((), measure_names(head.pieces, self._lengths))
         self._count(head.words)
-        self._words = [len(word) for word, _ in split_names(head.words, ())]
+        words = measure_names(head.words, self._lengths)
+        self._lengths = Lengths(words, self._lengths.pieces)
         self._left = self._total = head.count
         self._nodes = self._left + sum(run[0] for run in head.tensors)
         for count, blob, kind, device in head.tensors:
@@ -240,8 +243,8 @@ class LineCheck:
         return count.names
 
     def _count_names(self, text: str) -> NameCount:
-        count = count_names(text, self._words)
-        self._spend(NAME * count.names + count.added)
+        count = count_names(text, self._lengths)
+        self._spend(NAME * count.names + count.growth)
         return count
 
     def _spend(self, amount: int) -> None:

@@ -1,26 +1,19 @@
 """Lines: what stands in objects.json for nodes that a model has hundreds of.
 
-Most nodes are written as they are. Names are the bulk of a record that has few tensors, so a list
-of them is one text: `training 4 - dtype loss_type - layers.7 2:5`. Between the two dashes are
-attributes that are None and have no value; 4 is the word of that number in the first line, as is
-the 7 in a name of two parts; 2:5 is four words in a row.
-docs/record-format.md has the rules.
+Most nodes are written as they are. Those here share a line with others, or have names, which are
+one text (see words.py), or references in a row.
 """
 
 from __future__ import annotations
 
-import re
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from string import digits
-from typing import Annotated, TypeGuard, cast
+from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import msgspec
 
 from tripwire.recording import nodes
 from tripwire.recording.blobs import BlobRun
 from tripwire.recording.checks import NODE_TYPES, find_slot_fields, prepare
-from tripwire.recording.container import damaged
 from tripwire.recording.nodes import Index, Item, Items, Reference, Row, Slot
 
 # How many tensors, the number of the first one's blob, their kind, their device.
@@ -228,6 +221,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     roots: dict[str, Slot]
     count: Index  # of the nodes in the lines
+    pieces: str = ""
     words: str = ""
     tensors: tuple[TensorRun, ...] = ()
     packed: tuple[BlobRun, ...] = ()  # blobs without an entry of their own in tensors.safetensors
@@ -272,125 +266,3 @@ def split_rows(items: Iterable[Item]) -> Iterator[Slot]:
 def count_slots(items: Iterable[Item]) -> int:
     """How many slots these stand for."""
     return sum(item[-1] - item[0] + 1 if type(item) is tuple else 1 for item in items)
-
-
-# --- names as a text ---
-
-
-def join_names(names: Iterable[tuple[str, bool]], words: Mapping[str, int]) -> str:
-    """A text of names, each with whether it has no value."""
-    tokens: list[str] = []
-    first = last = -1  # the words in a row that the last token is
-    before = False
-    for name, is_none in names:
-        number = words.get(name)
-        if is_none is not before:
-            tokens.append(_TURN)
-            last = -1
-        before = is_none
-        if number is None:
-            tokens.append(".".join(_spell_part(part, words) for part in name.split(".")) or _EMPTY)
-            last = -1
-        elif last >= 0 and number == last + 1:
-            last = number
-            tokens[-1] = f"{first}:{last}"
-        else:
-            tokens.append(str(number))
-            first = last = number
-    return " ".join(tokens)
-
-
-def are_names(slots: Sequence[object]) -> TypeGuard[Sequence[str]]:
-    """Whether these are strings that stand in a text as they are, but for their words."""
-    if not slots or not all(type(slot) is str for slot in slots):
-        return False
-    text = " ".join(cast("Sequence[str]", slots))
-    return text.count(" ") == len(slots) - 1 and not _ODD_TEXT.search(text)
-
-
-def split_names(text: str, words: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """The names in a text that was checked, each with whether it has no value."""
-    for token, is_none in _tokens(text):
-        row = _ROW.fullmatch(token)
-        if row is None:
-            yield ".".join(_read_part(part, words) for part in token.split(".")), is_none
-            continue
-        for number in range(int(row[1]), int(row[2] or row[1]) + 1):
-            yield words[number], is_none
-
-
-class NameCount(typing.NamedTuple):
-    """How many names a text has, how many of them have a value, and how much longer they are."""
-
-    names: int
-    given: int
-    added: int
-
-
-def count_names(text: str, words: Sequence[int]) -> NameCount:
-    """Count the names in a text. `words` are the lengths of those that it may refer to.
-
-    Raises `BadRecord` for a text that isn't one of names, or has numbers of no word.
-    """
-    counts = [0, 0]
-    added = 0
-    for token, is_none in _tokens(text):
-        row = _ROW.fullmatch(token)
-        if row is not None:
-            first, last = int(row[1]), int(row[2] or row[1])
-            if first > last or last >= len(words):
-                raise damaged("objects.json refers to a word that it doesn't have")
-            counts[is_none] += last - first + 1
-            continue
-        counts[is_none] += 1
-        for part in _split(token, "."):
-            if not token or not _PART.fullmatch(part):
-                raise damaged("a name in objects.json isn't one")
-            if token != _EMPTY and "%" in part and "%" in _ESCAPED.sub("", part):
-                raise damaged("a name in objects.json isn't one")
-            if part and part[0] in digits:
-                if int(part) >= len(words):
-                    raise damaged("objects.json refers to a word that it doesn't have")
-                added += words[int(part)]
-    return NameCount(sum(counts), counts[False], added)
-
-
-def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """What stands between the spaces, with whether it is of None."""
-    is_none = False
-    for token in _split(text, " ") if text else ():
-        if token == _TURN:
-            is_none = not is_none
-        else:
-            yield token, is_none
-
-
-def _split(text: str, separator: str) -> Iterator[str]:
-    """One piece at a time: a text of a hostile file may be long."""
-    start = 0
-    while (end := text.find(separator, start)) >= 0:
-        yield text[start:end]
-        start = end + 1
-    yield text[start:]
-
-
-_TURN = "-"
-_ROW = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
-_PART = re.compile(r"[0-9]{1,9}|[^-0-9].*|", re.DOTALL)
-_EMPTY = "%"
-# A reader counts brackets, commas and quotation marks, so a name has none.
-_ODD = re.compile(r'^[-0-9]|[ %\[{,"]')
-_ODD_TEXT = re.compile(r'^$|^ | $|  |[%\[{,"]|(?:^|[ .])[-0-9]')
-_ESCAPED = re.compile(r"%([0-9a-f]{2})")
-
-
-def _spell_part(part: str, words: Mapping[str, int]) -> str:
-    if part in words:
-        return str(words[part])
-    return _ODD.sub(lambda match: f"%{ord(match[0]):02x}", part)
-
-
-def _read_part(part: str, words: Sequence[str]) -> str:
-    if part and part[0] in digits:
-        return words[int(part)]
-    return "" if part == _EMPTY else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), part)

@@ -24,9 +24,10 @@ from tripwire.recording.checks import (
 )
 from tripwire.recording.container import damaged
 from tripwire.recording.linecheck import LineCheck, too_large
-from tripwire.recording.lines import split_names, split_rows
+from tripwire.recording.lines import split_rows
 from tripwire.recording.nodes import AnyNode, Items, Reference, Slot
 from tripwire.recording.segments import Layout
+from tripwire.recording.words import Known, split_names
 
 _T = TypeVar("_T")
 
@@ -74,13 +75,15 @@ class Spelled:
 
     def build(self) -> nodes.Table:
         """The table, of a text that was checked."""
-        words = [word for word, _ in split_names(self.head.words, ())]
+        pieces = tuple(piece for piece, _ in split_names(self.head.pieces, Known()))
+        words = (word for word, _ in split_names(self.head.words, Known((), pieces)))
+        known = Known(tuple(words), pieces)
         tensors = [
             nodes.Tensor(blob + i, kind, device)
             for count, blob, kind, device in self.head.tensors
             for i in range(count)
         ]
-        builder = _Builder(words, self.head.files, self.head.count + len(tensors))
+        builder = _Builder(known, self.head.files, self.head.count + len(tensors))
         for line in _lines(self.text, *self.code_lines):
             builder.take_codes(_decode(line, _CODES))
         for line in _lines(self.text, *self.node_lines):
@@ -114,8 +117,8 @@ def _check_line(line: bytes, file_size: int) -> None:
 class _Builder:
     """Nodes of lines that were checked."""
 
-    def __init__(self, words: Sequence[str], files: Sequence[lines.File], count: int) -> None:
-        self._words = words
+    def __init__(self, known: Known, files: Sequence[lines.File], count: int) -> None:
+        self._known = known
         self._files = files
         self._codes: list[nodes.Code] = []
         self._short_names: list[str] = []  # of the functions that have them
@@ -271,7 +274,7 @@ class _Builder:
         return name
 
     def _strings(self, *texts: str) -> tuple[str, ...]:
-        return tuple(name for text in texts for name, _ in split_names(text, self._words))
+        return tuple(name for text in texts for name, _ in split_names(text, self._known))
 
     def _attributes(self, line: lines.Attributed) -> tuple[tuple[str, ...], tuple[Slot, ...]]:
         names: list[str] = []
@@ -279,7 +282,7 @@ class _Builder:
         parts = ((more.items, more.values) for more in self._more)
         for text, known in ((line.names, line.values), *parts):
             given = iter(self._slots(known))
-            for name, is_none in split_names(cast("str", text), self._words):
+            for name, is_none in split_names(cast("str", text), self._known):
                 names.append(name)
                 values.append(None if is_none else next(given))
         return tuple(names), tuple(values)

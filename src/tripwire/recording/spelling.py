@@ -23,9 +23,10 @@ import msgspec
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import BlobRun
 from tripwire.recording.checks import LARGEST_LINE, LIST, estimate_memory, find_slot_fields
-from tripwire.recording.lines import are_names, join_names, join_rows
+from tripwire.recording.lines import join_rows
 from tripwire.recording.nodes import AnyNode, Item, Items, Reference, Row, Slot
 from tripwire.recording.texts import encode_json
+from tripwire.recording.words import Numbers, are_names, join_names
 
 _LONGEST = 500  # items in a line; a container has more lines for the rest
 _PIECE = 6_144  # characters of a string or bytes in a line; a multiple of three, for base64
@@ -65,15 +66,17 @@ def spell(table: nodes.Table) -> Spelling:
     tensors = [node for node in listed if isinstance(node, nodes.Tensor)]
     count = sum(place.rank <= _Rank.ELSE for place in places)
     files = list(dict.fromkeys(map(_file_of, table.codes)))
-    words = _find_words(found, table.codes)
+    numbered = _find_words(found, table.codes)
+    pieces = Numbers(pieces=numbered.pieces)
     head = lines.Head(
         {name: renumber(slot) for name, slot in table.roots.items()},
         count,
-        join_names(((word, False) for word in words), {}),
+        join_names(((piece, False) for piece in numbered.pieces), Numbers()),
+        join_names(((word, False) for word in numbered.words), pieces),
         tuple(_find_runs(tensors)),
         files=tuple(files),
     )
-    speller = _Speller(listed, words)
+    speller = _Speller(listed, numbered)
     codes = b",\n".join(speller.spell_codes(table.codes, files))
     groups = itertools.groupby(range(count), lambda i: places[order[i]].line)
     spelled = (speller.spell([listed[i] for i in same]) for _, same in groups)
@@ -182,9 +185,9 @@ def _file_of(code: nodes.Code) -> lines.File:
 class _Speller:
     """Lines of nodes, which have their numbers in the file."""
 
-    def __init__(self, listed: Sequence[nodes.Node], words: Mapping[str, int]) -> None:
+    def __init__(self, listed: Sequence[nodes.Node], numbers: Numbers) -> None:
         self._listed = listed
-        self._words = words
+        self._numbers = numbers
         self._longest = _LONGEST
 
     def spell_codes(
@@ -293,7 +296,7 @@ class _Speller:
             yield msgspec.structs.replace(some[0], codes=rows[0], closures=rows[1])
 
     def _join(self, names: Iterable[str]) -> str:
-        return join_names(((name, False) for name in names), self._words)
+        return join_names(((name, False) for name in names), self._numbers)
 
     def _join_attributes(
         self, names: tuple[str, ...], values: tuple[Slot, ...]
@@ -301,7 +304,7 @@ class _Speller:
         """The names and the values that aren't None of the first line; further lines."""
         first, *rest = [
             (
-                join_names(((name, value is None) for name, value in some), self._words),
+                join_names(((name, value is None) for name, value in some), self._numbers),
                 join_rows(value for _, value in some if value is not None),
             )
             for some in self._split(tuple(zip(names, values, strict=True)))
@@ -457,14 +460,25 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
 _MOST_WORDS = 1000
 
 
-def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> dict[str, int]:
-    """Parts of names that are worth a number, most frequent first."""
+def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> Numbers:
+    """Parts of names, and pieces of parts, that are worth a number."""
     modules = dict.fromkeys(node.module for node in found if isinstance(node, nodes.Library))
     named = ((code.name, *code.free) for code in codes)
     names = itertools.chain.from_iterable((modules, *named, *map(_words_of, found)))
-    counts = Counter(part for name in names for part in name.split("."))
-    often = [part for part, n in counts.most_common() if (n - 1) * len(part) > 2 * n + 1]
-    return {word: number for number, word in enumerate(often[:_MOST_WORDS])}
+    parts = Counter(part for name in names for part in name.split("."))
+    words = _number(parts)
+    pieces: Counter[str] = Counter()
+    for part, n in parts.items():
+        if "_" in part:
+            for piece in part.split("_"):
+                pieces[piece] += 1 if part in words else n
+    return Numbers(words, _number(pieces))
+
+
+def _number(counts: Counter[str]) -> dict[str, int]:
+    """Those that a number saves something for, most frequent first."""
+    often = [text for text, n in counts.most_common() if (n - 1) * len(text) > 2 * n + 1]
+    return {text: number for number, text in enumerate(often[:_MOST_WORDS])}
 
 
 # --- modules ---

@@ -414,6 +414,11 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["list",[[0,%d]]],\n["again",%d]' % (10**5, 10**5), count=10**5 + 1),
         lay_out(nodes=b'["list","%s"],\n["again",%d]' % (b"a " * 99 + b"a", 10**5), count=10**5),
         lay_out(nodes=b'["list","%s"]' % (b"0.0 " * 9999 + b"0"), more=words(b"a" * 9999)),
+        lay_out(
+            nodes=b'["list","%s"]' % (b"0.0 " * 99 + b"0"),
+            more=b',"pieces":"%s","words":"%s"' % (b"a" * 999, b"_".join([b"0"] * 999)),
+        ),
+        lay_out(more=b',"pieces":"%s","words":"%s"' % (b"a" * 9999, b"_".join([b"0"] * 9999))),
         lay_out(nodes=b'["list","%s"]' % (b"0:999 " * 999 + b"0"), more=words(b"a " * 999 + b"a")),
         lay_out(nodes=b'["extras",[[0,%d]],[],null,"- a a a a a a"]' % 10**6, count=10**6 + 1),
         lay_out(nodes=b'["cell",[],999999999]', count=10**9),
@@ -515,6 +520,7 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["dict","- a",[]]'),
         lay_out(nodes=b'["library","- a"]'),
         lay_out(nodes=b'["list"]', more=words(b"- a")),
+        lay_out(nodes=b'["list"]', more=b',"pieces":"- a"'),
     ],
     "another number of gradients": [
         lay_out(nodes=b'["extras",[[0]],[null,null]]'),
@@ -529,6 +535,10 @@ TABLES: dict[str, list[bytes]] = {
     ],
     "a name in objects.json isn't one": [
         lay_out(nodes=b'["list"]', more=words(b"a  b")),
+        lay_out(nodes=b'["list"]', more=b',"pieces":"a  b"'),
+        lay_out(nodes=b'["list","a_-b"]'),
+        lay_out(nodes=b'["list","a_0x"]', more=b',"pieces":"a"'),
+        lay_out(nodes=b'["list","a_0:1"]', more=b',"pieces":"a b"'),
         lay_out(nodes=b'["object",[0],"-a",[1]]'),
         lay_out(nodes=b'["object",[0],"a.-b",[1]]'),
         lay_out(nodes=b'["object",[0],"a  b",[1,2,3]]'),
@@ -551,6 +561,12 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["object",[0],"0:1",[1,2]]', more=words()),
         lay_out(nodes=b'["object",[0],"1:0",[]]', more=words(b"a b")),
         lay_out(nodes=b'["library","1"]', more=words()),
+        lay_out(nodes=b'["object",[0],"a_0",[1]]', more=words()),
+        lay_out(nodes=b'["object",[0],"a_1",[1]]', more=b',"pieces":"a"'),
+        lay_out(nodes=b'["object",[0],"0",[1]]', more=b',"pieces":"a"'),
+        lay_out(nodes=b'["list"]', more=b',"pieces":"a","words":"0"'),
+        lay_out(nodes=b'["list"]', more=b',"pieces":"a","words":"a_1"'),
+        lay_out(nodes=b'["list"]', more=b',"pieces":"a a_0"'),
     ],
     "Only base64 data is allowed": [
         lay_out(nodes=b'["bytes","YQ=="],\n["more","!!!!"]', count=1),
@@ -769,6 +785,12 @@ def make_hoards(tmp_path: Path, size: int) -> dict[str, bytes]:
             BAD,
             more=b',"words":"' + b"a" * (size // 2) + b'"',
         ),
+        "long words": table(
+            b'["object",[0],"- ' + b"0.0 " * (size // 16) + b'b"]',
+            BAD,
+            more=b',"pieces":"%s","words":"0%s"' % (b"a" * (size // 4), b"_0" * 50),
+        ),
+        "many pieces": table(BAD, more=b',"pieces":"' + b"ab " * 20_000 + b'b"'),
         "strings": table(repeat(b'["list","' + b"a " * 999 + b'b"]', few), BAD),
         "rows of words": table(
             repeat(b'["list","' + b"0:99 " * 99 + b'0"]', few),

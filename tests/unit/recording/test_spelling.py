@@ -102,6 +102,22 @@ NAMES = [
     [f"part{i % 7}.part{i % 5}" for i in range(1200)],
     ["é.ü", "٣.٣", "a\nb", "\0", "x" * 60],
     ["one", "two", "three", "four"] * 3 + ["four", "three", "two", "one"],
+    [
+        "a_b",
+        "_",
+        "__",
+        "_a",
+        "a_",
+        "__init__",
+        "a_1",
+        "1_a",
+        "a_-1",
+        "a_%",
+        "a_.b_",
+        "_0._1",
+        "a_b_c",
+    ],
+    [f"number_of_{a}_{b}" for a in ("layers", "heads", "1") for b in ("hidden", "layers", "2")] * 2,
 ]
 
 
@@ -121,6 +137,11 @@ def test_strings_are_written_by_their_parts(tmp_path, names) -> None:
 def test_parts_that_occur_often_are_written_once() -> None:
     text = text_of({f"model.layers.{name}.projection": "columnwise" for name in "abcdefgh"})
     assert text.count(b"projection") == text.count(b"layers") == text.count(b"columnwise") == 1
+
+
+def test_pieces_that_occur_often_are_written_once() -> None:
+    text = text_of([f"number_of_hidden_{name}" for name in "abcdefgh"])
+    assert text.count(b"number") == text.count(b"hidden") == 1
 
 
 def test_strings_that_are_no_names_stay_as_they_are() -> None:
