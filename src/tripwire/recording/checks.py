@@ -22,10 +22,12 @@ from tripwire.recording.container import damaged
 MEMORY_FLOOR = 32 << 20
 # The same for one line of it, which is all that is held while a file is checked.
 LARGEST_LINE = 1 << 19
+LARGEST_HEAD = 1 << 21  # for the first: it has the shapes of all blobs
 # What JSON takes, beside its text: a list, an item of one, half of a string.
 LIST, ITEM, _QUOTE = 64, 32, 24
-# What is built of it, beyond that: a node, a name in a text, an entry in a dict, a reference.
-NODE, NAME, ENTRY, REFERENCE = 128, 64, 64, 96
+# What is built of it, beyond that: a node, a name in a text, a part of one, an entry in a dict, a
+# reference.
+NODE, NAME, PART, ENTRY, REFERENCE = 128, 64, 32, 64, 96
 
 _INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")

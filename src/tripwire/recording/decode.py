@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 Value = Callable[[Slot], object]
 
-_MAX_WEIGHT = 1_000_000  # leaves of a key, counted as often as they are reached
+_MAX_WEIGHT = 10_000_000  # leaves of all keys, counted as often as they are reached
+_MAX_DEPTH = 1000  # of tuples in a key: hashing goes as deep in C
+_MAX_COMPARED = 2_000_000  # pairs of keys with one hash
 _UNMADE = object()
 
 
@@ -79,6 +81,8 @@ class Decoder:
         self._open = bytearray(len(table.nodes))
         self._filled = bytearray(len(table.nodes))
         self._weights: dict[int, int] = {}
+        self._depths: dict[int, int] = {}
+        self._weighed = 0
         self._tensors: TensorBuilder | None = None
 
     def roots(self) -> dict[str, object]:
@@ -213,19 +217,31 @@ class Decoder:
 
     def _weigh(self, number: int, items: tuple[Slot, ...]) -> None:
         """Hashing a tuple goes through all of it, shared parts again and again."""
-        self._weights[number] = 1 + sum(map(self._weight, items))
+        weight = 1 + sum(map(self._weight, items))
+        self._weights[number] = min(weight, _MAX_WEIGHT + 1)
+        self._depths[number] = 1 + max(map(self._depth, items), default=0)
 
     def _weight(self, slot: Slot) -> int:
-        return self._weights.get(slot[0], 1) if type(slot) is tuple else 1
+        if type(slot) is not tuple:
+            return 1
+        node = self._nodes[slot[0]]
+        if isinstance(node, nodes.BigInt):
+            return 1 + len(node.digits) // 16
+        return self._weights.get(slot[0], 1)
+
+    def _depth(self, slot: Slot) -> int:
+        return self._depths.get(slot[0], 0) if type(slot) is tuple else 0
 
     def _check_keys(self, keys: tuple[Slot, ...]) -> None:
-        """Refuse keys that were made to take forever: too deep, or all with one hash."""
-        if sum(map(self._weight, keys)) > _MAX_WEIGHT:
+        """Refuse keys that were made to take forever: too deep, or many with one hash."""
+        self._weighed += sum(map(self._weight, keys))
+        if self._weighed > _MAX_WEIGHT or max(map(self._depth, keys), default=0) > _MAX_DEPTH:
             raise ValueError("keys that take too long to hash")
-        numbers = [self._nodes[k[0]] for k in keys if type(k) is tuple]
-        if sum(type(node) is nodes.BigInt for node in numbers) > 1000:
-            if len({hash(self.value(key)) for key in keys}) < len(keys) // 8:
-                raise ValueError("keys that collide")
+        if self._maker.live:
+            return
+        hashes = collections.Counter(hash(self.value(key)) for key in keys if type(key) is tuple)
+        if sum(count * count for count in hashes.values() if count > 1) > _MAX_COMPARED:
+            raise ValueError("keys that collide")
 
     # --- tensors ---
 
@@ -325,8 +341,14 @@ def _real(digits: str) -> float:
     return cast("float", struct.unpack(">d", bytes.fromhex(digits))[0])
 
 
+_LARGEST_RANGE = 1 << 14  # bits: its length is found by dividing
+
+
 def _build_range(node: nodes.Range, value: Value) -> range:
     start, stop, step = map(value, (node.start, node.stop, node.step))
+    for number in (start, stop, step):
+        if isinstance(number, int) and number.bit_length() > _LARGEST_RANGE:
+            raise ValueError("a range of numbers that are too large")
     return range(cast("int", start), cast("int", stop), cast("int", step))
 
 

@@ -15,7 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.recording import nodes
-from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, estimate_memory
+from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, PART, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member
 from tripwire.recording.looks import class_name, is_kind
 from tripwire.recording.nodes import AnyNode, Reference, Slot
@@ -32,7 +32,8 @@ _INT64 = 1 << 63
 # What a reader counts (see checks.py and linecheck.py), with some to spare: a reference, a node of
 # some fields or one that was left out, a module, a container, an attribute beside its name and
 # value. A string that occurs often is written as a reference.
-_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 16
+_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 32
+_LONGEST_INT = 400_000  # in hexadecimal digits
 _LONGEST_SLOT = 256  # what a string in a slot may take; a longer one is a node
 
 
@@ -311,6 +312,11 @@ class Encoder:
         """The same for so many bytes."""
         return self._spend(2 * count)
 
+    def can_hold_int(self, number: int) -> bool:
+        """The same for a large int, which has one line."""
+        size = number.bit_length() // 4
+        return size < _LONGEST_INT and self._spend(size)
+
     def _can_hold_text(self, text: str) -> bool:
         """The same for a long string."""
         if len(text) > self._budget:
@@ -361,8 +367,8 @@ def _measure_text(text: str) -> int:
 
 def _measure_name(name: str) -> int:
     """What a reader takes for a name in a text: one of several parts or pieces may grow."""
-    may_grow = "." in name or "_" in name
-    return NAME + len(encode_json(name)) * (2 if may_grow else 1) + 2 * name.count("_")
+    parts = name.count(".") + name.count("_")
+    return NAME + len(encode_json(name)) * (2 if parts else 1) + (PART + 2) * parts
 
 
 def _measure_column(items: Sequence[object]) -> int:

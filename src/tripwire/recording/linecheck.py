@@ -17,6 +17,7 @@ from tripwire.recording.checks import (
     ENTRY,
     NAME,
     NODE,
+    PART,
     REFERENCE,
     ROOTS,
     check_node,
@@ -129,6 +130,8 @@ class LineCheck:
                 self._count_items(line.items)
             case _:
                 check_node(line, self._blobs)
+                if isinstance(line, nodes.Array):  # each has its own copy of the bytes
+                    self._spend(self._blobs[line.blob].size)
         return 1
 
     def _count_nodes(self, line: nodes.Node, count: int) -> None:
@@ -145,6 +148,7 @@ class LineCheck:
         before = self._before
         if before is None or self._stands_for != 1 or isinstance(before, lines.Modules):
             raise damaged("there is nothing that could be there again")
+        self._end_line()
         self._spend(line.count * self._memory)
         self._count_nodes(before, line.count)
         self._before = None
@@ -157,7 +161,7 @@ class LineCheck:
                     raise damaged("modules have other values than names")
                 if max(sum(sizes), columns[-1] + 1 if columns else 0) > self._names:
                     raise damaged("modules have a value or a key where there is no name")
-                self._spend(count * (NODE + ENTRY * self._names))
+                self._spend(count * (NODE * (1 + len(sizes)) + ENTRY * self._names))
             case lines.Object(slots=slots) if slots > self._names:
                 raise damaged("an object has more slots than names")
 
@@ -243,6 +247,7 @@ class LineCheck:
         return count.names
 
     def _count_names(self, text: str) -> NameCount:
+        self._spend(PART * sum(map(text.count, (".", "_", "- "))))
         count = count_names(text, self._lengths)
         self._spend(NAME * count.names + count.growth)
         return count

@@ -8,10 +8,11 @@ so the nodes that keep a part of something grow, again and again, until no new n
 from __future__ import annotations
 
 import dis
+import functools
 import io
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, GeneratorType
+from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any, NamedTuple, cast
 
 from tripwire.recording.looks import class_dict, mro
@@ -146,14 +147,35 @@ def _names_of_code(value: object) -> Iterator[str]:
     members = [value]
     if issubclass(type(value), type):
         members = list(class_dict(cast("type", value)).values())
-    for member in members:
+    for function in _functions_behind(members):
+        for code in all_codes(function.__code__):
+            yield from code.co_names
+
+
+def _functions_behind(members: list[Any]) -> Iterator[FunctionType]:
+    """Functions, and those that decorators put others around."""
+    waiting = list(members)
+    met: dict[int, FunctionType] = {}
+    while waiting:
+        member = waiting.pop()
         if type(member) in (staticmethod, classmethod):
-            member = cast("staticmethod[Any, Any]", member).__func__
+            waiting.append(member.__func__)
         elif type(member) is property:
-            member = member.fget
-        if type(member) is FunctionType:
-            for code in all_codes(member.__code__):
-                yield from code.co_names
+            waiting += [member.fget, member.fset, member.fdel]
+        elif type(member) is functools.cached_property:
+            waiting.append(member.func)
+        elif type(member) is FunctionType and id(member) not in met:
+            met[id(member)] = member
+            waiting.append(member.__dict__.get("__wrapped__"))
+            waiting += map(_content, member.__closure__ or ())
+            yield member
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
 
 
 def global_use(uses: Uses, name: str) -> Use:

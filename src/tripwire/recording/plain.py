@@ -38,6 +38,9 @@ def _bits(value: float) -> str:
 
 
 def _encode_int(encoder: Encoder, value: int) -> AnyNode:
+    if not encoder.can_hold_int(value):
+        reason = f"it has {value.bit_length()} bits: more than the record has room for"
+        return encoder.leave_out(int, reason)
     return nodes.BigInt(f"{value:x}")
 
 

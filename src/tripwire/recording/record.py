@@ -113,12 +113,15 @@ class ExecutionRecord:
             record.manifest,
             args if isinstance(args, tuple) else (),
             _as_dict(roots.get("kwargs")),
-            {
-                code.file: record.read(code.source).decode("utf-8", "replace")
-                for code in record.table.codes
-                if code.source is not None
-            },
+            _read_sources(record),
         )
+
+
+def _read_sources(record: Record) -> dict[str, str]:
+    """The recorded source of each file; a member that several name is read once."""
+    named = {code.file: code.source for code in record.table.codes if code.source is not None}
+    texts = {name: record.read(name).decode("utf-8", "replace") for name in set(named.values())}
+    return {file: texts[name] for file, name in named.items()}
 
 
 def _as_dict(root: object) -> Variables:

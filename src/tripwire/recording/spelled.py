@@ -16,6 +16,7 @@ import msgspec
 from tripwire.recording import lines, nodes
 from tripwire.recording.blobs import StoredBlobs
 from tripwire.recording.checks import (
+    LARGEST_HEAD,
     LARGEST_LINE,
     LIST,
     MEMORY_FLOOR,
@@ -51,7 +52,8 @@ class Spelled:
         if first < 0 or middle < 0 or not text.endswith(b"\n" + lines.END):
             raise damaged("objects.json isn't laid out in lines")
         line = text[:first]
-        _check_line(line, file_size)
+        if estimate_memory(line) > max(LARGEST_HEAD, file_size):
+            raise too_large(f"{len(line)} bytes of JSON")
         if not line.endswith(lines.CODES):
             raise damaged("objects.json isn't laid out in lines")
         head = _decode(line.removesuffix(lines.CODES) + b"}", _HEAD)

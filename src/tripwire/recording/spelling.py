@@ -457,7 +457,7 @@ def _words_of(node: nodes.Node) -> Iterator[str]:
                 yield from getattr(node, field)
 
 
-_MOST_WORDS = 1000
+_MOST_WORDS, _LONGEST_WORD = 1000, 100  # they stand in one line
 
 
 def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> Numbers:
@@ -478,7 +478,8 @@ def _find_words(found: Sequence[nodes.Node], codes: Sequence[nodes.Code]) -> Num
 def _number(counts: Counter[str]) -> dict[str, int]:
     """Those that a number saves something for, most frequent first."""
     often = [text for text, n in counts.most_common() if (n - 1) * len(text) > 2 * n + 1]
-    return {text: number for number, text in enumerate(often[:_MOST_WORDS])}
+    short = [text for text in often if len(text) <= _LONGEST_WORD]
+    return {text: number for number, text in enumerate(short[:_MOST_WORDS])}
 
 
 # --- modules ---

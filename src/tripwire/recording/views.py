@@ -172,6 +172,7 @@ class Viewer:
         self._codes = codes
         self._read = read
         self._lines: dict[str, list[str]] = {}
+        self._texts: dict[tuple[str, int, int], str] = {}
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
@@ -233,7 +234,10 @@ class Viewer:
             text = self._read(code.source).decode("utf-8", "replace")
             lines = self._lines[code.source] = io.StringIO(text).readlines()
         before, count = code.lines
-        return "".join(lines[before : before + count] if count else lines)
+        at = code.source, before, count
+        if at not in self._texts:  # functions of one code share it
+            self._texts[at] = "".join(lines[before : before + count] if count else lines)
+        return self._texts[at]
 
     def fill(self, node: nodes.AnyNode, made: object, value: Value) -> None:
         match node, made:

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import io
 import logging
 import math
@@ -23,6 +24,7 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 from roundtrip import again, encode, name_code, seen
 
 from tripwire.errors import BadRecord, CannotReplay
@@ -33,6 +35,7 @@ from tripwire.recording.decode import view
 from tripwire.recording.encode import Encoder, NoCodes
 from tripwire.recording.format import Record
 from tripwire.recording.kept import Blobs
+from tripwire.recording.names import _names_of_code
 from tripwire.recording.policy import KEEP_ALL
 from tripwire.recording.views import ObjectView, OpaqueView
 
@@ -494,3 +497,37 @@ def test_keys_that_all_collide_are_refused() -> None:
     numbers = [nodes.BigInt(f"{prime * (i + 2**64):x}") for i in range(count)]
     with pytest.raises(BadRecord):
         table_view(nodes.Set(keys, False), *numbers)
+
+
+def _decorate(function):
+    @functools.wraps(function)
+    def wrapper(self):
+        return function(self) + self.asked_by_a_wrapper
+
+    return wrapper
+
+
+class Decorated:
+    @torch.no_grad()
+    @_decorate
+    def method(self):
+        return self.asked_behind_two
+
+    @functools.cached_property
+    def cached(self):
+        return self.asked_once
+
+    @property
+    def plain(self):
+        return 1
+
+    @plain.setter
+    def plain(self, value):
+        self.asked_by_a_setter.append(value)
+
+
+def test_names_that_a_librarys_methods_ask_for_are_found_behind_decorators() -> None:
+    found = set(_names_of_code(Decorated))
+    assert found >= {
+        *("asked_by_a_wrapper", "asked_behind_two", "asked_once", "asked_by_a_setter"),
+    }

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import struct
 import time
 import tracemalloc
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from roundtrip import data_of
 from support import run_python
 
+import tripwire
 from tripwire.errors import BadRecord
 from tripwire.recording.container import Content, write_members
 from tripwire.recording.decode import view
@@ -406,7 +409,7 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(more=b',"tensors":[[100000,0,"","cpu"]]'),
     ],
     "would take more memory": [
-        lay_out(b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
+        lay_out(b'{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
         lay_out(more=b',"tensors":[[9223372036854775807,0,"","cpu"]]'),
         lay_out(nodes=b'["nn",[0],"","",[],[],999999999999]', count=10**12),
         lay_out(nodes=b'["nn",[0],"a","",[],[],999999999,[0],[1]]', count=10**9),
@@ -422,6 +425,12 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["list","%s"]' % (b"0:999 " * 999 + b"0"), more=words(b"a " * 999 + b"a")),
         lay_out(nodes=b'["extras",[[0,%d]],[],null,"- a a a a a a"]' % 10**6, count=10**6 + 1),
         lay_out(nodes=b'["cell",[],999999999]', count=10**9),
+        lay_out(
+            nodes=b'["nn",[0],"","%s",[%s],[],9999]' % (b"a " * 99 + b"a", b"0," * 99 + b"0"),
+            count=9999,
+        ),
+        lay_out(nodes=b'["list","%s"]' % (b"." * 1_500_000)),
+        lay_out(nodes=b'["object",[0],"%s"]' % (b"- " * 1_500_000 + b"-")),
         lay_out(
             nodes=b'["function",[%s],[0]]' % b",".join([b"[0,3999]"] * 100),
             codes=b",\n".join([CODES] * 2000),
@@ -476,6 +485,7 @@ TABLES: dict[str, list[bytes]] = {
     ],
     "an object has more slots than names": [
         lay_out(nodes=b'["object",[0],"",[],null,1]'),
+        lay_out(nodes=b'["object",[0],"",[],null,1],\n["again",1]', count=2),
         lay_out(nodes=b'["object",[0],"a",[1],null,4],\n["more","b c",[1,2]]', count=1),
     ],
     "but not the text that it needs": [
@@ -653,6 +663,63 @@ def test_many_functions_of_one_code_share_its_name(tmp_path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 10 * len(data)
+
+
+def test_an_array_again_and_again_takes_its_bytes_each_time(tmp_path) -> None:
+    data = data_of(tmp_path, np.ones(200_000))
+    objects = members_of(data)["objects.json"]
+    line = next(line for line in objects.split(b"\n") if line.startswith(b'["array"'))
+    more = line.rstrip(b",") + b',\n["again",999]' + line[len(line.rstrip(b",")) :]
+    changed = objects.replace(line, more)
+    tree = re.sub(rb'"count":(\d+)', lambda m: b'"count":%d' % (int(m[1]) + 999), changed)
+    refused = seal({**members_of(data), "objects.json": tree})
+    assert check_refused(refused).slug == "record-too-large"
+
+
+def make_tuples(count: int, items: bytes) -> bytes:
+    """A set of a tuple of the next one, and so on; `%d` is the next one's number."""
+    chain = (b'["tuple",[%s]]' % items.replace(b"%d", b"%d" % (i + 2)) for i in range(count))
+    return b",\n".join((b'["set",[[1]]]', *chain, b'["tuple"]'))
+
+
+LARGE = b'["set",[[1]]],\n["tuple",[%s[2]]],\n["int","%s"]' % (b"[2]," * 999, b"f" * 300_000)
+SIGNS = [b",".join(b"-%d" % (1 + (i >> k) % 2) for k in range(12)) for i in range(4096)]
+SAME = b",\n".join((b'["set",[[1,4096]]]', *(b'["tuple",[%s]]' % one for one in SIGNS)))
+KEYS = {
+    "deep": (make_tuples(5000, b"[%d]"), "take too long to hash"),
+    "wide": (make_tuples(24, b"[%d],[%d]"), "take too long to hash"),
+    "large": (LARGE, "take too long to hash"),
+    "equal hashes": (SAME, "collide"),
+}
+
+
+@pytest.mark.parametrize(("nodes", "reason"), KEYS.values(), ids=KEYS)
+def test_keys_that_take_long(tmp_path, nodes, reason) -> None:
+    with pytest.raises(BadRecord, match=reason):
+        look(with_objects(tmp_path, lay_out(b'{"x":[0]}', nodes)))
+
+
+def test_ranges_that_take_long(tmp_path) -> None:
+    nodes = b'["range",0,[1],1],\n["int","%s"]' % (b"f" * 9000)
+    check_refused(with_objects(tmp_path, lay_out(b'{"x":[0]}', nodes)))
+
+
+def test_sources_are_read_once(tmp_path) -> None:
+    """However many functions, codes and files name them."""
+    files = ",".join(f'["f{i}.py","src/0.py",null,0]' for i in range(200))
+    codes = b",\n".join(b'[%d,"f",[1,0,0,%d,0]]' % (i, 9000 * (i % 2)) for i in range(200))
+    many = b'["function",[%s],[0]]' % b",".join([b"[0,199]"] * 5)
+    text = lay_out(b'{"x":[0]}', many, codes, 1000, b',"files":[%s]' % files.encode())
+    members = {**members_of(valid(tmp_path)), "objects.json": text, "src/0.py": b"x = 1\n" * 9000}
+    path = tmp_path / "many.rec"
+    path.write_bytes(seal(members))
+    tracemalloc.start()
+    try:
+        tripwire.load(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 << 20
 
 
 def test_a_huge_stand_in_allocates_nothing_when_looked_at(tmp_path) -> None:
@@ -841,6 +908,7 @@ def test_a_file_that_is_refused_takes_less_than_twice_its_size(tmp_path, size) -
 
 MEASURE = """
 import os, resource, sys
+import tripwire
 from tripwire.errors import BadRecord
 from tripwire.recording.format import Record
 def look(path):
@@ -885,6 +953,7 @@ def test_the_process_takes_less_than_twice_the_file_too(tmp_path) -> None:
 
 WATCH = """
 import sys, pathlib, torch, numpy, warnings
+import tripwire
 from tripwire.errors import BadRecord
 from tripwire.recording import arrays, decode, encode, format, tensors, torchvalues
 files = [pathlib.Path(name) for name in sys.argv[1:]]

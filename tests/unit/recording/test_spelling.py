@@ -437,6 +437,11 @@ SMALL = [  # hardly fits, or doesn't
     Slotted(),
     make_wide(),
     [["\1" * 63] for _ in range(70_000)],
+    1 << 3_000_000,
+    [1 << 1_000_000 for _ in range(140)],
+    [torch.ones(n, dtype=torch.bool) for n in range(1, 2000)],
+    [torch.ones(n, 0) for n in range(4000)],
+    [types.SimpleNamespace(**{"x" * 900 + str(i): i for i in range(700)}) for _ in range(2)],
     [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000)],
     [["\0" * 60] for _ in range(60_000)],
     {"[" * 60 + str(i): '"' * 60 for i in range(450)},
@@ -452,6 +457,37 @@ def test_small_values_take_room_too(tmp_path, value) -> None:
     table = encode(value)[0]
     found = seen(tmp_path, value)  # whatever was left out: the file can be opened
     assert table.manifest.omissions or not hasattr(value, "__len__") or len(found) == len(value)
+
+
+WIDE = tuple(range(1000))
+SOUND = [
+    {1 << k: k for k in range(2000)},
+    {(WIDE, i): i for i in range(2000)},
+    {(-1, -2), (-2, -1), (-1, -1), -1, -2, 1 << 61, 1 << 122},
+]
+
+
+@pytest.mark.parametrize("value", SOUND, ids=["powers", "shared", "equal hashes"])
+def test_sound_keys(tmp_path, value) -> None:
+    assert again(tmp_path, value) == value
+
+
+def test_many_functions_with_names_of_their_own(tmp_path) -> None:
+    functions = [use_again for _ in range(1)]
+    for i in range(3000):
+        function = types.FunctionType(use_again.__code__, globals())
+        function.__qualname__ = function.__name__ = f"named_{i}"
+        functions.append(function)
+    path = tripwire.save_record(tmp_path / "x.rec", names_of, functions)
+    assert tripwire.replay(path, trust=True) == names_of(functions)
+
+
+def use_again():
+    return 1
+
+
+def names_of(functions):
+    return [(one.__name__, one.__qualname__, one()) for one in functions]
 
 
 def test_many_functions_with_many_cells(tmp_path) -> None:
