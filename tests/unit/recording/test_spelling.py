@@ -418,42 +418,45 @@ def make_wide():
 
 Pair = collections.namedtuple("Pair", [f"x{i}" for i in range(20)])
 SMALL = [  # hardly fits, or doesn't
-    [10**18 + i for i in range(700_000)],
-    [1 / 3 + i for i in range(500_000)],
-    [f"name{i}" for i in range(400_000)],
-    [f"a name {i}" for i in range(400_000)],
-    {f"[{{,{i}": f'"{i}"' for i in range(90_000)},
-    {f"a.b.c.{i}": "a.b.c." + "x.y" * 15 for i in range(100_000)},
-    {f"[{{,{i}": f'"{i}"' for i in range(200_000)},
-    [f"[[[[{i}" for i in range(400_000)],
-    ["ab cd"] * 350_000,
-    ["\1" * 50 + f"a{i}" for i in range(200_000)],
-    ["€" * 50 + f"a{i}" for i in range(220_000)],
-    "\ud800" * 10**7,
-    [Pair(*range(20)) for _ in range(40_000)],
-    {"[[[[" + "\0" * 56 + str(i): i for i in range(500)},
-    types.SimpleNamespace(**{"x" * 1100 + str(i): i for i in range(500)}),
-    types.SimpleNamespace(**{"[" * 1000 + str(i): i for i in range(1000)}),
-    Slotted(),
-    make_wide(),
-    [["\1" * 63] for _ in range(70_000)],
-    1 << 3_000_000,
-    [1 << 1_000_000 for _ in range(140)],
-    [torch.ones(n, dtype=torch.bool) for n in range(1, 2000)],
-    [torch.ones(n, 0) for n in range(4000)],
-    [types.SimpleNamespace(**{"x" * 900 + str(i): i for i in range(700)}) for _ in range(2)],
-    [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000)],
-    [["\0" * 60] for _ in range(60_000)],
-    {"[" * 60 + str(i): '"' * 60 for i in range(450)},
-    [
+    lambda: [10**18 + i for i in range(700_000)],
+    lambda: [1 / 3 + i for i in range(500_000)],
+    lambda: [f"name{i}" for i in range(400_000)],
+    lambda: [f"a name {i}" for i in range(400_000)],
+    lambda: {f"[{{,{i}": f'"{i}"' for i in range(90_000)},
+    lambda: {f"a.b.c.{i}": "a.b.c." + "x.y" * 15 for i in range(100_000)},
+    lambda: {f"[{{,{i}": f'"{i}"' for i in range(200_000)},
+    lambda: [f"[[[[{i}" for i in range(400_000)],
+    lambda: ["ab cd"] * 350_000,
+    lambda: ["\1" * 50 + f"a{i}" for i in range(200_000)],
+    lambda: ["€" * 50 + f"a{i}" for i in range(220_000)],
+    lambda: "\ud800" * 10**7,
+    lambda: [Pair(*range(20)) for _ in range(40_000)],
+    lambda: {"[[[[" + "\0" * 56 + str(i): i for i in range(500)},
+    lambda: types.SimpleNamespace(**{"x" * 1100 + str(i): i for i in range(500)}),
+    lambda: types.SimpleNamespace(**{"[" * 1000 + str(i): i for i in range(1000)}),
+    lambda: Slotted(),
+    lambda: make_wide(),
+    lambda: [["\1" * 63] for _ in range(70_000)],
+    lambda: 1 << 3_000_000,
+    lambda: [1 << 1_000_000 for _ in range(140)],
+    lambda: [torch.ones(n, dtype=torch.bool) for n in range(1, 2000)],
+    lambda: [torch.ones(n, 0) for n in range(4000)],
+    lambda: [
+        types.SimpleNamespace(**{"x" * 900 + str(i): i for i in range(700)}) for _ in range(2)
+    ],
+    lambda: [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000)],
+    lambda: [["\0" * 60] for _ in range(60_000)],
+    lambda: {"[" * 60 + str(i): '"' * 60 for i in range(450)},
+    lambda: [
         types.SimpleNamespace(**{f"a{i}": f'"{i},,,,,,,,' * 5 for i in range(20)})
         for _ in range(4000)
     ],
 ]
 
 
-@pytest.mark.parametrize("value", SMALL, ids=map(str, range(len(SMALL))))
-def test_small_values_take_room_too(tmp_path, value) -> None:
+@pytest.mark.parametrize("make", SMALL, ids=map(str, range(len(SMALL))))
+def test_small_values_take_room_too(tmp_path, make) -> None:
+    value = make()
     table = encode(value)[0]
     found = seen(tmp_path, value)  # whatever was left out: the file can be opened
     assert table.manifest.omissions or not hasattr(value, "__len__") or len(found) == len(value)
