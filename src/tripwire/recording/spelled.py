@@ -52,7 +52,7 @@ class Spelled:
         if first < 0 or middle < 0 or not text.endswith(b"\n" + lines.END):
             raise damaged("objects.json isn't laid out in lines")
         line = text[:first]
-        if estimate_memory(line) > max(LARGEST_HEAD, file_size):
+        if estimate_memory(line) > max(LARGEST_HEAD, file_size // 8):
             raise too_large(f"{len(line)} bytes of JSON")
         if not line.endswith(lines.CODES):
             raise damaged("objects.json isn't laid out in lines")
