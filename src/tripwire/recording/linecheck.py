@@ -39,6 +39,7 @@ class LineCheck:
         self._blobs = blobs
         self._files = len(head.files)
         self._codes = 0
+        self._copied: set[int] = set()  # blobs of arrays
         self._room = room
         self._before: nodes.Node | None = None  # the latest line
         self._stands_for = 0  # so many nodes
@@ -130,8 +131,8 @@ class LineCheck:
                 self._count_items(line.items)
             case _:
                 check_node(line, self._blobs)
-                if isinstance(line, nodes.Array):  # each has its own copy of the bytes
-                    self._spend(self._blobs[line.blob].size)
+                if isinstance(line, nodes.Array):
+                    self._take_array(line)
         return 1
 
     def _count_nodes(self, line: nodes.Node, count: int) -> None:
@@ -209,6 +210,15 @@ class LineCheck:
         names = self._check_attributes(line.names, line.values)
         self._spend(tensors * NODE + ENTRY * names * (tensors - 1))
         return tensors
+
+    def _take_array(self, line: nodes.Array) -> None:
+        """Each has its own copy of the bytes; the first is as large as the file says."""
+        size = self._blobs[line.blob].size
+        if line.blob in self._copied:
+            self._spend(size)
+        else:
+            self._copied.add(line.blob)
+            self._memory += size
 
     def _take_functions(self, line: lines.Functions) -> int:
         for row in line.codes:

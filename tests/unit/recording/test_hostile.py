@@ -674,6 +674,15 @@ def test_an_array_again_and_again_takes_its_bytes_each_time(tmp_path) -> None:
     tree = re.sub(rb'"count":(\d+)', lambda m: b'"count":%d' % (int(m[1]) + 999), changed)
     refused = seal({**members_of(data), "objects.json": tree})
     assert check_refused(refused).slug == "record-too-large"
+    bare = line.rstrip(b",")
+    listed = objects.replace(line, b",\n".join([bare] * 1000) + line[len(bare) :])
+    tree = re.sub(rb'"count":(\d+)', lambda m: b'"count":%d' % (int(m[1]) + 999), listed)
+    refused = seal({**members_of(data), "objects.json": tree})
+    assert check_refused(refused).slug == "record-too-large"
+
+
+def test_a_large_array_can_be_opened(tmp_path) -> None:
+    look(data_of(tmp_path, np.zeros(5_000_000)))
 
 
 def make_tuples(count: int, items: bytes) -> bytes:
