@@ -1,13 +1,11 @@
-"""The optional C part; everything else is in pyproject.toml."""
+"""The optional C parts; everything else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension(
-            "tripwire.validity._watch",
-            ["src/tripwire/validity/_watch.c"],
-            optional=True,  # without a compiler the Python twin does its work
-        )
+        # Without a compiler their Python twins do the work.
+        Extension(f"tripwire.{name}", [f"src/tripwire/{name.replace('.', '/')}.c"], optional=True)
+        for name in ("validity._watch", "tracing._reader")
     ]
 )

@@ -27,7 +27,7 @@ CAN_APPEND_NODES = all(
     for name in ("_graph_namespace", "_insert", "_find_nodes_lookup_table", "_len")
 )
 
-_PACKAGE_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # torch needs it, and on 3.12 it takes the place of parts of `typing`: `Union[int, str]` runs it.
 _TYPING_FILE = os.path.abspath(typing_extensions.__file__)
@@ -46,7 +46,7 @@ _SITE_ROOTS = tuple(
 @cache
 def is_own_file(filename: str) -> bool:
     """Whether a file is part of tripwire itself."""
-    return filename.startswith(_PACKAGE_ROOT)
+    return filename.startswith(OWN_FOLDER)
 
 
 # torch functions written in Python hand themselves to a torch-function mode through this file;

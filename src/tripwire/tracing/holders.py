@@ -492,7 +492,7 @@ class Holder(NamedTuple):  # a tuple: there are thousands
 
     def before(self) -> dict[Any, object]:
         """What it held; None for a tensor that died since."""
-        return {k: _strong(v) for k, v in zip(self.keys, self.kept, strict=True)}
+        return {k: strong(v) for k, v in zip(self.keys, self.kept, strict=True)}
 
     def order(self) -> tuple[Any, ...]:
         """The keys as they followed one another."""
@@ -503,7 +503,8 @@ class Holder(NamedTuple):  # a tuple: there are thousands
         return self.kind.step(self.path, key)
 
 
-def _strong(kept: Any) -> object:
+def strong(kept: Any) -> object:
+    """The value that was kept; None for a tensor that died since."""
     if type(kept) is not weakref.ref:
         return kept
     value = kept()
@@ -552,10 +553,12 @@ class Holders:
         self._types: set[type] = set()  # met so far, and no tensors
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
 
-    def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> None:
+    def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> Holder:
         """Keep what `owner` holds now."""
         keys, values = kind.read(owner)
-        self.all.append(Holder(owner, kind, path, anchored, keys, self._keep(values)))
+        holder = Holder(owner, kind, path, anchored, keys, self._keep(values))
+        self.all.append(holder)
+        return holder
 
     def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:
         """What to keep so that identities tell values apart.
@@ -638,11 +641,11 @@ class Holders:
             if set(before) == set(after) and isinstance(holder.kind, Items):
                 moved = next((a for b, a in zip(before, after, strict=True) if b != a), ABSENT)
                 if moved is not ABSENT and all(before[k] is after[k] for k in before):
-                    yield Write(holder, moved, _strong(before[moved]), _strong(after[moved]))
+                    yield Write(holder, moved, strong(before[moved]), strong(after[moved]))
                     continue
             for key in dict.fromkeys((*before, *after)):
                 if names and (id(holder.owner), key) not in first:
                     continue
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
                 if old is not new and not same_plain(old, new):
-                    yield Write(holder, key, _strong(old), _strong(new))
+                    yield Write(holder, key, strong(old), strong(new))

@@ -32,6 +32,7 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from tripwire.tracing.forwards import Functions, codes_of, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange
+from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
@@ -211,18 +212,6 @@ def _wrap_module_call(plain: Callable[..., Any]) -> Callable[..., Any]:
             state.scopes.pop()
 
     return call_in_scope
-
-
-def _wrap_call_impl(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Every call of a module comes by here, and looks at the module's hooks."""
-
-    def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        state = CURRENT.state
-        if state is not None:
-            state.reach.called[id(self)] = self
-        return plain(self, *args, **kwargs)
-
-    return call_impl
 
 
 CALL_IN_SCOPE = next(
@@ -418,6 +407,11 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     return by_name
 
 
+add_go_between(
+    next(c for c in _wrap_by_name.__code__.co_consts if getattr(c, "co_name", None) == "by_name")
+)
+
+
 # --- environment variables ------------------------------------------------------------------------
 
 
@@ -537,7 +531,6 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCHES = (
     Patch(nn.Module, "__call__", _wrap_module_call),
-    Patch(nn.Module, "_call_impl", _wrap_call_impl),
     Patch(autograd_function._SingleLevelFunction, "apply", _wrap_apply),
     Patch(torch._C.ScriptFunction, "__call__", _wrap_script_call),
     Patch(torch.Tensor, "_make_subclass", _wrap_make_subclass),

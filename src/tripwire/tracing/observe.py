@@ -42,6 +42,9 @@ class Listener(Protocol):
     def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """A function of the user's starts for the first time in this run."""
 
+    def on_library_start(self, code: CodeType) -> None:
+        """A function of torch's or the standard library's starts for the first time."""
+
     def on_refused(self, refuse: Refuse) -> None:
         """A function of torch's starts that can't be followed."""
 
@@ -53,6 +56,9 @@ class _Nobody:
     """Listens to nothing."""
 
     def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        pass
+
+    def on_library_start(self, code: CodeType) -> None:
         pass
 
     def on_refused(self, refuse: Refuse) -> None:
@@ -121,8 +127,11 @@ class Observer:
             self._own.add(id(code))
         if refuse is not None:
             self._listener.on_refused(refuse)
-        elif not own and not is_library_file(code.co_filename):
-            self._listener.on_start(code, frame.f_globals)
+        elif not own:
+            if is_library_file(code.co_filename):
+                self._listener.on_library_start(code)
+            else:
+                self._listener.on_start(code, frame.f_globals)
         return True
 
     def adopt(self, code: CodeType, namespace: dict[str, Any]) -> None:

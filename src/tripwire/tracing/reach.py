@@ -1,9 +1,11 @@
-"""Reach: what a run can read, and by which path, taken before the run reads it.
+"""Reach: what a run comes to, and by which path, taken before the run can change it.
 
-The walk goes through arguments when the run begins, and through the globals of each
-function when it first runs. A tensor that is neither reached nor made by a recorded call
-has no known origin. The walk looks into `__dict__`, slots, containers, cells and defaults;
-it runs no property, no `__getattr__` and no method of the user's, pytree functions excepted.
+It follows the run step by step. Arguments are met when the run begins, the globals that a function
+names when it first starts, and with them its cells and defaults. What an object holds is copied
+when the object is met; what lies behind an attribute is met when the attribute is read (reader.py).
+Containers are met with all that they hold. A tensor that was neither met nor made by a recorded
+call has no known origin. Nothing here runs a property, a `__getattr__` or a method of the user's,
+pytree functions excepted.
 
 What is reached through a module, a class or a function is *anchored*: the same things on every
 call, as long as nobody writes to what leads there. What is reached through other arguments
@@ -18,7 +20,6 @@ import builtins
 import datetime
 import functools
 import gc
-import itertools
 import logging
 import operator
 import re
@@ -37,7 +38,7 @@ import torch
 from torch import nn
 
 from tripwire.callables import find_in_class
-from tripwire.env import is_library_module
+from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
     can_be_written,
@@ -68,14 +69,25 @@ from tripwire.tracing.holders import (
     SLOTS,
     THREAD_LOCAL,
     WEAK,
+    Holder,
     Holders,
     LibraryNames,
     Names,
     Table,
+    strong,
     unhooked,
 )
 from tripwire.tracing.names import find_global_names
 from tripwire.tracing.purity import find_impurity
+from tripwire.tracing.reader import (
+    ACCESSORS,
+    HOOK_TABLES,
+    LOOKUPS,
+    MODULE_TABLES,
+    Twin,
+    build_reader,
+    can_be_read,
+)
 from tripwire.tracing.rules import Refuse, words
 from tripwire.tracing.sources import (
     Attr,
@@ -96,16 +108,12 @@ from tripwire.tracing.structure import (
     is_namedtuple,
     iter_pytree,
     own_dict,
-    read_slots,
     slots_of,
 )
 from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
-
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _LEAVES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, type(...), object}
@@ -123,11 +131,23 @@ _MADE_BY_PYTHON = words(
     "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
     "_abc_impl __dataclass_fields__ __dataclass_params__"
 )
+# Looked up on classes by the interpreter itself, without a name in any code.
+SPECIAL = frozenset(
+    f"__{name}__"
+    for name in words(
+        "call getattr getattribute setattr delattr get set delete set_name len bool iter "
+        "next contains getitem setitem delitem missing eq ne lt le gt ge hash add radd "
+        "iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv "
+        "itruediv floordiv rfloordiv ifloordiv mod rmod imod pow rpow ipow and rand iand "
+        "or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift neg pos "
+        "abs invert int float complex index round trunc floor ceil enter exit repr str "
+        "format bytes instancecheck subclasscheck new init reversed length_hint "
+        "class_getitem init_subclass prepare torch_function dict slots match_args del"
+    )
+)
 _CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
-_MODULE_INTERNALS = frozenset(vars(nn.Module()))  # hook tables and flags, mostly empty
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
-_NOT_SAVED = "_non_persistent_buffers_set"  # what state_dict leaves out; no call reads it
 _IMMUTABLE = (re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 BYTES = (bytearray, array.array)
@@ -139,8 +159,24 @@ Reached = Iterator[tuple[object, Source]]
 class Reach:
     """Tensors go to `on_tensor`; other objects are kept alive and known by identity."""
 
-    def __init__(self, on_tensor: Callable[[torch.Tensor, Source, bool], None]) -> None:
+    def __init__(
+        self,
+        on_tensor: Callable[[torch.Tensor, Source, bool], None],
+        aside: Callable[..., None],
+    ) -> None:
         self._on_tensor = on_tensor
+        self._aside = aside  # calls a function, and records nothing meanwhile
+        self.reader = build_reader(self._on_read)
+        self._names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
+        self._held: dict[int, list[Holder]] = {}  # of objects that were met, by identity
+        self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
+        self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
+        self._started: set[int] = set()  # code objects, by identity
+        self._entered: set[int] = set()  # functions whose cells and defaults are known
+        self._walked: set[int] = set()  # classes
+        self._is_open = False  # attributes may be looked up behind the reader's back
+        self._met: dict[int, object] = {}  # objects whose reads are told
+        self.has_lost_sight = False  # the run changed how attributes are looked up
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
@@ -151,12 +187,10 @@ class Reach:
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.holders = Holders()
         self.paths: dict[int, list[Source]] = {}  # every path of a container
-        self.edges: list[tuple[int, Source]] = []  # every step to an object, by its identity
         self.object_at: dict[int, tuple[object, int]] = {}  # by the identity of its first path
         self.spelled_names: set[str] = set()  # by attrgetter and its like
         self.hides_names = False  # an alias of getattr was bound before the run
         self.modules: list[tuple[nn.Module, Source, bool]] = []
-        self.called: dict[int, nn.Module] = {}  # by the run: their hooks were looked at
         self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []
@@ -172,8 +206,69 @@ class Reach:
         self._remember_library_class(torch.Tensor, Global("torch", "Tensor"))
 
     def close(self) -> None:
-        """Reach no more tensors: lets go of the state, which holds this."""
-        self._on_tensor = _ignore
+        """The run is over: keep what was read, and let go of the state, which holds this."""
+        reader = self.reader
+        reader.stop()
+        self._names_read = {key: reader.names_of(met) for key, met in self._met.items()}
+        self.has_lost_sight = reader.has_lost_sight
+        reader.forget()
+        self._on_tensor, self._aside = _ignore, _ignore
+
+    def names_read_of(self, owner: object) -> frozenset[str] | None:
+        """The names under which an object was read; None where reads of it aren't told."""
+        return self._names_read.get(id(owner))
+
+    @functools.cached_property
+    def all_names_read(self) -> frozenset[str]:
+        """Names under which anything was read."""
+        return frozenset().union(*self._names_read.values())
+
+    def has_attribute(self, owner: object, name: str) -> bool:
+        """Whether an object had an attribute of its own before the run."""
+        return any(h.kind is ATTRIBUTES and name in h.keys for h in self._held.get(id(owner), ()))
+
+    # --- reads ---
+
+    def _on_read(self, owner: Any, name: str, value: object) -> None:
+        self._aside(self._take_read, owner, name, value)
+
+    def _take_read(self, owner: Any, name: str, value: object) -> None:
+        """Meet what was found under a name for the first time."""
+        if name in self._waiting:
+            self._walk_waiting(frozenset({name}))
+        below = id(owner) not in self.fresh or isinstance(owner, PINNED)
+        if name == "__dict__":
+            for holder in self._held[id(owner)]:
+                self._walk_holder(holder, below)
+        elif name in MODULE_TABLES and isinstance(owner, nn.Module):
+            for holder in self._held[id(owner)]:
+                if isinstance(holder.kind, Table) and holder.kind.name == name:
+                    self._walk_holder(holder, below)
+        else:
+            step = self._find_step(owner, name, value)
+            if step is not None:
+                self.walk(value, step, below)
+
+    def _find_step(self, owner: Any, name: str, value: object) -> Source | None:
+        """The path to a value, if its owner held it before the run."""
+        for holder in self._held[id(owner)]:
+            if name in holder.keys:
+                kept = holder.kept[holder.keys.index(name)]
+                return holder.step(name) if strong(kept) is value else None
+        return None
+
+    def _walk_holder(self, holder: Holder, anchored: bool) -> None:
+        """Meet all that something held when it was met."""
+        for value, step in _children_of(holder):
+            self.walk(value, step, anchored)
+
+    def _walk_waiting(self, names: frozenset[str]) -> None:
+        """Meet what classes hold under these names."""
+        for name in names & self._waiting.keys():
+            for value, path in self._waiting.pop(name):
+                self.walk(value, path, True)
+
+    # --- paths ---
 
     def find_source(self, value: object) -> Source | None:
         """The first path that reached this very object."""
@@ -190,12 +285,14 @@ class Reach:
         queue: deque[tuple[object, Source, bool]] = deque([(value, source, anchored)])
         while queue:
             item, path, anchored = queue.popleft()
-            if item is _GETS_ATTRIBUTES or item is operator.attrgetter:
-                self.hides_names = True
+            if item is _GETS_ATTRIBUTES:
+                self._open_all()
+            if item is operator.attrgetter:
+                self._hide_names()
             if type(item) in _LEAVES:
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
-                self.hides_names = True
+                self._hide_names()
             if type(item) in PROXIES:
                 item = behind_proxy(item)
                 if item is None:
@@ -210,12 +307,10 @@ class Reach:
                 found = self._names_of(item, path, names | self._names)
                 queue.extend((v, p, True) for v, p in found)
                 continue
-            known = self._sources.get(id(item))
-            self.edges.append((id(item), path))
             if isinstance(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
-            if known is not None:
-                if anchored and id(item) in self.fresh:
+            if id(item) in self._sources:
+                if anchored is (id(item) in self.fresh):
                     self.aliases.append(item)
                 continue
             self._sources[id(item)] = path
@@ -243,15 +338,17 @@ class Reach:
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
         globals_ = find_global_names(code)
-        self.hides_names |= not RECORDED.isdisjoint(globals_ & namespace.keys())
+        if not RECORDED.isdisjoint(globals_ & namespace.keys()):
+            self._hide_names()
         self.holders.remember(namespace, Names(globals_, module), None, True)
         uses = find_uses(code)
         for name, line in uses.passed.items():
             self._passed.setdefault(name, f"{code.co_filename}:{line}")
             if name in globals_:
                 self._judge(name, namespace.get(name, vars(builtins).get(name)))
-        names = (frozenset(uses.attributes) | uses.stored_attributes) - self._names
-        self._names |= names
+        if "__getattribute__" in uses.attributes and code.co_name not in LOOKUPS:
+            self._open_all()
+        names = self._add_names(uses)
         for name in sorted(globals_ & namespace.keys()):
             if namespace[name] is sys:
                 self._walk_loaded_modules(uses, name, Global(module, name))
@@ -261,6 +358,57 @@ class Reach:
             if not is_pythons(found):
                 self.walk(found, Global("builtins", name), True)
         self.walk_names(names)
+        self._start(code)
+
+    def walk_library_code(self, code: types.CodeType) -> None:
+        """Code of torch's or the standard library's begins: only the twin learns from its names."""
+        if isinstance(self.reader, Twin) and code not in ACCESSORS:
+            self._tell_twin(find_uses(code))
+
+    def _add_names(self, uses: Uses) -> frozenset[str]:
+        """Attribute names of code that begins; those that are new."""
+        if isinstance(self.reader, Twin):
+            self._tell_twin(uses)
+        names = (frozenset(uses.attributes) | uses.stored_attributes) - self._names
+        self._names |= names
+        return names
+
+    def _tell_twin(self, uses: Uses) -> None:
+        self.reader.see_names(frozenset(uses.attributes))
+        if uses.has_dynamic_names or uses.opens_self:
+            self._open_all()
+
+    def _hide_names(self) -> None:
+        """Attributes may be looked up under names that no code object tells."""
+        self.hides_names = True
+        if isinstance(self.reader, Twin):
+            self._open_all()
+
+    def _open_all(self) -> None:
+        """Everything that was met, and will be, counts as read whole."""
+        if not self._is_open:
+            self._is_open = self.hides_names = True
+            for key, item in tuple(self._met.items()):
+                del self._met[key]
+                below = key not in self.fresh or isinstance(item, PINNED)
+                for holder in self._held[key]:
+                    self._walk_holder(holder, below)
+
+    def _start(self, code: types.CodeType) -> None:
+        """A function's cells and defaults are read from its start on."""
+        self._started.add(id(code))
+        for function, path, name in self._by_code.pop(id(code), ()):
+            if id(function) not in self._sources:
+                self.walk(function, path if name is None else Attr(path, name), True)
+            self._enter(function)
+
+    def _enter(self, function: types.FunctionType) -> None:
+        if id(function) in self._entered:
+            return
+        self._entered.add(id(function))
+        path = self._sources[id(function)]
+        for value, step in self._inside(function, path):
+            self.walk(value, step, True)
 
     def _judge(self, name: str, value: object) -> None:
         """A C function that is handed to a call may be called by C code, which no event shows."""
@@ -284,12 +432,11 @@ class Reach:
         for key in use.keys:
             self.walk_import(str(key))
         if use.whole or use.attributes or use.stored_keys:
-            loaded = Attr(path, "modules")
-            self.edges.append((id(sys.modules), loaded))
-            self.opaque.append((sys.modules, loaded))
+            self.opaque.append((sys.modules, Attr(path, "modules")))
 
     def walk_names(self, names: frozenset[str]) -> None:
-        """Reach attributes of the Python modules that are known so far."""
+        """Reach attributes of the Python modules and classes that are known so far."""
+        self._walk_waiting(names)
         for python_module, path in tuple(self._python_modules.values()) if names else ():
             self.walk(python_module, path, True, names)
 
@@ -305,8 +452,8 @@ class Reach:
         path = Running(function.__qualname__)
         self._sources[id(function)] = path
         self.object_at[id(path)] = (function, id(function))
-        self.edges.append((id(function), path))
-        self._alive.append(function)
+        self._alive += function, path
+        self._entered.add(id(function))
         self.functions.append((function, path))
         self.holders.remember(function, CODE, path, True)
         for value, source in self._cells(function, None):
@@ -323,7 +470,7 @@ class Reach:
                 self.opaque.append((item, path))
                 return
             case nn.Module():
-                yield from self._module_children(item, path, anchored)
+                yield from self._meet_module(item, path, anchored)
                 yield from self._class_of(item, path)
                 return
             case type():
@@ -383,7 +530,8 @@ class Reach:
                 if not isinstance(item.__self__, types.ModuleType):
                     yield item.__self__, Attr(path, "__self__")
             case types.MethodWrapperType():
-                self.hides_names |= item.__name__ == "__getattribute__"
+                if item.__name__ == "__getattribute__":
+                    self._open_all()
                 yield item.__self__, Attr(path, "__self__")
             case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
                 self._spelled_by(item, path)
@@ -426,7 +574,6 @@ class Reach:
         self._python_modules.setdefault(id(module), (module, path))
         if is_library_module(name_of_module(module)):
             return
-        self.edges.append((id(module), path))
         if known is None:
             self.objects.append((module, path, True))
             yield from self._class_of(module, path)
@@ -465,17 +612,18 @@ class Reach:
 
     def _class_of(self, item: object, path: Source) -> Reached:
         """What an object's class holds, once per class."""
-        yield from self._class_children(type(item), TypeOf(path))
+        if id(type(item)) not in self._walked:
+            yield from self._class_children(type(item), TypeOf(path))
 
     def _class_children(self, cls: type, path: Source) -> Reached:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
-        self._alive.append(path)
+        self._walked.add(id(cls))
+        self._alive += cls, path
         for base in cls.__mro__:
             self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
                 continue
-            self.edges.append((id(base), path))
             if id(base) in self._classes:
                 continue
             self._classes.add(id(base))
@@ -483,57 +631,77 @@ class Reach:
             self._alive.append(base)
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
-            for name, value in at_once(vars(base).items):
-                if type(value) in _LEAVES or name in _MADE_BY_PYTHON - self._names:
-                    continue
-                yield value, Attr(path, name)
+            yield from self._held_by_class(base, path)
         if type(cls) is not type and not is_library_class(type(cls)):
             yield from self._class_children(type(cls), TypeOf(path))
 
+    def _held_by_class(self, cls: type, path: Source) -> Reached:
+        """What a class holds, under the names that are in use; the rest has to wait."""
+        names = self._names
+        for name, value in at_once(vars(cls).items):
+            if type(value) in _LEAVES or (name in _MADE_BY_PYTHON and name not in names):
+                continue
+            starts = [self._await_start(f, path, name) for f in functions_in(value)]
+            is_special = name in SPECIAL and not (starts and all(starts))
+            if name in names or is_special:
+                yield value, Attr(path, name)
+            else:
+                self._waiting.setdefault(name, []).append((value, Attr(path, name)))
+
+    def _await_start(
+        self, function: types.FunctionType, path: Source, name: str | None = None
+    ) -> bool:
+        """What a function reads counts from its start on; whether that will be told.
+
+        A class holds the function under a name.
+        """
+        code = function.__code__
+        self.known_code.add(id(code))
+        if is_library_file(code.co_filename) or id(code) in self._started:
+            return False
+        self._by_code.setdefault(id(code), []).append((function, path, name))
+        return True
+
     def _remember_library_class(self, cls: type, path: Source) -> None:
         """A method of torch's that somebody replaces counts; what it holds isn't walked."""
-        self.edges.append((id(cls), path))
         if id(cls) not in self._classes and can_be_written(cls):
             self._classes.add(id(cls))
             self._alive.append(cls)
             self.holders.remember(cls, LIBRARY_CLASS, path, True)
 
-    def _module_children(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
+    def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
         self.modules.append((module, path, anchored))
-        remember = self.holders.remember
-        remember(module, ATTRIBUTES, path, anchored)
-        cls = type(module)
         if isinstance(module, CONTAINERS):  # a list as well, say
             self.opaque.append((module, path))
-        yield from self._slots(module, path, anchored)
-        indexed = issubclass(cls, _INDEXED_MODULES)
+        held = self._held[id(module)] = [
+            self.holders.remember(module, ATTRIBUTES, path, anchored),
+            *self._remember_slots(module, path, anchored),
+        ]
+        cls, space = type(module), module.__dict__
+        if _DISPATCHER in vars(cls):  # a compiled module runs the one that it stands for
+            yield object.__getattribute__(module, _DISPATCHER).target, path
         keyed_table = _KEYED_TABLE.get(cls)
-        for table_name in MODULE_TABLES:
-            table = module.__dict__.get(table_name)
-            if not table:
-                self.empty_tables.append((module, table_name, path, anchored))
-                continue
-            keyed = table_name == keyed_table
-            kind = _TABLES[table_name, indexed, keyed]
-            remember(module, kind, path, anchored)
-            position = itertools.count()
-            for name, value in at_once(table.items):
-                if issubclass(type(value), torch.Tensor) and hasattr(type(module), name):
-                    continue  # a table is asked last, so the class's attribute is found
-                if indexed and name == str(next(position)):
-                    yield value, Item(path, int(name))
-                elif keyed:
-                    yield value, Item(path, name)
-                else:
-                    yield value, Attr(path, name)
-        for name in HOOK_TABLES:
-            if not module.__dict__.get(name):
+        for name in MODULE_TABLES:
+            table = space.get(name)
+            if table:
+                indexed = issubclass(cls, _INDEXED_MODULES) and _is_numbered(table)
+                kind = _TABLES[name, indexed, name == keyed_table]
+                held.append(self.holders.remember(module, kind, path, anchored))
+            else:
                 self.empty_tables.append((module, name, path, anchored))
-        for name, value in copy_dict(module.__dict__).items():
-            if type(value) in _LEAVES or name in MODULE_TABLES or name == _NOT_SAVED:
-                continue
-            if (name not in _MODULE_INTERNALS or value) and not _is_shadowed(module, name, value):
-                yield value, Attr(path, name)
+        for name in HOOK_TABLES:
+            if not space.get(name):
+                self.empty_tables.append((module, name, path, anchored))
+        yield from self._meet(module)
+
+    def _meet(self, item: object) -> Reached:
+        """From now on reads are told; or else all that is held was read."""
+        if can_be_read(type(item)) and not self._is_open:
+            self._met[id(item)] = item
+            self.reader.meet(item)
+            return
+        for holder in self._held[id(item)]:
+            yield from _children_of(holder)
 
     def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
         self.holders.remember(item, ITEMS, path, anchored)
@@ -572,32 +740,35 @@ class Reach:
                 yield element, Item(path, element)
 
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
-        attributes = own_dict(item)
-        if attributes is not None:
-            self.holders.remember(item, ATTRIBUTES, path, anchored)
-            for name, value in copy_dict(attributes).items():
-                if type(value) not in _LEAVES and not _is_shadowed(item, name, value):
-                    yield value, Attr(path, name)
-        yield from self._slots(item, path, anchored)
+        held = self._held[id(item)] = self._remember_slots(item, path, anchored)
+        if own_dict(item) is not None:
+            held.append(self.holders.remember(item, ATTRIBUTES, path, anchored))
+        if held:
+            yield from self._meet(item)
 
-    def _slots(self, item: Any, path: Source, anchored: bool) -> Reached:
-        if slots_of(type(item)):
-            self.holders.remember(item, SLOTS, path, anchored)
-            for name, value in read_slots(item).items():
-                yield value, Attr(path, name)
+    def _remember_slots(self, item: Any, path: Source, anchored: bool) -> list[Holder]:
+        if not slots_of(type(item)):
+            return []
+        return [self.holders.remember(item, SLOTS, path, anchored)]
 
     def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
-        self.known_code.add(id(function.__code__))
+        waits = self._await_start(function, path)
         if is_library_function(function) and not function.__closure__:
             return
         self.functions.append((function, path))
+        yield from self._attributes(function, path, True)  # those that aren't there, too
+        if not waits:
+            self._entered.add(id(function))
+            yield from self._inside(function, path)
+
+    def _inside(self, function: types.FunctionType, path: Source) -> Reached:
+        """What a function has with it when it runs."""
         self.holders.remember(function, CODE, path, True)
         yield from self._cells(function, path)
         if function.__defaults__:
             yield function.__defaults__, Attr(path, "__defaults__")
         if function.__kwdefaults__:
             yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
-        yield from self._attributes(function, path, True)  # those that aren't there, too
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
         if function.__closure__:
@@ -632,6 +803,21 @@ _TABLES = {
 }
 
 
+def functions_in(value: object) -> Iterator[types.FunctionType]:
+    """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
+    match value:
+        case types.FunctionType():
+            yield value
+            yield from functions_in(getattr(value, "__wrapped__", None))
+        case property():
+            for part in (value.fget, value.fset, value.fdel):
+                yield from functions_in(part)
+        case classmethod() | staticmethod():
+            yield from functions_in(value.__func__)
+        case functools.cached_property():
+            yield from functions_in(value.func)
+
+
 def _inside_descriptor(item: Any, path: Source) -> Reached:
     match item:
         case property():
@@ -656,19 +842,33 @@ def _value_of(variable: ContextVar[object]) -> object:
         return None
 
 
-def _ignore(tensor: torch.Tensor, source: Source, anchored: bool) -> None:
+def _ignore(*_: object) -> None:
     """The run is over."""
 
 
-def _is_shadowed(item: object, name: str, value: object) -> bool:
-    """Whether `getattr` would find something else: a property of the class, say."""
-    if not issubclass(type(value), torch.Tensor):
-        return False
-    of_class = find_in_class(type(item), name)
+def _is_numbered(table: dict[str, Any]) -> bool:
+    """Whether the keys of a table are the positions of what it holds."""
+    return all(key == str(index) for index, key in enumerate(at_once(table.keys)))
+
+
+def _children_of(holder: Holder) -> Reached:
+    """What something held when it was met, under the names by which it can be reached again."""
+    for key, value in holder.before().items():
+        if type(value) in _LEAVES or key in MODULE_TABLES:
+            continue
+        if not (isinstance(value, torch.Tensor) and _is_shadowed(holder, key)):
+            yield value, holder.step(key)
+
+
+def _is_shadowed(holder: Holder, name: str) -> bool:
+    """Whether a lookup would find something else: a property of the class, say."""
+    of_class = find_in_class(type(holder.owner), name)
+    if isinstance(holder.kind, Table):  # which is asked last
+        return of_class is not None
     return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
 
 
-_COMPILED = "tripwire.dispatch.compiled"
+_COMPILED, _DISPATCHER = "tripwire.dispatch.compiled", "_tripwire_dispatcher"
 _OF_LOGGER = frozenset({"level", "disabled", "parent"})
 _OF_MANAGER = frozenset({"_disable"})
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))

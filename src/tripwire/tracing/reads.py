@@ -1,18 +1,17 @@
 """Reads: what a run read. Compiled code is right as long as all of it is unchanged.
 
-A run can read an attribute only by a name, and names stand in the code that ran. So the read
-set is what was reached, narrowed to the names of the executed code: every object that holds
-`scale` was read if any executed line says `.scale`. That is more than what was read, never
-less; docs/design/0006 tells why no attribute access is hooked. Absences are part of it.
+Attributes of objects are read as the reader saw it, each under its own name (reader.py). Globals,
+cells, attributes of classes and Python modules, and keys of containers are told by the names in
+the code that ran: every class that has `scale` was read if any executed line says `.scale`. That
+is more than what was read, never less. Absences are part of it. docs/design/0010 tells why.
 """
 
 from __future__ import annotations
 
 import dis
-import functools
 import linecache
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType, SimpleNamespace
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from tripwire.callables import find_in_class
 from tripwire.env import is_library_file
-from tripwire.tracing.belongings import IS_HEAP_TYPE, is_library_class
 from tripwire.tracing.holders import (
     ABSENT,
     Attributes,
@@ -39,32 +38,18 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import HOOK_TABLES, PROXIES, Reach
+from tripwire.tracing.reach import PROXIES, SPECIAL, Reach
+from tripwire.tracing.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.tracing.structure import PLAIN, at_once
+from tripwire.tracing.structure import PLAIN
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.tracing.values import meta_of
 
-# Looked up on classes by the interpreter itself, without a name in any code.
-SPECIAL = frozenset(
-    f"__{name}__"
-    for name in words(
-        "call getattr getattribute setattr delattr get set delete set_name len bool iter "
-        "next contains getitem setitem delitem missing eq ne lt le gt ge hash add radd "
-        "iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv "
-        "itruediv floordiv rfloordiv ifloordiv mod rmod imod pow rpow ipow and rand iand "
-        "or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift neg pos "
-        "abs invert int float complex index round trunc floor ceil enter exit repr str "
-        "format bytes instancecheck subclasscheck new init reversed length_hint "
-        "class_getitem init_subclass prepare torch_function dict slots match_args del"
-    )
-)
 # What functions and classes are called; no dict of theirs holds all of it.
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
 _WHOLE = Use(whole=True)
 _UNUSED = Use()
-_CALLS_A_MODULE = words("_wrapped_call_impl _call_impl inner")
 # Steps that no instruction names: what lies behind them may be used in any way.
 _HIDDEN_STEPS = words(
     "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
@@ -179,6 +164,7 @@ class ReadSet:
         # Names that the run computed, for getattr and its like, and names that C code looks up.
         self._computed = computed | reach.spelled_names
         self._executed = {id(code) for code in codes}
+        self._missed_by: dict[int, frozenset[str]] = {}  # by a module's identity
 
     @cached_property
     def uses(self) -> Uses:
@@ -240,132 +226,38 @@ class ReadSet:
         uses = find_uses(code)
         if code.co_filename.endswith("torch/nn/modules/module.py"):
             return False
-        if uses.has_dynamic_names:
-            return not (code.co_name in _ACCESSORS and _looks_by_name_only(uses))
-        # `self` of a function that is no method may be anything; library classes are open anyhow.
-        is_users = not is_library_file(code.co_filename)
-        return uses.opens_self and is_users and id(code) not in self._methods
-
-    @cached_property
-    def _methods(self) -> dict[int, type]:
-        """Executed code of methods, properties included, by identity: the class that has it."""
-        return {
-            id(code): cls
-            for cls, _ in self._reach.classes
-            for value in at_once(vars(cls).values)
-            for function in _functions_in(value)
-            for code in _codes_in(function.__code__)
-            if id(code) in self._executed
-        }
-
-    @cached_property
-    def _opened(self) -> frozenset[type]:
-        """Classes with methods that look at `self` as a whole, and ran."""
-        return frozenset(
-            self._methods[id(code)]
-            for code in self._codes
-            if id(code) in self._methods and _opens(code)
+        return uses.has_dynamic_names and not (
+            code.co_name in LOOKUPS and _looks_by_name_only(uses)
         )
 
-    def is_open(self, cls: type) -> bool:
-        """Whether names in the code tell nothing of what was read of an object."""
-        if not self._opened.isdisjoint(cls.__mro__):
-            return True
-        written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
-        return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)
+    @cached_property
+    def _opens_self(self) -> bool:
+        """Whether a user's function writes attributes of `self` under names that it computes."""
+        return any(
+            find_uses(code).opens_self and not is_library_file(code.co_filename)
+            for code in self._codes
+        )
 
-    def _is_read_whole(self, owner: object) -> bool:
+    def names_of(self, owner: object) -> frozenset[str] | None:
+        """The names under which an object was read; None where all of it was."""
+        names = self._reach.names_read_of(owner)
+        if names is not None:
+            return None if "__dict__" in names else names
+        if answers_itself(type(owner)) or self.is_dynamic:
+            return None
         if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
-            return True  # C code compares and prints one with all its attributes
-        return self.is_open(type(owner))
+            return None  # C code compares and prints one with all its attributes
+        return self.names
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Attribute names that the executed code loads or stores."""
-        return frozenset(self.uses.attributes) | self.uses.stored_attributes | self._computed
-
-    @cached_property
-    def live(self) -> frozenset[int]:
-        """Identities of objects that the executed code can come to, step by step, by name."""
-        live: set[int] = set()
-        waiting = self._reach.edges
-        while True:
-            left = []
-            for edge in waiting:
-                child, path = edge
-                if child in live:
-                    continue
-                if self._is_live(path, live):
-                    live.add(child)
-                else:
-                    left.append(edge)
-            if len(left) == len(waiting):
-                return frozenset(live)
-            waiting = left
-
-    def is_reachable(self, path: Source) -> bool:
-        """Whether the executed code can come to what a path leads to."""
-        return self._is_live(path, self.live)
-
-    def _is_live(self, path: Source, live: Set[int]) -> bool:
-        base = path.base
-        if base is None:
-            return True
-        parent = self._reach.object_at.get(id(base))
-        if parent is None:  # a Python module: its names are those of executed code
-            return self._is_live(base, live)
-        owner, owner_id = parent
-        if owner_id not in live:
-            return False
-        match path:
-            case Attr(_, name) if name in HOOK_TABLES and isinstance(owner, nn.Module):
-                if not self._asks_for_hooks:
-                    return owner_id in self._reach.called
-        match path:
-            case Cell() | Attr(_, "__defaults__" | "__kwdefaults__"):
-                return not isinstance(owner, FunctionType) or self.is_executed(owner)
-            case Attr() | Item() if isinstance(owner, nn.Module) and self._walks_tables:
-                return True
-            case Attr(_, name):
-                return (
-                    name in self.names
-                    or self.is_dynamic
-                    or name in _HIDDEN_STEPS
-                    or name in SPECIAL
-                    or not isinstance(name, str)
-                    or self.is_open(type(owner))
-                    or name.isdecimal()
-                    or isinstance(owner, slice)  # which C code takes apart
-                )
-        return True
+        """Attribute names that the executed code loads or stores, and those that were read."""
+        named = frozenset(self.uses.attributes) | self.uses.stored_attributes
+        return named | self._computed | self._reach.all_names_read
 
     @cached_property
     def _class_names(self) -> frozenset[str]:
         return self.names | SPECIAL
-
-    @cached_property
-    def _walks_tables(self) -> bool:
-        """Whether code outside nn.Module's own lookups goes through tables of modules."""
-        return any(
-            {"_modules", "_parameters", "_buffers"} & find_uses(code).attributes.keys()
-            for code in self._codes
-            if not code.co_filename.endswith(_TABLE_FILES)
-        ) or any(code.co_name in _TABLE_WALKERS for code in self._codes)
-
-    @cached_property
-    def _asks_for_hooks(self) -> bool:
-        """Whether anybody but a module that is called looks at hooks of modules."""
-        words = frozenset({*HOOK_TABLES, "_call_impl"})
-        return (
-            self.is_dynamic
-            or not words.isdisjoint(self._computed)
-            or any(
-                not words.isdisjoint(find_uses(code).attributes)
-                for code in self._codes
-                if not code.co_filename.endswith("torch/nn/modules/module.py")
-                or code.co_name not in _CALLS_A_MODULE
-            )
-        )
 
     def is_executed(self, function: FunctionType) -> bool:
         """Whether a function's code ran."""
@@ -373,21 +265,19 @@ class ReadSet:
 
     def filter_of(self, holder: Holder) -> frozenset[Any] | None:
         """The keys of a holder that count; None where all of them do."""
-        if id(holder.owner) not in self.live and not isinstance(holder.kind, Names):
-            return frozenset()
         match holder.kind:
             case Names() as kind:
                 return kind.names
             case Cells() | Code():
                 return None if self.is_executed(holder.owner) else frozenset()
+            case Attributes() | Slots():
+                return self.names_of(holder.owner)
+            case Table(name=name):
+                return self.filter_of_table(holder.owner, name)
             case _ if self.is_dynamic:
                 return None
-            case Attributes() | Slots() | ThreadLocal():
-                return None if self._is_read_whole(holder.owner) else self.names
-            case Table():
-                return self.filter_of_tables(holder.owner)
-            case LibraryClass():
-                return self._class_names
+            case ThreadLocal():
+                return self.names
             case ClassDict():
                 return self._class_names
             case Items():
@@ -406,10 +296,34 @@ class ReadSet:
                 adds = use.appended and isinstance(holder.kind, Members)  # adds nothing, perhaps
                 return None if adds else frozenset()
 
-    def filter_of_tables(self, module: nn.Module) -> frozenset[str] | None:
-        """The keys of a module's tables that count; None where all of them do."""
-        whole = self._walks_tables or type(module).__module__ == _CONTAINER_MODULE
-        return None if self.is_dynamic or whole or _is_container(module) else self.names
+    def filter_of_table(self, module: nn.Module, table: str) -> frozenset[str] | None:
+        """The keys of a module's table that count; None where all of them do.
+
+        A name is looked for in the tables, one after the other, where neither the module itself
+        nor its class has it.
+        """
+        names = self.names_of(module)
+        if names is None or table in names:
+            return None
+        wanted = self._missed(module, names)
+        for before in MODULE_TABLES[: MODULE_TABLES.index(table)]:
+            wanted = wanted.difference(module.__dict__.get(before) or ())
+        return wanted
+
+    def _missed(self, module: nn.Module, names: frozenset[str]) -> frozenset[str]:
+        """Those of the names under which a module was read that it has no attribute for."""
+        known = self._missed_by.get(id(module))
+        if known is None:
+            cls, has = type(module), self._reach.has_attribute
+            known = self._missed_by[id(module)] = frozenset(
+                name for name in names if not has(module, name) and find_in_class(cls, name) is None
+            )
+        return known
+
+    def is_table_read(self, module: nn.Module, table: str) -> bool:
+        """Whether a table of a module's hooks was looked at."""
+        names = self.names_of(module)
+        return names is None or table in names
 
     def use_of_container(self, container: object) -> Use:
         """How the executed code uses a container, by whatever path it comes to it."""
@@ -489,13 +403,14 @@ class ReadSet:
             or key in uses.stored_attributes
             or key in uses.stored_globals
             or key in self._computed
-            or (not isinstance(holder.kind, ClassDict) and self.is_open(type(holder.owner)))
+            or self._opens_self
+            or (
+                isinstance(holder.kind, (Attributes, Slots)) and self.names_of(holder.owner) is None
+            )
         )
 
     def is_read(self, value: object, path: Source) -> bool:
         """Whether the executed code may have used a value."""
-        if id(value) not in self.live:
-            return False
         use = _WHOLE if self.is_dynamic else self._use_at(path)
         return use.whole or use.appended or use.updated or bool(use.keys or use.attributes)
 
@@ -536,49 +451,7 @@ def _is_library(holder: Holder) -> bool:
 
 # Functions through which attributes are looked up: names in them are names at their callers.
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
-_ACCESSORS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})
-_CONTAINER_MODULE = "torch.nn.modules.container"
-_TABLE_FILES = ("nn/modules/module.py", "nn/modules/container.py")
-# Functions of nn.Module that go through its tables key by key.
-_TABLE_WALKERS = words(
-    "named_modules modules named_children children _named_members named_parameters "
-    "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
-    "zero_grad __dir__"
-)
-
-
-def _is_container(module: nn.Module) -> bool:
-    return isinstance(
-        module,
-        (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
-    )
-
-
-def _opens(code: CodeType) -> bool:
-    uses = find_uses(code)
-    return uses.opens_self or (uses.has_dynamic_names and code.co_name in _ACCESSORS)
-
-
-def _functions_in(value: object) -> Iterator[FunctionType]:
-    """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
-    match value:
-        case FunctionType():
-            yield value
-            yield from _functions_in(getattr(value, "__wrapped__", None))
-        case property():
-            for part in (value.fget, value.fset, value.fdel):
-                yield from _functions_in(part)
-        case classmethod() | staticmethod():
-            yield from _functions_in(value.__func__)
-        case functools.cached_property():
-            yield from _functions_in(value.func)
-
-
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes_in(const)
+_OWN_ATTRIBUTES = (Attributes, Slots)
 
 
 def _looks_by_name_only(uses: Uses) -> bool:

@@ -103,7 +103,7 @@ class TracingState:
         self.outer: SourceRange | None = None  # the stack around the innermost module call
         self.values = ValueTable()
         self.scopes = ScopeStack()
-        self.reach = Reach(self._reach_tensor)
+        self.reach = Reach(self._reach_tensor, self.run_aside)
         self.inputs: list[tuple[fx.Node, Known]] = []
         self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
         self.traits: dict[fx.Node, Traits] = {}
@@ -242,6 +242,20 @@ class TracingState:
                 self.attributes.setdefault(id(tensor), (tensor, dict(attributes)))
         if known.node is None or known.sources:  # not one that the run itself made
             known.sources.setdefault(source, anchored)
+
+    def run_aside(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function that looks at things for us: it is no part of the run."""
+        before, CURRENT.state = CURRENT.state, None
+        observer = self.observer if self.observer and not self.observer.paused else None
+        if observer is not None:
+            observer.pause()
+        try:
+            with torch._C.DisableTorchFunction():
+                function(*args)
+        finally:
+            if observer is not None:
+                observer.resume()
+            CURRENT.state = before
 
     def capture_range(self, depth: int) -> SourceRange:
         """The user's call stack, from `depth` callers of this on."""

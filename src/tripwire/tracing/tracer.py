@@ -240,8 +240,6 @@ class _Session:
         for name, value in bound.items():
             state.reach.walk(value, Local(name), name not in expressions)
         function = binding.function
-        if function is nn.Module._call_impl and isinstance(binding.owner, nn.Module):
-            state.reach.called[id(binding.owner)] = binding.owner
         if function is not None:
             if binding.owner is None:
                 state.reach.walk_traced(function)
@@ -258,16 +256,19 @@ class _Session:
         module = "" if own else str(namespace.get("__name__", "?"))
         while self.namespaces.setdefault(module, namespace) is not namespace:
             module += "'"  # another namespace has the same name
+        self.state.run_aside(self._reach_from, code, namespace, module)
+
+    def on_library_start(self, code: CodeType) -> None:
+        """A function of torch's or the standard library's starts for the first time."""
+        self.state.run_aside(self.state.reach.walk_library_code, code)
+
+    def _reach_from(self, code: CodeType, namespace: dict[str, Any], module: str) -> None:
         reach = self.state.reach
-        before, CURRENT.state = CURRENT.state, None  # what the walk asks of tensors isn't the run's
-        try:
-            reach.walk_function(code, namespace, module)
-            for name in find_uses(code).imports:
-                reach.walk_import(name)
-            if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
-                self._adopt(code)
-        finally:
-            CURRENT.state = before
+        reach.walk_function(code, namespace, module)
+        for name in find_uses(code).imports:
+            reach.walk_import(name)
+        if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
+            self._adopt(code)
         reach.known_code.update(id(const) for const in code.co_consts if type(const) is CodeType)
 
     def _adopt(self, code: CodeType) -> None:
@@ -295,7 +296,9 @@ class _Session:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
             with hooks.installed(self), observer, recording(self.state) as self.recorder:
+                self.state.reach.reader.start()
                 result = _run_user(fn, args, kwargs)
+            self.state.reach.reader.stop()
             CURRENT.tracing = False
         except BaseException:
             self._leave_all()
@@ -305,6 +308,7 @@ class _Session:
     def _leave_all(self) -> None:
         """Leave once more whatever was entered: an interrupt may have hit the leaving itself."""
         CURRENT.tracing = False
+        self.state.reach.reader.stop()
         stop_recording(self.state)
         if self.state.observer is not None:
             self.state.observer.stop()
@@ -454,6 +458,12 @@ class _Session:
         """Refuse reads that can't be seen (L2)."""
         if self.blind:
             raise Refused("not-observed", self.blind)
+        if self.state.reach.has_lost_sight:
+            raise Refused(
+                "not-observed",
+                "the run changed how attributes of a class are looked up, and what it read "
+                "afterwards wasn't seen.",
+            )
         if reads.refused is not None:
             name, place = reads.refused
             raise Refused(
@@ -527,13 +537,13 @@ class _Session:
             reach,
             tuple(known() for _, known in self.state.inputs),
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
-            tuple(self._find_asked(reads)),
+            tuple(self._find_asked()),
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
         )
 
-    def _find_asked(self, reads: ReadSet) -> Iterator[tuple[torch.Tensor, Source]]:
+    def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""
         lifted = {id(known) for _, known in self.state.inputs}
         written = {str(write.source) for write in self._writes}
@@ -541,7 +551,7 @@ class _Session:
             if id(known) not in lifted:
                 anchored = (path for path, is_anchored in known.sources.items() if is_anchored)
                 paths = (path for path in anchored if not written or str(path) not in written)
-                path = next(filter(reads.is_reachable, paths), None)
+                path = next(paths, None)
                 if path is not None:
                     yield tensor, path
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tripwire.tracing.branches import Branch
@@ -72,7 +73,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
     try:
         return None if tensor.is_inference() else tensor._version
-    except ValueError:
+    except ValueError:  # where its class is asked, see `add`
         return LAZY
 
 
@@ -171,7 +172,7 @@ class ValueTable:
             known.node = None
             known.sources = {}
             known.sized_by = ()
-            known.version = version_of(tensor)
+            known.version = LAZY if is_lazy(tensor) else version_of(tensor)
             known.seen_at = 0
             self._known[known.key] = known
         return known

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from keyword import iskeyword
-from types import MethodType, WrapperDescriptorType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
 from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy
+from tripwire.tracing.reader import answers_itself
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
@@ -330,7 +331,7 @@ class GuardWriter:
         for attribute, item in held.items():
             get = f"{name}.{attribute}"
             spelled = attribute.isidentifier() and not iskeyword(attribute)
-            if not spelled or self._reads.is_open(type(value)) or _answers(type(value)):
+            if not spelled or answers_itself(type(value)):
                 get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
             self.add(f"{path}.{attribute}", get, item)
 
@@ -402,11 +403,6 @@ def _ask(tensor: torch.Tensor, query: str) -> object:
         return getattr(tensor, query)()
     except Exception as error:
         return type(error)
-
-
-def _answers(cls: type) -> bool:
-    """Whether looking up an attribute runs code of the user's."""
-    return not isinstance(cls.__getattribute__, WrapperDescriptorType)
 
 
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass

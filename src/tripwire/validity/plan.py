@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_globals
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
-from tripwire.tracing.reach import HOOK_TABLES
+from tripwire.tracing.reader import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Attr, Global, Item, Source
@@ -215,24 +215,16 @@ class _Planner:
         self._watch_tables(spaces)
         self._watch_torch(spaces)
         self._watch_environment(spaces)
-        live = self.reads.live
         objects: list[tuple[object, Source]] = [
-            (module, path)
-            for module, path, anchored in self.reach.modules
-            if anchored and id(module) in live
-        ]
-        objects += [
-            (value, path)
-            for value, path, anchored in self.reach.objects
-            if anchored and id(value) in live
+            (item, path)
+            for item, path, anchored in (*self.reach.modules, *self.reach.objects)
+            if anchored
         ]
         labels = self.reads.labels
         objects += [
-            (f, path)
-            for f, path in self.reach.functions
-            if self.reads.is_executed(f) or (labels and id(f) in live)
+            (f, path) for f, path in self.reach.functions if labels or self.reads.is_executed(f)
         ]
-        objects += [(cls, path) for cls, path in self.reach.classes if id(cls) in live]
+        objects += self.reach.classes
         carried = {str(c.source) for c in self.completion.effects.carried}
         for tensor, sources in zip(self.completion.tensors, self.completion.sources, strict=True):
             anchored = [source for source, is_anchored in sources if is_anchored]
@@ -288,14 +280,17 @@ class _Planner:
     def _watch_tables(self, spaces: dict[int, _Space]) -> None:
         for module, table, path, anchored in self.reach.empty_tables:
             space = module.__dict__.get(table)
-            if anchored and space is not None and id(module) in self.reads.live:
-                hooks = table in HOOK_TABLES
-                step = (
-                    functools.partial(Item, Attr(path, table))
-                    if hooks
-                    else (functools.partial(Attr, path))
-                )
-                names = None if hooks else self.reads.filter_of_tables(module)
+            if not anchored or space is None:
+                continue
+            names: frozenset[str] | None
+            step: Callable[[Any], Source]
+            if table in HOOK_TABLES:
+                names = None if self.reads.is_table_read(module, table) else frozenset()
+                step = functools.partial(Item, Attr(path, table))
+            else:
+                names = self.reads.filter_of_table(module, table)
+                step = functools.partial(Attr, path)
+            if names is None or names:
                 _join(spaces, space, names, step, frozenset())
                 spaces[id(space)].owner = id(module)
         if self.reach.modules:

@@ -71,6 +71,9 @@ class Heard:
     def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
         pass
 
+    def on_library_start(self, code) -> None:
+        pass
+
     def on_refused(self, refuse: Refuse) -> None:
         raise AssertionError(refuse)
 
