@@ -8,7 +8,7 @@
 
    Invariants:
    - Classes in the table are kept alive by it; the last reader to stop empties it.
-   - A reader's objects are kept alive by whoever met them, until it stops.
+   - A reader's objects are kept alive by whoever met them, as long as the reader.
    - Whatever may run Python code (the original, the callback, a decref) may change every table
      here: nothing that points into one is used after it. */
 
@@ -170,11 +170,17 @@ static void let_go_of_classes(void) {
 
 /* ---- Readers --------------------------------------------------------------------------------- */
 
-/* An object, and the names under which it was read. */
+/* One name under which an object was read. */
+typedef struct {
+    PyObject *name;
+    PyObject *first; /* what was found first, if it was a plain value; else NULL */
+} Read;
+
+/* An object, and how it was read. */
 typedef struct {
     PyObject *object;
-    PyObject **names;
-    Py_ssize_t n_names, room;
+    Read *reads;
+    Py_ssize_t n_reads, room;
 } Met;
 
 typedef struct Reader {
@@ -255,8 +261,8 @@ static int note(Reader *self, PyObject *object, PyObject *name, PyObject *value)
         return 0;
     }
     Met *met = &self->met[at];
-    for (Py_ssize_t i = 0; i < met->n_names; i++) {
-        if (met->names[i] == name) {
+    for (Py_ssize_t i = 0; i < met->n_reads; i++) {
+        if (met->reads[i].name == name) {
             return 0;
         }
     }
@@ -286,13 +292,14 @@ static int note(Reader *self, PyObject *object, PyObject *name, PyObject *value)
             return result;
         }
     }
-    PyObject **names = make_room(met->names, met->n_names, &met->room, sizeof(PyObject *));
-    if (names == NULL) {
+    Read *reads = make_room(met->reads, met->n_reads, &met->room, sizeof(Read));
+    if (reads == NULL) {
         return -1;
     }
-    met->names = names;
-    met->names[met->n_names++] = Py_NewRef(name);
-    if (is_leaf(value)) {
+    int is_plain = is_leaf(value);
+    met->reads = reads;
+    met->reads[met->n_reads++] = (Read){Py_NewRef(name), is_plain ? Py_XNewRef(value) : NULL};
+    if (is_plain) {
         return 0;
     }
     if (PyDict_Check(value) && PyDict_GET_SIZE(value) == 0) {
@@ -341,10 +348,11 @@ static void forget_objects(Reader *self) {
     self->n_met = self->room = 0;
     clear(&self->table);
     for (Py_ssize_t i = 0; i < n; i++) {
-        for (Py_ssize_t j = 0; j < met[i].n_names; j++) {
-            Py_DECREF(met[i].names[j]);
+        for (Py_ssize_t j = 0; j < met[i].n_reads; j++) {
+            Py_DECREF(met[i].reads[j].name);
+            Py_XDECREF(met[i].reads[j].first);
         }
-        PyMem_Free(met[i].names);
+        PyMem_Free(met[i].reads);
     }
     PyMem_Free(met);
 }
@@ -434,9 +442,9 @@ static PyObject *reader_meet(Reader *self, PyObject *object) {
 
 static PyObject *reader_names_of(Reader *self, PyObject *object) {
     Py_ssize_t at = find(&self->table, object);
-    PyObject *names = PyTuple_New(at < 0 ? 0 : self->met[at].n_names);
-    for (Py_ssize_t i = 0; names != NULL && at >= 0 && i < self->met[at].n_names; i++) {
-        PyTuple_SET_ITEM(names, i, Py_NewRef(self->met[at].names[i]));
+    PyObject *names = PyTuple_New(at < 0 ? 0 : self->met[at].n_reads);
+    for (Py_ssize_t i = 0; names != NULL && at >= 0 && i < self->met[at].n_reads; i++) {
+        PyTuple_SET_ITEM(names, i, Py_NewRef(self->met[at].reads[i].name));
     }
     if (names == NULL) {
         return NULL;
@@ -446,9 +454,23 @@ static PyObject *reader_names_of(Reader *self, PyObject *object) {
     return found;
 }
 
-static PyObject *reader_forget(Reader *self, PyObject *Py_UNUSED(none)) {
+static PyObject *reader_first_of(Reader *self, PyObject *const *args, Py_ssize_t n) {
+    if (n != 3) {
+        PyErr_SetString(PyExc_TypeError, "first_of() takes an object, a name and a default");
+        return NULL;
+    }
+    Py_ssize_t at = find(&self->table, args[0]);
+    for (Py_ssize_t i = 0; at >= 0 && i < self->met[at].n_reads; i++) {
+        Read read = self->met[at].reads[i];
+        if (read.first != NULL && PyUnicode_Compare(read.name, args[1]) == 0) {
+            return Py_NewRef(read.first);
+        }
+    }
+    return PyErr_Occurred() ? NULL : Py_NewRef(args[2]);
+}
+
+static PyObject *reader_close(Reader *self, PyObject *Py_UNUSED(none)) {
     stop_working(self);
-    forget_objects(self);
     Py_CLEAR(self->on_read);
     Py_RETURN_NONE;
 }
@@ -487,7 +509,8 @@ static PyMethodDef reader_methods[] = {
     {"stop", (PyCFunction)reader_stop, METH_NOARGS, NULL},
     {"meet", (PyCFunction)reader_meet, METH_O, NULL},
     {"names_of", (PyCFunction)reader_names_of, METH_O, NULL},
-    {"forget", (PyCFunction)reader_forget, METH_NOARGS, NULL},
+    {"first_of", (PyCFunction)(void (*)(void))reader_first_of, METH_FASTCALL, NULL},
+    {"close", (PyCFunction)reader_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

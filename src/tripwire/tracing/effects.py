@@ -349,6 +349,8 @@ class _EffectPlanner:
             return False
         if type(write.before) is float:
             return False  # a sum of floats hangs on the order; let it be volatile
+        if self.reads.is_written_first(write.holder, write.key, write.before):
+            return False
         use = self.reads.use_of_key(write.holder, write.key)
         return use.updated and not (use.whole or use.keys or use.attributes)
 
@@ -378,6 +380,8 @@ class _EffectPlanner:
         holder = write.holder
         wanted = self.reads.filter_of(holder)
         if wanted is not None and write.key not in wanted:
+            return False
+        if self.reads.is_written_first(holder, write.key, write.before):
             return False
         if isinstance(holder.kind, Members):
             use = self.reads.use_of_container(holder.owner)

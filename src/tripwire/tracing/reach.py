@@ -37,7 +37,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -54,6 +53,7 @@ from tripwire.tracing.belongings import (
     name_of_module,
 )
 from tripwire.tracing.holders import (
+    ABSENT,
     ARRAY,
     ATTRIBUTES,
     CELLS,
@@ -87,6 +87,7 @@ from tripwire.tracing.reader import (
     Twin,
     build_reader,
     can_be_read,
+    is_shadowed,
 )
 from tripwire.tracing.rules import Refuse, words
 from tripwire.tracing.sources import (
@@ -149,6 +150,12 @@ _CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _IMMUTABLE = (re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
+# Functions of nn.Module that go through its tables key by key.
+_TABLE_WALKERS = words(
+    "named_modules modules named_children children _named_members named_parameters "
+    "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
+    "zero_grad __dir__"
+)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
@@ -167,7 +174,8 @@ class Reach:
         self._on_tensor = on_tensor
         self._aside = aside  # calls a function, and records nothing meanwhile
         self.reader = build_reader(self._on_read)
-        self._names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
+        self.names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
+        self._found_own: set[tuple[int, str]] = set()  # what the run wrote before it read it
         self._held: dict[int, list[Holder]] = {}  # of objects that were met, by identity
         self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
         self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
@@ -176,12 +184,13 @@ class Reach:
         self._walked: set[int] = set()  # classes
         self._is_open = False  # attributes may be looked up behind the reader's back
         self._met: dict[int, object] = {}  # objects whose reads are told
-        self.has_lost_sight = False  # the run changed how attributes are looked up
         self._sources: dict[int, Source] = {}
         self._alive: list[object] = []  # an id means something only while its object lives
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
         self._classes: set[int] = set()
-        self._python_modules: dict[int, tuple[types.ModuleType, Source]] = {}
+        self._python_modules: dict[int, types.ModuleType] = {}
+        self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
+        self._uses: Uses | None = None  # of the function that begins
         self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
         self._names: frozenset[str] = frozenset()  # attribute names of the code that ran so far
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
@@ -207,21 +216,23 @@ class Reach:
 
     def close(self) -> None:
         """The run is over: keep what was read, and let go of the state, which holds this."""
-        reader = self.reader
-        reader.stop()
-        self._names_read = {key: reader.names_of(met) for key, met in self._met.items()}
-        self.has_lost_sight = reader.has_lost_sight
-        reader.forget()
+        self.reader.close()
+        self.names_read = {key: self.reader.names_of(met) for key, met in self._met.items()}
         self._on_tensor, self._aside = _ignore, _ignore
 
-    def names_read_of(self, owner: object) -> frozenset[str] | None:
-        """The names under which an object was read; None where reads of it aren't told."""
-        return self._names_read.get(id(owner))
+    def is_written_first(self, holder: Holder, name: str, before: object) -> bool:
+        """Whether the run found its own value when it first read an attribute."""
+        if holder.kind is not ATTRIBUTES and holder.kind is not SLOTS:
+            return False
+        if (id(holder.owner), name) in self._found_own:
+            return True
+        first = self.reader.first_of(holder.owner, name, before)
+        return before is not ABSENT and first is not before
 
     @functools.cached_property
     def all_names_read(self) -> frozenset[str]:
         """Names under which anything was read."""
-        return frozenset().union(*self._names_read.values())
+        return frozenset().union(*self.names_read.values())
 
     def has_attribute(self, owner: object, name: str) -> bool:
         """Whether an object had an attribute of its own before the run."""
@@ -248,6 +259,8 @@ class Reach:
             step = self._find_step(owner, name, value)
             if step is not None:
                 self.walk(value, step, below)
+            elif (own_dict(owner) or {}).get(name) is value:
+                self._found_own.add((id(owner), name))
 
     def _find_step(self, owner: Any, name: str, value: object) -> Source | None:
         """The path to a value, if its owner held it before the run."""
@@ -304,8 +317,11 @@ class Reach:
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
-                found = self._names_of(item, path, names | self._names)
-                queue.extend((v, p, True) for v, p in found)
+                taken = self._find_taken(path)
+                if taken is None:
+                    self._open_modules.setdefault(id(item), (item, path))
+                    taken = names | self._names
+                queue.extend((v, p, True) for v, p in self._names_of(item, path, taken))
                 continue
             if isinstance(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
@@ -349,10 +365,12 @@ class Reach:
         if "__getattribute__" in uses.attributes and code.co_name not in LOOKUPS:
             self._open_all()
         names = self._add_names(uses)
+        self._uses = uses
         for name in sorted(globals_ & namespace.keys()):
             if namespace[name] is sys:
                 self._walk_loaded_modules(uses, name, Global(module, name))
             self.walk(namespace[name], Global(module, name), True)
+        self._uses = None
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
             found = unhooked(vars(builtins)[name])
             if not is_pythons(found):
@@ -364,17 +382,26 @@ class Reach:
         """Code of torch's or the standard library's begins: only the twin learns from its names."""
         if isinstance(self.reader, Twin) and code not in ACCESSORS:
             self._tell_twin(find_uses(code))
+            if code.co_name in _TABLE_WALKERS:
+                self.reader.open_tables()
+
+    def see_computed(self, name: str) -> None:
+        """An attribute is about to be looked up under a name that no code object tells."""
+        if isinstance(self.reader, Twin):
+            self.reader.see_names(frozenset({name}))
 
     def _add_names(self, uses: Uses) -> frozenset[str]:
         """Attribute names of code that begins; those that are new."""
         if isinstance(self.reader, Twin):
-            self._tell_twin(uses)
+            self._tell_twin(uses, users=True)
         names = (frozenset(uses.attributes) | uses.stored_attributes) - self._names
         self._names |= names
         return names
 
-    def _tell_twin(self, uses: Uses) -> None:
+    def _tell_twin(self, uses: Uses, users: bool = False) -> None:
         self.reader.see_names(frozenset(uses.attributes))
+        if users and not uses.attributes.keys().isdisjoint(MODULE_TABLES):
+            self.reader.open_tables()
         if uses.has_dynamic_names or uses.opens_self:
             self._open_all()
 
@@ -437,8 +464,18 @@ class Reach:
     def walk_names(self, names: frozenset[str]) -> None:
         """Reach attributes of the Python modules and classes that are known so far."""
         self._walk_waiting(names)
-        for python_module, path in tuple(self._python_modules.values()) if names else ():
+        uses, self._uses = self._uses, None
+        for python_module, path in tuple(self._open_modules.values()) if names else ():
             self.walk(python_module, path, True, names)
+        self._uses = uses
+
+    def _find_taken(self, path: Source) -> frozenset[str] | None:
+        """The names that the function that begins takes from a Python module; None: any."""
+        if self._uses is None or not isinstance(path, (Global, Attr)):
+            return None
+        kind = StepKind.GLOBAL if isinstance(path, Global) else StepKind.ATTRIBUTE
+        use = self._uses.steps.get(Step(kind, path.name))
+        return None if use is None or use.escapes or use.stored_keys else use.attributes
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
@@ -568,15 +605,11 @@ class Reach:
 
     def _module_class(self, module: types.ModuleType, path: Source) -> Reached:
         """What the class of a user's Python module holds: it may be the user's own."""
-        known = self._python_modules.get(id(module))
-        if known is not None and known[1] is path:
-            return
-        self._python_modules.setdefault(id(module), (module, path))
-        if is_library_module(name_of_module(module)):
-            return
-        if known is None:
-            self.objects.append((module, path, True))
-            yield from self._class_of(module, path)
+        if id(module) not in self._python_modules:
+            self._python_modules[id(module)] = module
+            if not is_library_module(name_of_module(module)):
+                self.objects.append((module, path, True))
+                yield from self._class_of(module, path)
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
         space, module_name = own_dict(module) or {}, name_of_module(module)
@@ -856,16 +889,9 @@ def _children_of(holder: Holder) -> Reached:
     for key, value in holder.before().items():
         if type(value) in _LEAVES or key in MODULE_TABLES:
             continue
-        if not (isinstance(value, torch.Tensor) and _is_shadowed(holder, key)):
+        in_table = isinstance(holder.kind, Table)
+        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
             yield value, holder.step(key)
-
-
-def _is_shadowed(holder: Holder, name: str) -> bool:
-    """Whether a lookup would find something else: a property of the class, say."""
-    of_class = find_in_class(type(holder.owner), name)
-    if isinstance(holder.kind, Table):  # which is asked last
-        return of_class is not None
-    return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
 
 
 _COMPILED, _DISPATCHER = "tripwire.dispatch.compiled", "_tripwire_dispatcher"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
+from tripwire.callables import find_in_class
 from tripwire.env import OWN_FOLDER
 from tripwire.tracing.belongings import IS_HEAP_TYPE, module_of
 from tripwire.tracing.structure import own_dict, read_slots
@@ -62,11 +63,19 @@ def answers_itself(cls: type) -> bool:
     return not isinstance(cls.__getattribute__, WrapperDescriptorType)
 
 
+def is_shadowed(cls: type, name: str, in_table: bool) -> bool:
+    """Whether a lookup finds something else than what an object or a module's table holds."""
+    of_class = find_in_class(cls, name)
+    if in_table:  # which is asked last
+        return of_class is not None
+    return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
+
+
 @final
 class Twin:
     """Takes for read what is there under the names in the code that ran."""
 
-    __slots__ = ("_met", "_names", "_on_read")
+    __slots__ = ("_met", "_names", "_on_read", "_walks_tables")
 
     def __init__(
         self,
@@ -79,6 +88,7 @@ class Twin:
         self._on_read: OnRead | None = on_read
         self._met: list[object] = []
         self._names: set[str] = set()
+        self._walks_tables = False
 
     def start(self) -> None:
         """Begin to look, in this thread."""
@@ -95,8 +105,12 @@ class Twin:
         """The names under which an object was read; `__dict__` stands for all of them."""
         return frozenset(self._names)
 
-    def forget(self) -> None:
-        """Let go of everything."""
+    def first_of(self, item: object, name: str, default: object) -> object:
+        """What was first found under a name, if it was a plain value; else the default."""
+        return default
+
+    def close(self) -> None:
+        """See nothing more, and let go of whoever is told. What was read stays known."""
         self._on_read = None
         self._met.clear()
 
@@ -113,17 +127,29 @@ class Twin:
             for item in tuple(self._met):
                 self._look_at(item, new)
 
+    def open_tables(self) -> None:
+        """Code begins that goes through tables of modules."""
+        if not self._walks_tables:
+            self._walks_tables = True
+            for item in tuple(self._met):
+                self._look_at(item, frozenset(MODULE_TABLES))
+
     def _look_at(self, item: object, names: set[str] | frozenset[str]) -> None:
         if self._on_read is None:
             return
-        held = {**(own_dict(item) or {}), **read_slots(item)}
+        cls, held = type(item), own_dict(item) or {}
+        found = {k: v for k, v in held.items() if not is_shadowed(cls, k, False)}
+        found |= read_slots(item)
         if isinstance(item, nn.Module):
             for table in MODULE_TABLES:
-                held |= held.get(table) or {}  # type: ignore[call-overload]  # a dict
-            if not isinstance(item, _CONTAINER_MODULES):
+                space: Any = held.get(table) or {}
+                keys = [k for k in space if not is_shadowed(cls, k, True)]
+                found |= {key: space[key] for key in keys}
+            if not (self._walks_tables or isinstance(item, _CONTAINER_MODULES)):
                 names = names - set(MODULE_TABLES)
-        for name in held.keys() & names:
-            self._on_read(item, name, held[name])
+        for name, value in found.items():
+            if name in names:
+                self._on_read(item, name, value)
 
 
 def _choose() -> Any:

@@ -3,7 +3,7 @@
 Attributes of objects are read as the reader saw it, each under its own name (reader.py). Globals,
 cells, attributes of classes and Python modules, and keys of containers are told by the names in
 the code that ran: every class that has `scale` was read if any executed line says `.scale`. That
-is more than what was read, never less. Absences are part of it. docs/design/0010 tells why.
+is more than what was read, never less. Absences are part of it. docs/design/0006 tells why.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class ReadSet:
 
     def names_of(self, owner: object) -> frozenset[str] | None:
         """The names under which an object was read; None where all of it was."""
-        names = self._reach.names_read_of(owner)
+        names = self._reach.names_read.get(id(owner))
         if names is not None:
             return None if "__dict__" in names else names
         if answers_itself(type(owner)) or self.is_dynamic:
@@ -319,6 +319,10 @@ class ReadSet:
                 name for name in names if not has(module, name) and find_in_class(cls, name) is None
             )
         return known
+
+    def is_written_first(self, holder: Holder, key: Any, before: object) -> bool:
+        """Whether the run wrote an attribute before it first read it."""
+        return self._reach.is_written_first(holder, key, before)
 
     def is_table_read(self, module: nn.Module, table: str) -> bool:
         """Whether a table of a module's hooks was looked at."""

@@ -458,7 +458,7 @@ class _Session:
         """Refuse reads that can't be seen (L2)."""
         if self.blind:
             raise Refused("not-observed", self.blind)
-        if self.state.reach.has_lost_sight:
+        if self.state.reach.reader.has_lost_sight:
             raise Refused(
                 "not-observed",
                 "the run changed how attributes of a class are looked up, and what it read "

@@ -20,7 +20,7 @@ import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from itertools import product
@@ -62,6 +62,8 @@ class Use:
     appended: bool = False  # v.append(...) and the like, result unused
     updated: bool = False  # v += 1, v = v + 1: nothing else sees the old or the new value
     whole: bool = False  # everything else: iterated, passed on, stored, returned, called, ...
+    # The same, but for methods of it that are called.
+    escapes: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def merge(a: Use, b: Use) -> Use:
         a.appended or b.appended,
         a.updated or b.updated,
         a.whole or b.whole,
+        a.escapes or b.escapes,
     )
 
 
@@ -138,7 +141,7 @@ def join(uses: Iterable[Uses]) -> Uses:
             known = steps.get(step)
             if known is None:
                 steps[step] = use
-            elif known != use:
+            elif known != use or known.escapes != use.escapes:
                 steps[step] = merge(known, use)
     return Uses(
         attributes,
@@ -234,6 +237,7 @@ class _Tally:
     __slots__ = (
         "appended",
         "attributes",
+        "escapes",
         "keys",
         "stored_keys",
         "updated",
@@ -244,11 +248,11 @@ class _Tally:
         self.keys: set[object] = set()
         self.stored_keys: set[object] = set()
         self.attributes: set[str] = set()
-        self.appended = self.updated = self.whole = False
+        self.appended = self.updated = self.whole = self.escapes = False
 
     def freeze(self) -> Use:
         if not (self.keys or self.stored_keys or self.attributes):
-            return _PLAIN_USES[self.appended, self.updated, self.whole]
+            return _PLAIN_USES[self.appended, self.updated, self.whole, self.escapes]
         return Use(
             frozenset(self.keys),
             frozenset(self.stored_keys),
@@ -256,13 +260,14 @@ class _Tally:
             self.appended,
             self.updated,
             self.whole,
+            self.escapes,
         )
 
 
 # Most values are used as a whole and no other way: to share these saves a fifth of the time.
 _PLAIN_USES = {
-    flags: Use(appended=flags[0], updated=flags[1], whole=flags[2])
-    for flags in product((False, True), repeat=3)
+    flags: Use(appended=flags[0], updated=flags[1], whole=flags[2], escapes=flags[3])
+    for flags in product((False, True), repeat=4)
 }
 
 
@@ -304,7 +309,7 @@ class _Loaded(_Value):
         self.owner = owner
 
     def escape(self) -> None:
-        self.tally.whole = True
+        self.tally.whole = self.tally.escapes = True
 
 
 class _Method(_Loaded):
@@ -313,13 +318,14 @@ class _Method(_Loaded):
     __slots__ = ()
 
     def escape(self) -> None:
-        self.tally.whole = True
+        super().escape()
         self.escape_owner()
 
     def escape_owner(self) -> None:
         if isinstance(self.owner, _Loaded):
             self.owner.tally.attributes.add(str(self.name))
-        if self.owner is not None:
+            self.owner.tally.whole = True
+        elif self.owner is not None:
             self.owner.escape()
 
 
@@ -534,7 +540,8 @@ class _Walk:
         if isinstance(name, str):
             for part in name.split("."):  # attrgetter follows dots
                 self.attributes.setdefault(part, self.at)
-                self.tally(StepKind.ATTRIBUTE, part).whole = True
+                tally = self.tally(StepKind.ATTRIBUTE, part)
+                tally.whole = tally.escapes = True
 
     def attribute_of(self, owner: _Value | None, name: str, called: bool) -> _Loaded:
         """The value of `owner.name`."""
