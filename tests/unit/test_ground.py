@@ -99,7 +99,7 @@ LAYERS = [
     {"auditing.walking"},
     {"auditing.images", "auditing.writes"},
     {"auditing.world"},
-    {"auditing.judge"},
+    {"auditing.judge", "auditing.scripts"},
     {"auditing"},
     {"recording.container", "recording.looks", "recording.reading", "recording.flags"},
     {"recording.texts"},

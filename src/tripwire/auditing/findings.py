@@ -125,7 +125,8 @@ def _print_faults(console: Console, status: Status, faults: list[Finding]) -> No
         console.print(f"[bold red]{status.value}[/]  {escape(str(fault.place))}", soft_wrap=True)
         console.print(escape(f"    plain:    {fault.plain}"), soft_wrap=True)
         console.print(escape(f"    compiled: {fault.compiled}"), soft_wrap=True)
-        console.print(escape(f"    {fault.detail}"), soft_wrap=True)
+        if fault.compiled not in fault.detail:  # an effect, a form, an alias
+            console.print(escape(f"    {fault.detail}"), soft_wrap=True)
 
 
 def _print_refused(console: Console, refused: list[Finding]) -> None:

@@ -20,6 +20,11 @@ from types import MethodType
 from typing import Any
 
 import torch
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn
+from rich.table import Column
 from torch import nn
 
 from tripwire.auditing.alternatives import CannotWrite
@@ -165,7 +170,8 @@ class Auditor:
     seed: of that choice; None for a fresh one, which the audit tells.
     gradients: compare gradients of all that requires them, too.
     kinds: places of these kinds only; their names, as the table spells them.
-    progress: called with writes done, writes in all and the place that comes next.
+    progress: called with writes done, writes in all and the place that comes next; a bar on a
+        terminal where none is given.
     """
 
     seconds: float | None = None
@@ -188,8 +194,8 @@ class Auditor:
     def audit(self, compiled: Any, /, *args: Any, **kwargs: Any) -> Audit:
         """Audit a compiled callable with the arguments of one call."""
         subject = Subject(compiled)
-        with _quietly():
-            return _Judge(self, subject, [*subject.bound, *args], kwargs).judge()
+        with _quietly(), _progress_of(self) as progress:
+            return _Judge(self, subject, [*subject.bound, *args], kwargs, progress).judge()
 
 
 def audit(compiled: Any, /, *args: Any, **kwargs: Any) -> Audit:
@@ -199,6 +205,30 @@ def audit(compiled: Any, /, *args: Any, **kwargs: Any) -> Audit:
     was found.
     """
     return Auditor().audit(compiled, *args, **kwargs)
+
+
+@contextmanager
+def _progress_of(options: Auditor) -> Iterator[Progress]:
+    """The user's own, a bar on a terminal, or nothing."""
+    console = Console(stderr=True)
+    if options.progress is not None:
+        yield options.progress
+    elif not console.is_terminal:
+        yield lambda done, total, place: None
+    else:
+        columns = (TextColumn("{task.completed}/{task.total}"), BarColumn())
+        place = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        # No thread draws it: another thread in the midst of a call would be the call's affair.
+        with bars.Progress(
+            *columns, place, console=console, transient=True, auto_refresh=False
+        ) as bar:
+            task = bar.add_task("")
+
+            def show(done: int, total: int, place: str) -> None:
+                told = escape(place)
+                bar.update(task, completed=done, total=total, description=told, refresh=True)
+
+            yield show
 
 
 @contextmanager
@@ -221,9 +251,15 @@ class _Judge:
     """One audit."""
 
     def __init__(
-        self, options: Auditor, subject: Subject, args: list[Any], kwargs: dict[str, Any]
+        self,
+        options: Auditor,
+        subject: Subject,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        progress: Progress,
     ) -> None:
         self._options = options
+        self._progress = progress
         self._subject = subject
         self._args = args
         self._kwargs = kwargs
@@ -344,8 +380,7 @@ class _Judge:
     def _try_all(self, writes: list[Write], began: float) -> None:
         chosen = writes[: self._options.places]
         for done, write in enumerate(chosen):
-            if self._options.progress is not None:
-                self._options.progress(done, len(chosen), str(write.place))
+            self._progress(done, len(chosen), str(write.place))
             if self._options.seconds is not None:
                 if time.perf_counter() - began > self._options.seconds:
                     break
@@ -440,7 +475,7 @@ class _Judge:
             changes = world.take_changes(camera)
         finally:
             world.put_back()
-        parts = (("", image), ("", changes), ("", gradients))
+        parts = (("", image), ("", changes), ("gradients", gradients))
         return Answer(Node(Answer, parts))
 
 
@@ -479,7 +514,13 @@ def _names_of(target: Any, args: list[Any]) -> tuple[str, ...]:
     """What the callable calls its positional arguments."""
     function = target.forward if isinstance(target, nn.Module) else target
     try:
-        names = list(inspect.signature(function).parameters)
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        names = []
-    return tuple(names[i] if i < len(names) else f"args[{i}]" for i in range(len(args)))
+        parameters = []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in by_position]
+    rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    return (
+        *names[: len(args)],
+        *(f"{rest[0] if rest else 'args'}[{i}]" for i in range(len(args) - len(names))),
+    )

@@ -41,7 +41,10 @@ from tripwire.env import is_library_file, is_library_module, is_own_file
 
 LARGEST = 10_000  # items of a container that is looked into
 
-_LEAVES = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
+_LEAVES = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
+    *(torch.dtype, torch.device, types.CodeType),
+)
 _TABLES = (
     ("_parameters", Kind.PARAMETER),
     ("_buffers", Kind.BUFFER),

@@ -148,8 +148,8 @@ def _ran(function: Any, ran: Ran) -> bool:
 def _code(holding: Code) -> Iterator[Write]:
     """Other code can be put in only where nothing is closed over."""
     if not holding.owner.__code__.co_freevars:
-        code = user_code()["constant"].__code__
-        yield _put(holding, "__code__", "code that returns 1.5", lambda: code)
+        code = user_code()["last_argument"].__code__
+        yield _put(holding, "__code__", "code that returns its last argument", lambda: code)
 
 
 def _more_or_fewer(holding: Holding) -> Iterator[Write]:
@@ -381,7 +381,8 @@ _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
         "deterministic algorithms",
         _set_for_a_while(
             _ask_deterministic,
-            lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
+            # torch.use_deterministic_algorithms imports all of Inductor: 8 seconds.
+            lambda flags: torch._C._set_deterministic_algorithms(flags[0], warn_only=flags[1]),
             lambda flags: (not flags[0], True),
         ),
     ),
