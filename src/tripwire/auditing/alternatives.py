@@ -74,6 +74,13 @@ def build_subclass(cls):
     return Changed
 
 
+def build_plain_subclass(cls):
+    class Changed(cls):
+        __slots__ = ()
+
+    return Changed
+
+
 def last_argument(*args, **kwargs):
     return args[-1] if args else 1.5
 """
@@ -104,6 +111,9 @@ def iter_others(value: object) -> Iterator[Other]:
             yield "another module", functools.partial(_build_other_module, value)
     elif (plain := find_other_plain(value)) is not None:
         yield "another value", lambda: plain[0]
+        twin = _find_twin(value)
+        if twin is not None:
+            yield "an equal of another type", lambda: twin
     elif isinstance(value, type):
         if not issubclass(value, (enum.Enum, BaseException)):
             yield "a subclass", functools.partial(_build_subclass, value)
@@ -111,6 +121,17 @@ def iter_others(value: object) -> Iterator[Other]:
         yield "another function", functools.partial(user_code()["build_changed"], value)
     else:
         yield "None", lambda: None
+
+
+def _find_twin(value: object) -> int | float | None:
+    """What is equal and not the same."""
+    if type(value) is bool:
+        return int(value)
+    if type(value) is int and abs(value) < 1 << 53:
+        return float(value)
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return None
 
 
 def find_other_plain(value: object) -> tuple[Any] | None:
@@ -243,6 +264,12 @@ def find_other_values(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(values.shape)
 
 
+def _move(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, behind another one."""
+    memory = torch.cat([tensor.reshape(-1)[:1], tensor.reshape(-1)])
+    return memory[1:].view(tensor.shape)
+
+
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, each with a gap after it."""
     return tensor.reshape(-1).repeat_interleave(2)[::2].view(tensor.shape)
@@ -256,8 +283,6 @@ FORMS: tuple[Form, ...] = (
     ("values changed in place", find_other_values),
     ("another dtype", lambda t: t.to(torch.float32 if t.dtype is torch.float64 else torch.float64)),
     ("another shape", lambda t: t[:1] if t.dim() and t.shape[0] > 1 else t.unsqueeze(0)),
-    (
-        "another layout",
-        lambda t: t.mT.contiguous().mT if t.dim() > 1 else t.repeat_interleave(2)[::2],
-    ),
+    ("another layout", lambda t: t.mT.contiguous().mT if t.dim() > 1 else _spread(t)),
+    ("another offset", _move),
 )

@@ -116,6 +116,19 @@ def _dict_of(owner: Any) -> dict[str, Any]:
     return held
 
 
+class ThreadLocal(Attributes):
+    """A thread's own attributes; the object finds them by its own means."""
+
+    def contents(self) -> Contents:
+        return dict(self.owner.__dict__)
+
+    def put(self, key: Any, value: Any) -> None:
+        setattr(self.owner, key, value)
+
+    def drop(self, key: Any) -> None:
+        delattr(self.owner, key)
+
+
 class Slots(Holding):
     """Attributes that have a slot each."""
 
@@ -335,6 +348,29 @@ class ClassBody(Holding):
         type.__delattr__(self.owner, key)
 
     rewrite = Slots.rewrite  # a class's own dict has an order that nobody writes again
+
+
+class Context(Holding):
+    """The value of a context variable."""
+
+    kind = Kind.ENVIRONMENT
+
+    def contents(self) -> Contents:
+        try:
+            return {"get()": self.owner.get()}
+        except LookupError:
+            return {}
+
+    def put(self, key: Any, value: Any) -> None:
+        self.owner.set(value)
+
+    rewrite = Defaults.rewrite  # a variable can't be emptied but by the token of its own writing
+
+
+class Environment(Globals):
+    """Environment variables by the names that stand in the code which ran."""
+
+    kind = Kind.ENVIRONMENT
 
 
 class Arguments(Holding):

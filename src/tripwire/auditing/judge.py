@@ -302,6 +302,7 @@ class _Judge:
         walk = Walk(self._ran)
         walk.visit(self._subject.name, self._subject.target)
         walk.add_arguments(self._arguments)
+        walk.add_environment()
         return walk
 
     def _take_world(self) -> World:

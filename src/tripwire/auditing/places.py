@@ -14,6 +14,7 @@ class Kind(enum.StrEnum):
     BUFFER = "buffer"
     SUBMODULE = "submodule"
     ATTRIBUTE = "attribute"
+    ABSENCE = "absence"
     ITEM = "item"
     HOOK = "hook"
     METHOD = "method"
@@ -22,6 +23,7 @@ class Kind(enum.StrEnum):
     CELL = "closure cell"
     DEFAULT = "default"
     CODE = "code"
+    ENVIRONMENT = "environment"
     FLAG = "torch's flag"
 
 

@@ -9,13 +9,16 @@ name in that code. Code and classes of torch and the standard library count as c
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
+import os
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,14 +29,17 @@ from tripwire.auditing.holdings import (
     Cells,
     ClassBody,
     Code,
+    Context,
     Defaults,
     Elements,
+    Environment,
     Globals,
     Holding,
     Items,
     Members,
     Slots,
     Table,
+    ThreadLocal,
 )
 from tripwire.auditing.places import Kind, Unreached
 from tripwire.dispatch.compiled import find_dispatcher
@@ -67,8 +73,14 @@ class Ran:
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
         self.codes = frozenset(codes)
-        self.names = frozenset(
-            name for code in self.codes if not _is_library_code(code) for name in code.co_names
+        users = [code for code in self.codes if not _is_library_code(code)]
+        self.names = frozenset(name for code in users for name in code.co_names)
+        # What `getattr`, `hasattr` and `os.environ` are asked for.
+        self.texts = frozenset(
+            text
+            for code in users
+            for text in code.co_consts
+            if isinstance(text, str) and text.isidentifier()
         )
 
     @staticmethod
@@ -153,6 +165,12 @@ class Walk:
         while self._todo:
             self._look_at(*self._todo.popleft())
 
+    def add_environment(self) -> None:
+        """Environment variables, as far as the code that ran names any."""
+        names = frozenset(text for text in self._ran.texts if text.isupper())
+        if "environ" in self._ran.names or "getenv" in self._ran.names:
+            self._hold(Environment("os.environ", cast("dict[str, Any]", os.environ), names))
+
     def add_arguments(self, arguments: Arguments) -> None:
         """Walk from what a call is given."""
         self._hold(arguments)
@@ -177,6 +195,10 @@ class Walk:
                 self._hold(Attributes(path, value))
         elif issubclass(cls, torch.Generator):
             self.generators.append(value)
+        elif cls is contextvars.ContextVar:
+            self._hold(Context(path, value))
+        elif issubclass(cls, threading.local):
+            self._hold(ThreadLocal(path, value))
         elif issubclass(cls, nn.Module):
             self._look_at_module(path, value)
         elif issubclass(cls, type):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from tripwire.auditing.holdings import Contents, Holding
 from tripwire.auditing.images import (
@@ -84,12 +85,13 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 class Chance:
-    """Random generators, as they were."""
+    """Random generators, as they were; and the counter that torch names hooks by."""
 
     def __init__(self, generators: list[torch.Generator]) -> None:
         default = [torch.default_generator, *torch.cuda.default_generators]
         self._torch = [(g, g.get_state()) for g in (*default, *generators)]
         self._python = random.getstate()
+        self._next_hook = RemovableHandle.next_id
         numpy: Any = sys.modules.get("numpy")
         self._numpy = None if numpy is None else (numpy.random, numpy.random.get_state())
 
@@ -98,6 +100,7 @@ class Chance:
         for generator, state in self._torch:
             generator.set_state(state)
         random.setstate(self._python)
+        RemovableHandle.next_id = self._next_hook
         if self._numpy is not None:
             self._numpy[0].set_state(self._numpy[1])
 

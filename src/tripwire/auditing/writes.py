@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import inspect
+import itertools
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,19 +20,24 @@ from torch.nn.modules import module as global_hooks
 from tripwire.auditing.alternatives import (
     FORMS,
     can_change,
+    find_other_plain,
     iter_others,
     user_code,
 )
 from tripwire.auditing.holdings import (
+    Arguments,
     Attributes,
     ClassBody,
     Code,
     Elements,
+    Environment,
     Globals,
     Holding,
     Items,
     Members,
+    Slots,
     Table,
+    ThreadLocal,
 )
 from tripwire.auditing.places import Kind, Place
 from tripwire.auditing.walking import Ran, Walk
@@ -76,7 +84,11 @@ def find_writes(walk: Walk, ran: Ran) -> list[Write]:
         *_held(walk, ran),
         *_tensor_forms(walk),
         *_modules(walk, ran),
+        *_objects(walk),
+        *_absences(walk, ran),
+        *_aliases(walk),
         *_builtins(walk, ran),
+        *_environment(walk),
         *_flags(),
     ]
 
@@ -173,6 +185,16 @@ def _more_or_fewer(holding: Holding) -> Iterator[Write]:
             yield _rewrite(holding, "turned round", dict(enumerate(v for _, v in turned)))
         else:
             yield _rewrite(holding, "another order", dict(turned))
+        if type(holding.owner) is OrderedDict:  # whose order changes without a write of any item
+            yield _move_to_end(holding, next(iter(contents)))
+
+
+def _move_to_end(holding: Holding, key: Any) -> Write:
+    def start(undo: ExitStack) -> None:
+        undo.callback(holding.owner.move_to_end, key, last=False)
+        holding.owner.move_to_end(key)
+
+    return Write(Place(holding.kind, holding.spell(key), "moved to the end"), start)
 
 
 def _rewrite(holding: Holding, change: str, contents: dict[Any, Any]) -> Write:
@@ -245,7 +267,7 @@ def _modules(walk: Walk, ran: Ran) -> Iterator[Write]:
         yield _hook(path, "a forward hook", module.register_forward_hook, code["hook"])
         yield _hook(path, "a forward pre-hook", module.register_forward_pre_hook, code["pre_hook"])
         yield from _own_forward(path, module, ran)
-        yield _other_class(path, module)
+        yield _other_class(path, module, "build_subclass")
     yield _hook(
         "torch.nn",
         "a forward hook on all modules",
@@ -281,13 +303,72 @@ def _methods_that_ran(cls: type, ran: Ran) -> list[str]:
     return sorted(found)
 
 
-def _other_class(path: str, module: nn.Module) -> Write:
+def _other_class(path: str, owner: Any, build: str) -> Write:
     def start(undo: ExitStack) -> None:
-        before = type(module)
-        undo.callback(setattr, module, "__class__", before)
-        module.__class__ = user_code()["build_subclass"](before)
+        before = type(owner)
+        undo.callback(object.__setattr__, owner, "__class__", before)
+        object.__setattr__(owner, "__class__", user_code()[build](before))
 
     return Write(Place(Kind.METHOD, path, "another class"), start)
+
+
+# --- other objects ---
+
+
+def _objects(walk: Walk) -> Iterator[Write]:
+    seen = {id(module) for _, module in walk.modules}
+    for holding in walk.holdings:
+        owner = holding.owner
+        if isinstance(holding, (Attributes, Slots)) and id(owner) not in seen:
+            if isinstance(holding, ThreadLocal):
+                continue
+            seen.add(id(owner))
+            if not issubclass(type(owner), (torch.Tensor, types.FunctionType)):
+                yield _other_class(holding.path, owner, "build_plain_subclass")
+
+
+def _absences(walk: Walk, ran: Ran) -> Iterator[Write]:
+    """What code asks an object for, and finds on its class or not at all, put on the object."""
+    for holding in walk.holdings:
+        if not isinstance(holding, Attributes) or isinstance(holding, ThreadLocal):
+            continue
+        if isinstance(holding.owner, types.FunctionType):
+            continue
+        held, cls = holding.contents(), type(holding.owner)
+        for name in sorted((ran.texts | ran.names) - held.keys()):
+            found = inspect.getattr_static(cls, name, _NOTHING)
+            if found is _NOTHING and name in ran.texts and not _is_in_table(holding.owner, name):
+                yield _put(holding, name, "there is one now", lambda: 1, Kind.ABSENCE)
+            other = None if found is _NOTHING else find_other_plain(found)
+            if other is not None:
+                made = partial(lambda other: other[0], other)
+                yield _put(holding, name, "in front of its class's", made, Kind.ABSENCE)
+
+
+_NOTHING = object()
+
+
+def _is_in_table(owner: Any, name: str) -> bool:
+    held = object.__getattribute__(owner, "__dict__")
+    tables = ("_parameters", "_buffers", "_modules")
+    return any(name in (held.get(table) or ()) for table in tables)
+
+
+def _aliases(walk: Walk) -> Iterator[Write]:
+    """One tensor given twice."""
+    for holding in walk.holdings:
+        tensors = [
+            (key, value)
+            for key, value in holding.contents().items()
+            if isinstance(holding, Arguments) and issubclass(type(value), torch.Tensor)
+        ]
+        for (_, first), (key, second) in itertools.pairwise(tensors):
+            if first is not second and first.shape == second.shape and first.dtype == second.dtype:
+                yield _put(holding, key, "the tensor before it", partial(_same, first))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 # --- names ---
@@ -296,7 +377,7 @@ def _other_class(path: str, module: nn.Module) -> Write:
 def _builtins(walk: Walk, ran: Ran) -> Iterator[Write]:
     """A global in front of a builtin."""
     for holding in walk.holdings:
-        if isinstance(holding, Globals):
+        if isinstance(holding, Globals) and not isinstance(holding, Environment):
             for name in sorted(ran.names - holding.owner.keys()):
                 value = getattr(builtins, name, None)
                 if isinstance(value, (types.BuiltinFunctionType, type)) and name in _SHADOWED:
@@ -322,6 +403,13 @@ _SHADOWED = frozenset(
         "sorted",
     }
 )
+
+
+def _environment(walk: Walk) -> Iterator[Write]:
+    for holding in walk.holdings:
+        if isinstance(holding, Environment):
+            for name in sorted(holding.names - holding.contents().keys()):
+                yield _put(holding, name, "there is one now", lambda: "1")
 
 
 # --- torch's flags ---
