@@ -35,7 +35,7 @@ FEW = [
     "nn-transformer",
     "resnet",
 ]
-PLACES = {"eager": 14, "aot_eager": 6}
+PLACES = {"eager": 14, "aot_eager": 4}
 MORE_PLACES = {"eager": 60, "aot_eager": 20}
 
 
@@ -53,7 +53,7 @@ def audit(name: str, backend: str, places: int, *, seed: int = 0, gradients: boo
 def test_compiled_models_follow_every_write(name: str, backend: str) -> None:
     found = audit(name, backend, PLACES[backend])
     assert found.ok, found
-    assert found.count()[Status.FOLLOWED] >= 2
+    assert found.count()[Status.REFUSED] < PLACES[backend] // 2
 
 
 @pytest.mark.parametrize("name", ["autoencoder", "cross-attention"])
