@@ -82,7 +82,7 @@ def build_plain_subclass(cls):
 
 
 def last_argument(*args, **kwargs):
-    return args[-1] if args else 1.5
+    return [1.5, *args, *kwargs.values()][-1]
 """
 
 Other = tuple[str, Callable[[], Any]]  # what is done, and what makes the value to put there

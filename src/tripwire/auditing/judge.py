@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich import progress as bars
@@ -45,10 +45,23 @@ from tripwire.auditing.world import World
 from tripwire.auditing.writes import Write, find_writes
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption
+
+if TYPE_CHECKING:
+    from tripwire.tracing import Refusal
 
 CALLS_TO_SETTLE = 4
 _NOTHING_WRITTEN = Place(Kind.ARGUMENT, "the call itself", "nothing written")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a dispatcher had done at one moment."""
+
+    hits: int
+    newest: tuple[Entry, ...]  # one, or none
+    refusals: dict[Refusal, int]
 
 
 class Subject:
@@ -97,21 +110,23 @@ class Subject:
         """The compiled call."""
         return self._compiled(*args, **kwargs)
 
-    def mark(self) -> tuple[int, object]:
-        """Where things stand, for `did_run_code`."""
-        return self._dispatcher.count_hits(), self._dispatcher.entries[:1]
+    def mark(self) -> Mark:
+        """Where things stand."""
+        dispatcher = self._dispatcher
+        return Mark(dispatcher.count_hits(), dispatcher.entries[:1], dispatcher.refusals)
 
-    def did_hit(self, mark: tuple[int, object]) -> bool:
+    def did_hit(self, mark: Mark) -> bool:
         """Whether compiled code ran since."""
-        return self._dispatcher.count_hits() > mark[0]
+        return self._dispatcher.count_hits() > mark.hits
 
-    def did_trace(self, mark: tuple[int, object]) -> bool:
+    def did_trace(self, mark: Mark) -> bool:
         """Whether new code was compiled since."""
-        return self._dispatcher.entries[:1] != mark[1]
+        return self._dispatcher.entries[:1] != mark.newest
 
-    def why_plain(self) -> str:
-        """The latest reason for a refusal."""
-        reasons = list(self._dispatcher.refusals)
+    def why_plain(self, mark: Mark) -> str:
+        """Why a call since ran as plain Python."""
+        told = [r for r, n in self._dispatcher.refusals.items() if n != mark.refusals.get(r)]
+        reasons = told or list(self._dispatcher.refusals)
         return " ".join(str(reasons[-1]).split()) if reasons else "it did not settle"
 
 
@@ -272,14 +287,14 @@ class _Judge:
 
     def judge(self) -> Audit:
         began = time.perf_counter()
-        seed = random.SystemRandom().randrange(10**6) if self._options.seed is None else None
-        seed = self._options.seed if seed is None else seed
-        assert seed is not None
-        before = self._take_world()
+        seed = self._options.seed
+        if seed is None:
+            seed = random.SystemRandom().randrange(10**6)
+        before = World(self._walk())
         try:
             self._settle()
             walk = self._walk()
-            self._base = World(walk)
+            self._base = World(walk, before)
             self._expected = self._answer(self._base, self._subject.run_plainly)
             self._check_repeatable()
             writes = self._choose(find_writes(walk, self._ran), seed)
@@ -304,9 +319,6 @@ class _Judge:
         walk.add_arguments(self._arguments)
         walk.add_environment()
         return walk
-
-    def _take_world(self) -> World:
-        return World(self._walk())
 
     def _settle(self) -> None:
         """Let first calls do what they do once: fill caches, make buffers. Arguments stay."""
@@ -401,15 +413,16 @@ class _Judge:
             except (TypeError, AttributeError, RuntimeError, ValueError) as error:
                 raise CannotWrite(f"it can't be written: {error}") from None
             self._around = write.around_call
-            world = self._take_world()
+            world = World(self._walk(), self._base)
             expected = self._answer(world, subject.run_plainly)
+            asked = subject.mark()
             answers, ran_plainly = self._ask_compiled(world)
+            why = subject.why_plain(asked) if ran_plainly else ""
         self._around = ExitStack
         self._base.put_back()
         mark = subject.mark()
         after = self._answer(self._base, subject.run_compiled)
         is_armed = subject.did_hit(mark)
-        why = subject.why_plain() if ran_plainly else ""
         self._conclude(write.place, expected, answers, after, why)
         if self._findings[-1].status.is_fault:
             subject.renew()

@@ -40,14 +40,16 @@ class _Kept:
     history: object  # grad_fn
 
     @staticmethod
-    def of(path: str, tensor: torch.Tensor) -> _Kept:
+    def of(path: str, tensor: torch.Tensor, earlier: _Kept | None) -> _Kept:
         with torch._C.DisableTorchFunction():
+            is_known = earlier is not None and earlier.is_in_form() and earlier.has_values()
             return _Kept(
                 path,
                 tensor,
                 form_of(tensor),
                 tensor.detach(),
-                copy_values(tensor),
+                # One copy serves all moments at which the values were the same.
+                earlier.values if earlier is not None and is_known else copy_values(tensor),
                 tensor.grad if tensor.is_leaf else None,
                 tensor.grad_fn,
             )
@@ -119,13 +121,20 @@ def _image_of(generator: torch.Generator) -> Image:
 class World:
     """One moment of a walk."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, earlier: World | None = None) -> None:
         self._walk = walk
+        known = {} if earlier is None else {id(k.tensor): k for k in earlier.tensors()}
         self._held: list[tuple[Holding, Contents]] = [(h, h.contents()) for h in walk.holdings]
-        self._tensors = [_Kept.of(path, tensor) for path, tensor in walk.tensors.values()]
+        self._tensors: list[_Kept] = [
+            _Kept.of(path, tensor, known.get(key)) for key, (path, tensor) in walk.tensors.items()
+        ]
         self._arrays = [(path, array, array.copy()) for path, array in walk.arrays]
         self._chance = Chance(walk.generators)
         self._memories = {memory_of(k.tensor): k.path for k in self._tensors if memory_of(k.tensor)}
+
+    def tensors(self) -> list[_Kept]:
+        """Tensors as they were."""
+        return self._tensors
 
     def put_back(self) -> None:
         """Everything is as it was."""

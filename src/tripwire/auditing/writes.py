@@ -445,6 +445,11 @@ def _other_precision(precision: str) -> str:
     return "highest" if precision != "highest" else "medium"
 
 
+def _autocast() -> Any:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.autocast(device, dtype=torch.bfloat16)
+
+
 def _ask_deterministic() -> tuple[bool, bool]:
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     return torch.are_deterministic_algorithms_enabled(), warns
@@ -460,7 +465,7 @@ _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
         _set_for_a_while(torch.is_grad_enabled, torch._C._set_grad_enabled, lambda on: not on),
     ),
     ("inference mode", torch.inference_mode),
-    ("autocast", lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+    ("autocast", _autocast),
     (
         "default dtype",
         _set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, _other_dtype),

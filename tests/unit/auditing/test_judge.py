@@ -506,3 +506,15 @@ def test_named_layers_of_a_sequential_are_places() -> None:
         ("Sequential.conv", "a forward hook"),
         ("Sequential.act.negative_slope", "another value"),
     }
+
+
+def test_the_judge_asks_neither_tracing_nor_validity() -> None:
+    import re
+    from pathlib import Path
+
+    import tripwire.auditing
+
+    (folder,) = tripwire.auditing.__path__
+    for path in Path(folder).glob("*.py"):
+        imports = re.findall(r"^from (tripwire\.\w+)", path.read_text(), re.MULTILINE)
+        assert not {"tripwire.tracing", "tripwire.validity"}.intersection(imports), path
