@@ -51,8 +51,8 @@ soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,0
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
 	$(BIN)/python tests/property/machine.py --steps 200000
 
-mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine must notice each
-	$(BIN)/python -m pytest tests/property/test_faults.py -m "slow or not slow" -o faulthandler_timeout=0 -rs
+mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine and the audit must notice each
+	$(BIN)/python -m pytest tests/property/test_faults.py tests/property/test_audit_faults.py -m "slow or not slow" -o faulthandler_timeout=0 -rs
 
 screenshots: $(BUILT)  ## the report's pages as docs/report-*.png; needs chromium
 	TRIPWIRE_SCREENSHOTS=docs $(BIN)/python -m pytest tests/unit/report/test_browser.py

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tripwire.api import compile, statistics, trace
+    from tripwire.auditing.findings import Audit, Finding, Status
+    from tripwire.auditing.judge import Auditor, audit
     from tripwire.backends.registry import list_backends
     from tripwire.errors import (
         BackendFailed,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from tripwire.validity import Cause, Change, Watch, watch
 
 __all__ = [
+    "Audit",
+    "Auditor",
     "BackendFailed",
     "BadOption",
     "BadRecord",
@@ -46,9 +50,11 @@ __all__ = [
     "DummyModule",
     "ExecutionRecord",
     "ExecutionRecorder",
+    "Finding",
     "InputMismatch",
     "ModuleRecord",
     "StateError",
+    "Status",
     "TelemetryError",
     "Trace",
     "TraceDiffers",
@@ -57,6 +63,7 @@ __all__ = [
     "TripwireError",
     "Watch",
     "WrongResult",
+    "audit",
     "compile",
     "explain",
     "list_backends",
@@ -74,6 +81,8 @@ __all__ = [
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
 _HOME = {
     "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.auditing.findings": ("Audit", "Finding", "Status"),
+    "tripwire.auditing.judge": ("Auditor", "audit"),
     "tripwire.backends.registry": ("list_backends",),
     "tripwire.explain": ("explain",),
     "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),

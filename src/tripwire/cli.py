@@ -1,7 +1,7 @@
 """The command line.
 
-Exit codes: 0 done; 1 the replayed call raised, or something is wrong (doctor); 2 bad input or bad
-usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
+Exit codes: 0 done; 1 the replayed call raised, or something is wrong (audit, doctor); 2 bad input
+or bad usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
 """
 
 from __future__ import annotations
@@ -272,6 +272,64 @@ def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
         return str(write_report(built, details, folder / "report.html")), None
     except (TripwireError, OSError) as error:
         return None, " ".join(str(error).split())
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time per callable.")
+@click.option("--places", type=click.IntRange(min=1), help="Writes per callable.")
+@click.option("--seed", type=int, help="Of the sample, where not all places are tried.")
+@click.option("--gradients", is_flag=True, help="Compare gradients as well.")
+@click.option("--every", is_flag=True, help="List every place that was tried.")
+@click.option("--compile", "replaces", is_flag=True, help="torch.compile is tripwire's inside.")
+@click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
+@_json
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def audit(
+    seconds: float | None,
+    places: int | None,
+    seed: int | None,
+    gradients: bool,
+    every: bool,
+    replaces: bool,
+    as_module: bool,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a script, then audit every compiled callable that it called, as it was last called.
+
+    Each place that the call could read is written, one at a time, and the compiled answer is
+    compared with the plain one. Exits with 1 where one is stale or wrong.
+    """
+    from rich.console import Console
+
+    from tripwire.auditing.judge import Auditor
+    from tripwire.auditing.scripts import Calls
+    from tripwire.running import compiling_with_tripwire, run_script
+
+    if not as_module and not Path(script).exists():
+        raise _Trouble(f"{script}: there is no such file.")
+    calls = Calls()
+    with ExitStack() as stack:
+        stack.enter_context(calls.noting())
+        if replaces:
+            stack.enter_context(compiling_with_tripwire())
+        code = run_script(script, arguments, as_module)
+    if code:
+        raise _Trouble(f"{script} ended with {code}: nothing was audited.")
+    if not calls.last():
+        raise _Trouble(f"{script} called nothing that tripwire compiled: --compile may help.")
+    audits = []
+    for call in calls.last():
+        auditor = Auditor(seconds, places, seed, gradients)
+        audits.append(auditor.audit(call.compiled, *call.args, **call.kwargs))
+    console = Console()
+    for done in audits if not as_json else ():
+        done.print_to(console, every=every)
+    if as_json:
+        click.echo(msgspec.json.encode([done.as_data() for done in audits]))
+    sys.exit(0 if all(done.ok for done in audits) else 1)
 
 
 @main.command()

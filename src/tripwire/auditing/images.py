@@ -1,0 +1,290 @@
+"""Images: values as they were at one moment, to be compared after the objects have moved on.
+
+Objects that the walk knows are the same where they are the same object. Everything else is
+compared by type and content; tensors by class, form, values and whose memory they have.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tripwire.auditing.walking import has_dict
+
+DEEPEST = 12
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An object of the walked world."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A number, a string, or something else that is no more than its text."""
+
+    cls: type
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorImage:
+    """A tensor."""
+
+    cls: type
+    form: tuple[Any, ...]
+    memory: str  # the walked tensor, or the earlier part of the image, that it shares memory with
+    values: torch.Tensor | None  # None: it can't be copied
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Something that is made of parts."""
+
+    cls: type
+    parts: tuple[tuple[str, Image], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception."""
+
+    cls: type
+    message: str
+
+
+Image = Known | Plain | TensorImage | Node | Raised
+
+
+class Camera:
+    """Makes images of one moment: the same tensor or memory is told of as such."""
+
+    def __init__(self, known: Mapping[int, str], memories: Mapping[int, str]) -> None:
+        self._known = known
+        self._memories = dict(memories)
+        self._seen: dict[int, str] = {}
+
+    def take(self, value: Any, path: str, depth: int = 0) -> Image:
+        """An image of a value."""
+        cls = type(value)  # and not isinstance, which may run the user's code
+        if issubclass(cls, torch.Tensor) and id(value) not in self._known:
+            return self._take_tensor(value, path)
+        if cls in _PLAIN:
+            return Plain(cls, _spell_plain(value))
+        if id(value) in self._known:
+            return Known(self._known[id(value)])
+        if id(value) in self._seen:
+            return Known(f"the same as {self._seen[id(value)]}")
+        if issubclass(cls, (type, types.FunctionType, types.ModuleType)):
+            return Plain(cls, getattr(value, "__qualname__", str(value)))
+        self._seen[id(value)] = path
+        if depth >= DEEPEST:
+            return Plain(cls, "")
+        return self._take_parts(value, path, depth)
+
+    def _take_parts(self, value: Any, path: str, depth: int) -> Image:
+        cls = type(value)
+        parts: list[tuple[str, Any]] = []
+        if issubclass(cls, dict):
+            parts += [(f"[{key!r}]", item) for key, item in dict.items(value)]
+        elif issubclass(cls, (list, tuple, deque)):
+            parts += [(f"[{index}]", item) for index, item in enumerate(value)]
+        elif issubclass(cls, (set, frozenset)):
+            parts += sorted((f"{{{item!r}}}", None) for item in value)
+        elif cls.__module__ == "numpy":
+            return Plain(cls, f"{getattr(value, 'dtype', '')} {value!r}")
+        if has_dict(value):
+            held = object.__getattribute__(value, "__dict__")
+            parts += [(f".{name}", item) for name, item in held.items()]
+        if not parts and _has_own_text(cls):
+            return Plain(cls, without_addresses(repr(value)))
+        return Node(cls, tuple((key, self.take(v, path + key, depth + 1)) for key, v in parts))
+
+    def _take_tensor(self, tensor: torch.Tensor, path: str) -> Image:
+        if id(tensor) in self._seen:
+            return Known(f"the same as {self._seen[id(tensor)]}")
+        self._seen[id(tensor)] = path
+        memory = memory_of(tensor)
+        shares = self._memories.setdefault(memory, path) if memory else path
+        return TensorImage(
+            type(tensor), form_of(tensor), "" if shares == path else shares, copy_values(tensor)
+        )
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 for none."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or not tensor.numel():
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a wrapper without a storage
+        return 0
+
+
+def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What can be asked of a tensor besides its values."""
+    strided = tensor.layout is torch.strided
+    strides = tuple(
+        stride if size > 1 else 0
+        for size, stride in zip(tensor.shape, tensor.stride() if strided else (), strict=strided)
+    )
+    return (
+        tensor.dtype,
+        tuple(tensor.shape),
+        strides if tensor.numel() else (),
+        tensor.device,
+        tensor.requires_grad,
+    )
+
+
+_WORDS = ("dtype", "shape", "strides", "device", "requires_grad")
+
+
+def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy that nobody else has."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        try:
+            return tensor.detach().clone().requires_grad_(False)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+
+def _has_own_text(cls: type) -> bool:
+    """A library's value, such as a dtype or a number: its text says what it is."""
+    containers = (dict, list, tuple, deque, set, frozenset)
+    return not issubclass(cls, containers) and cls.__repr__ is not object.__repr__
+
+
+def _spell_plain(value: Any) -> str:
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else float(value).hex()
+    return repr(value)
+
+
+def without_addresses(text: str) -> str:
+    """The same for objects that are made anew."""
+    return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
+
+
+def image_of_error(error: BaseException) -> Raised:
+    """An exception, by type and message."""
+    return Raised(type(error), without_addresses(str(error)))
+
+
+# --- comparing ---
+
+
+def find_difference(wanted: Image, got: Image, path: str = "") -> str:
+    """The first difference in words, or nothing."""
+    where = path or "result"
+    match wanted, got:
+        case (TensorImage(), TensorImage()):
+            return _compare_tensors(wanted, got, where)
+        case (Node(), Node()):
+            return _compare_nodes(wanted, got, path)
+        case _ if wanted == got:
+            return ""
+    return f"{where}: {describe(got)}, not {describe(wanted)}"
+
+
+def _compare_nodes(wanted: Node, got: Node, path: str) -> str:
+    where = path or "result"
+    if wanted.cls is not got.cls:
+        return f"{where}: a {got.cls.__name__}, not a {wanted.cls.__name__}"
+    keys, found = [key for key, _ in wanted.parts], [key for key, _ in got.parts]
+    if keys != found:
+        return f"{where}: it holds {', '.join(found)}, not {', '.join(keys)}"
+    for (key, left), (_, right) in zip(wanted.parts, got.parts, strict=True):
+        difference = find_difference(left, right, path + key)
+        if difference:
+            return difference
+    return ""
+
+
+def _compare_tensors(wanted: TensorImage, got: TensorImage, where: str) -> str:
+    if wanted.cls is not got.cls:
+        return f"{where}: a {got.cls.__name__}, not a {wanted.cls.__name__}"
+    for word, left, right in zip(_WORDS, wanted.form, got.form, strict=True):
+        if left != right:
+            return f"{where}: {word} is {right}, not {left}"
+    if wanted.values is not None and got.values is not None:
+        if not are_close(wanted.values, got.values):
+            return f"{where}: {describe(got)}, not {describe(wanted)}"
+    if wanted.memory != got.memory:
+        return (
+            f"{where}: it shares memory with {got.memory or 'nothing'}, "
+            f"not with {wanted.memory or 'nothing'}"
+        )
+    return ""
+
+
+# Relative and absolute, as torch.testing.assert_close has them.
+_TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+
+
+def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal, or as close as two ways to compute the same come."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        try:
+            if torch.equal(left, right):
+                return True
+            if left.dtype not in _TOLERANCES:
+                return False
+            relative, absolute = _TOLERANCES[left.dtype]
+            if torch.allclose(left, right, relative, absolute, equal_nan=True):
+                return True
+            # Sums over many elements, as in gradients: small ones carry the rounding of large ones.
+            size = float(left.nan_to_num(posinf=0, neginf=0).abs().max())
+            return torch.allclose(left, right, relative, 8 * relative * size, equal_nan=True)
+        except (RuntimeError, NotImplementedError):  # a dtype without arithmetic, a meta tensor
+            return True
+
+
+def describe(image: Image) -> str:
+    """In a few words."""
+    match image:
+        case Known(path):
+            return path
+        case Plain(cls, text):
+            return f"{_short(text)}" if text else f"a {cls.__name__}"
+        case Raised(cls, message):
+            return f"{cls.__name__}: {_short(message)}"
+        case TensorImage():
+            return _describe_tensor(image)
+        case Node(cls, parts):
+            inner = next((describe(part) for _, part in parts), "")
+            return f"{cls.__name__} of {len(parts)}" + (f": {inner}" if inner else "")
+
+
+def _describe_tensor(image: TensorImage) -> str:
+    dtype, shape = str(image.form[0]).removeprefix("torch."), list(image.form[1])
+    if image.values is None:
+        return f"{dtype}{shape}"
+    try:
+        first = image.values.reshape(-1)[:3].tolist()
+    except (RuntimeError, NotImplementedError):
+        return f"{dtype}{shape}"
+    shown = ", ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in first)
+    return f"{dtype}{shape} {shown}{', …' if image.values.numel() > 3 else ''}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 90 else line[:89] + "…"

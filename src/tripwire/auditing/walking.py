@@ -1,0 +1,325 @@
+"""Walking: live objects that a call could read, found from its arguments and its callable.
+
+The walk asks Python what each object holds. It does not ask tripwire what the call read: the judge
+must not share the opinion of the judged. Two things narrow it down. Functions are looked into only
+where their code ran in the plain call (a profile function saw it), and globals are those with a
+name in that code. Code and classes of torch and the standard library count as constant, save the
+`forward` of modules; their objects are looked into where they are containers.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import os
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from tripwire.auditing.holdings import (
+    Arguments,
+    Attributes,
+    Cells,
+    ClassBody,
+    Code,
+    Context,
+    Defaults,
+    Elements,
+    Environment,
+    Globals,
+    Holding,
+    Items,
+    Members,
+    Slots,
+    Table,
+    ThreadLocal,
+)
+from tripwire.auditing.places import Kind, Unreached
+from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.env import is_library_file, is_library_module, is_own_file
+
+LARGEST = 10_000  # items of a container that is looked into
+
+_LEAVES = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
+    *(torch.dtype, torch.device, types.CodeType),
+)
+_TABLES = (
+    ("_parameters", Kind.PARAMETER),
+    ("_buffers", Kind.BUFFER),
+    ("_modules", Kind.SUBMODULE),
+)
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
+_OWN = "tripwire"
+
+
+class Ran:
+    """Code that ran in a call, and the names in it."""
+
+    def __init__(self, codes: Iterable[types.CodeType]) -> None:
+        self.codes = frozenset(codes)
+        users = [code for code in self.codes if not _is_library_code(code)]
+        self.names = frozenset(name for code in users for name in code.co_names)
+        # What `getattr`, `hasattr` and `os.environ` are asked for.
+        self.texts = frozenset(
+            text
+            for code in users
+            for text in code.co_consts
+            if isinstance(text, str) and text.isidentifier()
+        )
+
+    @staticmethod
+    def of(call: Callable[[], Any]) -> tuple[Ran, Any]:
+        """Make a call, and note which code runs."""
+        codes: set[types.CodeType] = set()
+
+        def note(frame: types.FrameType, event: str, _: Any) -> None:
+            if event == "call":
+                codes.add(frame.f_code)
+
+        before: Any = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            result = call()
+        finally:
+            sys.setprofile(None)
+            if callable(before):
+                sys.setprofile(before)
+            elif before is not None:  # cProfile's object, which is no function
+                before.enable()
+        return Ran(codes), result
+
+    @staticmethod
+    def before(target: Any) -> Ran:
+        """A guess, for what must be kept before the first call."""
+        methods = (
+            [m for cls in type(target).__mro__ for m in vars(cls).values()]
+            if not _is_library(type(target))
+            else []
+        )
+        return Ran(
+            nested
+            for function in (getattr(target, "__func__", target), *methods)
+            if isinstance(function, types.FunctionType) and not _is_library_code(function.__code__)
+            for nested in _nested(function.__code__)
+        )
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+@functools.cache
+def _is_library_file(name: str) -> bool:
+    return is_library_file(name) or is_own_file(name)
+
+
+def _is_library_code(code: types.CodeType) -> bool:
+    return _is_library_file(code.co_filename)
+
+
+def _is_library(owner: Any) -> bool:
+    name = getattr(owner, "__module__", None)
+    if not isinstance(name, str):
+        return True
+    return is_library_module(name) or name.partition(".")[0] in ("builtins", "numpy", _OWN)
+
+
+class Walk:
+    """All that was found from some roots."""
+
+    def __init__(self, ran: Ran) -> None:
+        self._ran = ran
+        self.holdings: list[Holding] = []
+        self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
+        self.generators: list[torch.Generator] = []
+        self.arrays: list[tuple[str, Any]] = []
+        self.modules: list[tuple[str, nn.Module]] = []
+        self.functions: list[tuple[str, types.FunctionType]] = []
+        self.unreached: list[Unreached] = []
+        self.known: dict[int, str] = {}  # every object that was met, by identity
+        self._alive: list[Any] = []
+        self._todo: deque[tuple[str, Any]] = deque()
+
+    def visit(self, path: str, value: Any) -> None:
+        """Walk from a value, breadth first: the shortest path names an object."""
+        self._todo.append((path, value))
+        while self._todo:
+            self._look_at(*self._todo.popleft())
+
+    def add_environment(self) -> None:
+        """Environment variables, as far as the code that ran names any."""
+        names = frozenset(text for text in self._ran.texts if text.isupper())
+        if "environ" in self._ran.names or "getenv" in self._ran.names:
+            self._hold(Environment("os.environ", cast("dict[str, Any]", os.environ), names))
+
+    def add_arguments(self, arguments: Arguments) -> None:
+        """Walk from what a call is given."""
+        self._hold(arguments)
+        while self._todo:
+            self._look_at(*self._todo.popleft())
+
+    # --- one object ---
+
+    def _look_at(self, path: str, value: Any) -> None:
+        # issubclass of the type: isinstance would ask the object, which may run the user's code.
+        cls = type(value)
+        if issubclass(cls, _LEAVES) or id(value) in self.known:
+            return
+        self.known[id(value)] = path
+        self._alive.append(value)
+        dispatcher = find_dispatcher(value)
+        if dispatcher is not None:
+            self._todo.append((path, dispatcher.target))
+        elif issubclass(cls, torch.Tensor):
+            self.tensors[id(value)] = (path, value)
+            if has_dict(value) and vars(value):
+                self._hold(Attributes(path, value))
+        elif issubclass(cls, torch.Generator):
+            self.generators.append(value)
+        elif cls is contextvars.ContextVar:
+            self._hold(Context(path, value))
+        elif issubclass(cls, threading.local):
+            self._hold(ThreadLocal(path, value))
+        elif issubclass(cls, nn.Module):
+            self._look_at_module(path, value)
+        elif issubclass(cls, type):
+            self._look_at_class(value)
+        elif issubclass(cls, types.ModuleType):
+            self._look_at_namespace(value.__name__, vars(value))
+        elif cls is types.FunctionType:
+            self._look_at_function(path, value)
+        elif not self._unwrap(path, value):
+            self._look_at_object(path, value)
+
+    def _hold(self, holding: Holding) -> None:
+        self.holdings.append(holding)
+        for key, value in holding.contents().items():
+            self._todo.append((holding.spell(key), value))
+
+    def _look_at_module(self, path: str, module: nn.Module) -> None:
+        self.modules.append((path, module))
+        held = object.__getattribute__(module, "__dict__")
+        for name, kind in _TABLES:
+            if isinstance(held.get(name), dict):
+                self._hold(Table(path, held[name], kind))
+        self._look_at_instance(path, module)
+
+    def _look_at_instance(self, path: str, value: Any) -> None:
+        if has_dict(value):
+            self._hold(Attributes(path, value))
+        slots = _slots_of(type(value))
+        if slots:
+            self._hold(Slots(path, value, slots))
+        self._todo.append((type(value).__name__, type(value)))
+
+    def _look_at_object(self, path: str, value: Any) -> None:
+        is_container = self._look_at_items(path, value)
+        if not _is_library(type(value)) or issubclass(type(value), types.SimpleNamespace):
+            self._look_at_instance(path, value)
+        elif not is_container and not callable(value):
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            self.unreached.append(Unreached(path, f"what a {kind} holds is a library's own"))
+
+    def _look_at_items(self, path: str, value: Any) -> bool:
+        """Whether it is a container."""
+        cls = type(value)
+        if cls.__module__ == "numpy" and hasattr(cls, "copy") and hasattr(cls, "flat"):
+            self.arrays.append((path, value))
+            return True
+        if not issubclass(cls, (dict, list, deque, set, tuple, frozenset)):
+            return False
+        if len(value) > LARGEST:
+            self.unreached.append(Unreached(path, f"it has more than {LARGEST} items"))
+        elif issubclass(cls, dict):
+            self._hold(Items(path, value))
+        elif issubclass(cls, (list, deque)):
+            self._hold(Elements(path, value))
+        elif issubclass(cls, set):
+            self._hold(Members(path, value))
+        else:
+            for index, item in enumerate(value):
+                self._todo.append((f"{path}[{index}]", item))
+        return True
+
+    def _unwrap(self, path: str, value: Any) -> bool:
+        """Whether it stands for others: what is behind it is looked at instead."""
+        names = _WRAPPERS.get(type(value))
+        if names is None:
+            return False
+        if type(value) is functools._lru_cache_wrapper:
+            self.unreached.append(Unreached(path, "results in its cache"))
+        for name in names:
+            self._todo.append((path, getattr(value, name)))
+        return True
+
+    # --- code ---
+
+    def _look_at_function(self, path: str, function: types.FunctionType) -> None:
+        if function.__code__ not in self._ran.codes or _is_library_code(function.__code__):
+            return
+        path = function.__qualname__
+        self.functions.append((path, function))
+        for made in (Cells, Defaults, Code):
+            self._hold(made(path, function))
+        if function.__dict__:
+            self._hold(Attributes(path, function))
+        space = function.__globals__
+        self._look_at_namespace(str(space.get("__name__", "globals")), space)
+
+    def _look_at_namespace(self, name: str, space: dict[str, Any]) -> None:
+        if (
+            id(space) in self.known
+            or is_library_module(name)
+            or name.partition(".")[0] in ("numpy", _OWN)
+        ):
+            return
+        self.known[id(space)] = name
+        self._hold(Globals(name, space, self._ran.names))
+
+    def _look_at_class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if base is not cls and id(base) in self.known:
+                continue
+            self.known[id(base)] = base.__qualname__
+            self._alive.append(base)
+            if not _is_library(base):
+                self._hold(ClassBody(base.__qualname__, base))
+            elif issubclass(base, nn.Module) and "forward" in vars(base):
+                self._hold(ClassBody(base.__qualname__, base, frozenset({"forward"})))
+
+
+def has_dict(value: Any) -> bool:
+    """Whether an object has attributes of its own; its code isn't asked."""
+    try:
+        return isinstance(object.__getattribute__(value, "__dict__"), dict)
+    except AttributeError:
+        return False
+
+
+def _slots_of(cls: type) -> dict[str, Any]:
+    return {
+        name: slot
+        for base in cls.__mro__
+        if not _is_library(base)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    }

@@ -1,0 +1,492 @@
+"""Writes: what is tried at each place, and how it is undone."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import itertools
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as global_hooks
+
+from tripwire.auditing.alternatives import (
+    FORMS,
+    can_change,
+    find_other_plain,
+    iter_others,
+    user_code,
+)
+from tripwire.auditing.holdings import (
+    Arguments,
+    Attributes,
+    ClassBody,
+    Code,
+    Elements,
+    Environment,
+    Globals,
+    Holding,
+    Items,
+    Members,
+    Slots,
+    Table,
+    ThreadLocal,
+)
+from tripwire.auditing.places import Kind, Place
+from tripwire.auditing.walking import Ran, Walk
+
+# Replacing these would break the class, not the call.
+_LEFT_ALONE = frozenset(
+    {
+        "__init__",
+        "__new__",
+        "__del__",
+        "__getattribute__",
+        "__setattr__",
+        "__delattr__",
+        "__init_subclass__",
+        "__hash__",
+        "__class_getitem__",
+        "__set_name__",
+        "__subclasshook__",
+        "__instancecheck__",
+        "__repr__",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Something to try. It is in force inside its `with`."""
+
+    place: Place
+    start: Callable[[ExitStack], None]  # leaves the undoing on the stack before it writes
+    around_call: Callable[[], AbstractContextManager[Any]] = nullcontext  # for flags of a thread
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Written in here."""
+        with ExitStack() as undo:
+            self.start(undo)
+            yield
+
+
+def find_writes(walk: Walk, ran: Ran) -> list[Write]:
+    """Everything that can be tried in a walked world."""
+    return [
+        *_held(walk, ran),
+        *_tensor_forms(walk),
+        *_modules(walk, ran),
+        *_objects(walk),
+        *_absences(walk, ran),
+        *_aliases(walk),
+        *_builtins(walk, ran),
+        *_environment(walk),
+        *_flags(),
+    ]
+
+
+# --- what is held ---
+
+
+def _held(walk: Walk, ran: Ran) -> Iterator[Write]:
+    for holding in walk.holdings:
+        for key, value in holding.contents().items():
+            if isinstance(holding, ClassBody):
+                yield from _class_attribute(holding, key, value, ran)
+            elif isinstance(holding, Code):
+                yield from _code(holding)
+            elif not isinstance(holding, Members) and _is_open(holding, key, value, ran):
+                for change, make in iter_others(value):
+                    yield _put(holding, key, change, make)
+        yield from _more_or_fewer(holding)
+
+
+def _is_open(holding: Holding, key: Any, value: Any, ran: Ran) -> bool:
+    """Whether a write could matter: of functions, those that ran."""
+    if isinstance(holding, Attributes) and isinstance(holding.owner, nn.Module):
+        if isinstance(value, dict) and not value:  # a table of hooks: hooks are put in it below
+            return False
+    if isinstance(holding, Globals) and isinstance(key, str) and key.startswith("__"):
+        return False
+    function = getattr(value, "__func__", value)
+    if isinstance(function, types.FunctionType):
+        return function.__code__ in ran.codes
+    return True
+
+
+def _put(
+    holding: Holding, key: Any, change: str, make: Callable[[], Any], kind: Kind | None = None
+) -> Write:
+    def start(undo: ExitStack) -> None:
+        value, before = make(), holding.contents()
+        undo.callback(holding.rewrite, before)
+        holding.put(key, value)
+
+    return Write(Place(kind or holding.kind, holding.spell(key), change), start)
+
+
+def _class_attribute(holding: ClassBody, key: str, value: Any, ran: Ran) -> Iterator[Write]:
+    changed = user_code()["build_changed"]
+    match value:
+        case _ if key in _LEFT_ALONE:
+            return
+        case types.FunctionType() if value.__code__ in ran.codes:
+            yield _put(holding, key, "another method", partial(changed, value), Kind.METHOD)
+        case staticmethod() | classmethod() if _ran(value.__func__, ran):
+            other = type(value)(changed(value.__func__))
+            yield _put(holding, key, "another method", lambda: other, Kind.METHOD)
+        case property() if _ran(value.fget, ran):
+            computed = property(changed(value.fget))
+            yield _put(holding, key, "another property", lambda: computed, Kind.METHOD)
+        case types.FunctionType() | staticmethod() | classmethod() | property():
+            return
+        case _ if not key.startswith("__") and not hasattr(type(value), "__get__"):
+            for change, make in iter_others(value):
+                yield _put(holding, key, change, make)
+
+
+def _ran(function: Any, ran: Ran) -> bool:
+    return isinstance(function, types.FunctionType) and function.__code__ in ran.codes
+
+
+def _code(holding: Code) -> Iterator[Write]:
+    """Other code can be put in only where nothing is closed over."""
+    if not holding.owner.__code__.co_freevars:
+        code = user_code()["last_argument"].__code__
+        yield _put(holding, "__code__", "code that returns its last argument", lambda: code)
+
+
+def _more_or_fewer(holding: Holding) -> Iterator[Write]:
+    is_modules = isinstance(holding, Table) and holding.kind is Kind.SUBMODULE
+    if not isinstance(holding, (Items, Elements, Members)) or (
+        isinstance(holding, Table) and not is_modules
+    ):
+        return
+    contents = holding.contents()
+    if contents:
+        last = list(contents)[-1]
+        if isinstance(holding, Elements):
+            more = {**contents, len(contents): contents[last]}
+        else:
+            more = {**contents, "another": contents[last]}
+        yield _rewrite(holding, "one more", more)
+        yield _rewrite(holding, "one fewer", {k: v for k, v in contents.items() if k != last})
+    if len(contents) > 1 and not isinstance(holding, Members):
+        turned = list(contents.items())[::-1]
+        if isinstance(holding, Elements):
+            yield _rewrite(holding, "turned round", dict(enumerate(v for _, v in turned)))
+        else:
+            yield _rewrite(holding, "another order", dict(turned))
+        if type(holding.owner) is OrderedDict:  # whose order changes without a write of any item
+            yield _move_to_end(holding, next(iter(contents)))
+
+
+def _move_to_end(holding: Holding, key: Any) -> Write:
+    def start(undo: ExitStack) -> None:
+        undo.callback(holding.owner.move_to_end, key, last=False)
+        holding.owner.move_to_end(key)
+
+    return Write(Place(holding.kind, holding.spell(key), "moved to the end"), start)
+
+
+def _rewrite(holding: Holding, change: str, contents: dict[Any, Any]) -> Write:
+    def start(undo: ExitStack) -> None:
+        before = holding.contents()
+        undo.callback(holding.rewrite, before)
+        holding.rewrite(contents)
+
+    return Write(Place(holding.kind, holding.path, change), start)
+
+
+# --- tensors, under the same identity ---
+
+
+def _tensor_forms(walk: Walk) -> Iterator[Write]:
+    kinds = {
+        id(value): holding.kind
+        for holding in reversed(walk.holdings)
+        for value in holding.contents().values()
+        if isinstance(value, torch.Tensor)
+    }
+    for path, tensor in walk.tensors.values():
+        kind = kinds.get(id(tensor), Kind.ITEM)
+        if not can_change(tensor) or tensor.is_inference():
+            continue
+        for change, form in FORMS:
+            yield _give_form(path, kind, tensor, change, form)
+        if tensor.is_leaf and tensor.is_floating_point():
+            yield _flip_grad(path, kind, tensor)
+
+
+def _give_form(path: str, kind: Kind, tensor: torch.Tensor, change: str, form: Any) -> Write:
+    def start(undo: ExitStack) -> None:
+        before = tensor.detach()
+        if change == FORMS[0][0]:
+            values = before.clone()
+            undo.callback(_copy_into, tensor, values)
+            _copy_into(tensor, form(tensor))
+        else:
+            undo.callback(_set_data, tensor, before)
+            _set_data(tensor, form(before).detach())
+
+    return Write(Place(kind, path, change), start)
+
+
+def _copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(values)
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    tensor.data = data
+
+
+def _flip_grad(path: str, kind: Kind, tensor: torch.Tensor) -> Write:
+    def start(undo: ExitStack) -> None:
+        before = tensor.requires_grad
+        undo.callback(tensor.requires_grad_, before)
+        tensor.requires_grad_(not before)
+
+    return Write(Place(kind, path, "requires_grad the other way"), start)
+
+
+# --- modules ---
+
+
+def _modules(walk: Walk, ran: Ran) -> Iterator[Write]:
+    code = user_code()
+    for path, module in walk.modules:
+        yield _hook(path, "a forward hook", module.register_forward_hook, code["hook"])
+        yield _hook(path, "a forward pre-hook", module.register_forward_pre_hook, code["pre_hook"])
+        yield from _own_forward(path, module, ran)
+        yield _other_class(path, module, "build_subclass")
+    yield _hook(
+        "torch.nn",
+        "a forward hook on all modules",
+        global_hooks.register_module_forward_hook,
+        code["hook"],
+    )
+
+
+def _hook(path: str, change: str, register: Callable[[Any], Any], hook: Any) -> Write:
+    def start(undo: ExitStack) -> None:
+        undo.callback(register(hook).remove)
+
+    return Write(Place(Kind.HOOK, path, change), start)
+
+
+def _own_forward(path: str, module: nn.Module, ran: Ran) -> Iterator[Write]:
+    """Methods of the class that ran, shadowed on the instance."""
+    for name in ("forward", *_methods_that_ran(type(module), ran)):
+        if name in vars(module) or not hasattr(module, name):
+            continue
+        changed = partial(user_code()["build_changed"], getattr(module, name))
+        yield _put(Attributes(path, module), name, "its own method", changed, Kind.METHOD)
+
+
+def _methods_that_ran(cls: type, ran: Ran) -> list[str]:
+    found = {
+        name
+        for base in cls.__mro__
+        if not base.__module__.startswith("torch")
+        for name, value in vars(base).items()
+        if _ran(value, ran) and not name.startswith("__") and name != "forward"
+    }
+    return sorted(found)
+
+
+def _other_class(path: str, owner: Any, build: str) -> Write:
+    def start(undo: ExitStack) -> None:
+        before = type(owner)
+        undo.callback(object.__setattr__, owner, "__class__", before)
+        object.__setattr__(owner, "__class__", user_code()[build](before))
+
+    return Write(Place(Kind.METHOD, path, "another class"), start)
+
+
+# --- other objects ---
+
+
+def _objects(walk: Walk) -> Iterator[Write]:
+    seen = {id(module) for _, module in walk.modules}
+    for holding in walk.holdings:
+        owner = holding.owner
+        if isinstance(holding, (Attributes, Slots)) and id(owner) not in seen:
+            if isinstance(holding, ThreadLocal):
+                continue
+            seen.add(id(owner))
+            if not issubclass(type(owner), (torch.Tensor, types.FunctionType)):
+                yield _other_class(holding.path, owner, "build_plain_subclass")
+
+
+def _absences(walk: Walk, ran: Ran) -> Iterator[Write]:
+    """What code asks an object for, and finds on its class or not at all, put on the object."""
+    for holding in walk.holdings:
+        if not isinstance(holding, Attributes) or isinstance(holding, ThreadLocal):
+            continue
+        if isinstance(holding.owner, types.FunctionType):
+            continue
+        held, cls = holding.contents(), type(holding.owner)
+        for name in sorted((ran.texts | ran.names) - held.keys()):
+            found = inspect.getattr_static(cls, name, _NOTHING)
+            if found is _NOTHING and name in ran.texts and not _is_in_table(holding.owner, name):
+                yield _put(holding, name, "there is one now", lambda: 1, Kind.ABSENCE)
+            other = None if found is _NOTHING else find_other_plain(found)
+            if other is not None:
+                made = partial(lambda other: other[0], other)
+                yield _put(holding, name, "in front of its class's", made, Kind.ABSENCE)
+
+
+_NOTHING = object()
+
+
+def _is_in_table(owner: Any, name: str) -> bool:
+    held = object.__getattribute__(owner, "__dict__")
+    tables = ("_parameters", "_buffers", "_modules")
+    return any(name in (held.get(table) or ()) for table in tables)
+
+
+def _aliases(walk: Walk) -> Iterator[Write]:
+    """One tensor given twice."""
+    for holding in walk.holdings:
+        tensors = [
+            (key, value)
+            for key, value in holding.contents().items()
+            if isinstance(holding, Arguments) and issubclass(type(value), torch.Tensor)
+        ]
+        for (_, first), (key, second) in itertools.pairwise(tensors):
+            if first is not second and first.shape == second.shape and first.dtype == second.dtype:
+                yield _put(holding, key, "the tensor before it", partial(_same, first))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# --- names ---
+
+
+def _builtins(walk: Walk, ran: Ran) -> Iterator[Write]:
+    """A global in front of a builtin."""
+    for holding in walk.holdings:
+        if isinstance(holding, Globals) and not isinstance(holding, Environment):
+            for name in sorted(ran.names - holding.owner.keys()):
+                value = getattr(builtins, name, None)
+                if isinstance(value, (types.BuiltinFunctionType, type)) and name in _SHADOWED:
+                    changed = partial(user_code()["build_changed"], value)
+                    yield _put(holding, name, "in front of the builtin", changed)
+
+
+_SHADOWED = frozenset(
+    {
+        "len",
+        "sum",
+        "min",
+        "max",
+        "abs",
+        "range",
+        "int",
+        "float",
+        "bool",
+        "round",
+        "pow",
+        "any",
+        "all",
+        "sorted",
+    }
+)
+
+
+def _environment(walk: Walk) -> Iterator[Write]:
+    for holding in walk.holdings:
+        if isinstance(holding, Environment):
+            for name in sorted(holding.names - holding.contents().keys()):
+                yield _put(holding, name, "there is one now", lambda: "1")
+
+
+# --- torch's flags ---
+
+
+def _flags() -> Iterator[Write]:
+    for name, around in _FLAGS:
+        yield Write(Place(Kind.FLAG, name, "the other way"), _nothing, around)
+
+
+def _nothing(_: ExitStack) -> None:
+    """Flags are set around each call, not around the comparing."""
+
+
+def _set_for_a_while(get: Callable[[], Any], set_: Callable[[Any], Any], other: Any) -> Any:
+    @contextmanager
+    def around() -> Iterator[None]:
+        before = get()
+        try:
+            set_(other(before))
+            yield
+        finally:
+            set_(before)
+
+    return around
+
+
+def _other_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype is torch.float64 else torch.float64
+
+
+def _other_precision(precision: str) -> str:
+    return "highest" if precision != "highest" else "medium"
+
+
+def _autocast() -> Any:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.autocast(device, dtype=torch.bfloat16)
+
+
+def _ask_deterministic() -> tuple[bool, bool]:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warns
+
+
+def _math_attention() -> Any:
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+
+
+_FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
+    (
+        "grad mode",
+        _set_for_a_while(torch.is_grad_enabled, torch._C._set_grad_enabled, lambda on: not on),
+    ),
+    ("inference mode", torch.inference_mode),
+    ("autocast", _autocast),
+    (
+        "default dtype",
+        _set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, _other_dtype),
+    ),
+    (
+        "deterministic algorithms",
+        _set_for_a_while(
+            _ask_deterministic,
+            # torch.use_deterministic_algorithms imports all of Inductor: 8 seconds.
+            lambda flags: torch._C._set_deterministic_algorithms(flags[0], warn_only=flags[1]),
+            lambda flags: (not flags[0], True),
+        ),
+    ),
+    (
+        "matmul precision",
+        _set_for_a_while(
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            _other_precision,
+        ),
+    ),
+    ("mkldnn", lambda: torch.backends.mkldnn.flags(enabled=not torch.backends.mkldnn.enabled)),
+    ("attention kernels", _math_attention),
+)
