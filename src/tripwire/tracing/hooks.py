@@ -29,7 +29,7 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.tracing.forwards import Functions, codes_of, find_functions
+from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
@@ -39,6 +39,7 @@ from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
 from tripwire.tracing.uses import RECORDED
+from tripwire.tracing.values import iter_given
 
 _ABSENT = object()
 
@@ -154,6 +155,8 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         state.inside = inside = Inside(is_plain=functions is not None)
+        acts = functions is None and python is not None and state.quiet
+        written = state.inner.look() if acts else {}
         try:
             value = run(*args, **kwargs)
         except Exception as error:
@@ -164,6 +167,10 @@ def _observe(
         if functions is not None and inside.is_plain:
             _watch_functions(state, functions)
             rule = replace(rule, opaque=False)
+            if python is not None and _can_look_inside(state, python.function, functions, value):
+                rule = replace(rule, as_it_is=None)
+        if acts:
+            state.inner.note(written)
         if nodes is not None:
             try:
                 record(state, rule, nodes, args, kwargs, value, where, python)
@@ -277,11 +284,14 @@ def _wrap_apply(plain: Any) -> Any:
             ... if holds_tensor(arg) else arg for arg in args if not isinstance(arg, torch.Tensor)
         )
         target = Target(cls.apply, f"{cls.__name__}_apply")
-        rule = Call("call_function", target, cls.__name__, opaque=True)
+        rule = Call("call_function", target, cls.__name__, opaque=True, as_it_is=_OWN_CODE)
         functions = _find_watchable(state, cls, args) if not kwargs else None
         return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars), functions)
 
     return classmethod(apply_observed)
+
+
+_OWN_CODE = "its code reads or writes more than its arguments, or may"
 
 
 def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
@@ -298,6 +308,18 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
     for function in functions:
         for code in codes_of(function.__code__):
             state.observer.adopt(code, function.__globals__)
+
+
+def _can_look_inside(state: TracingState, cls: Any, functions: Functions, value: object) -> bool:
+    """Whether a compiler may run a custom function once, for all calls."""
+    if not any(tensor.requires_grad for tensor in iter_given(value)):
+        return True
+    backward = find_backward(cls, functions)
+    if backward is None:
+        return False
+    _watch_functions(state, backward)
+    state.computed_names.add("backward")
+    return True
 
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:

@@ -385,7 +385,7 @@ def record(
         return None
     state.calls += 1
     state.written = {}
-    deciders = None if rule.opaque else _find_deciders(state, rule, args, kwargs, where)
+    deciders, makes_size = _find_deciders(state, rule, args, kwargs, where)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
     if rule.may_write or kwargs:
@@ -414,6 +414,9 @@ def record(
         tuple(state.written),
         rule.opaque,
         deciders if rule.of_shapes else None,
+        deciders != () and _has_sizes(value),
+        makes_size,
+        rule.as_it_is or _find_special(rule, args, kwargs, value),
     )
     state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:
@@ -447,6 +450,35 @@ _WRITES_AND_RETURNS = (
     "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
     "can't be computed before the call."
 )
+
+
+def _has_sizes(value: object) -> bool:
+    """Whether a result holds more than numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0
+    return isinstance(value, (tuple, list)) and any(map(_has_sizes, value))
+
+
+def _find_special(
+    rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any], value: object
+) -> str | None:
+    """What a result has that a compiler of functions of values would lose."""
+    if type(value) is torch.Tensor:
+        if not (value.requires_grad and value.is_leaf):
+            return None
+        why = LEAF
+    elif isinstance(value, torch.Tensor):
+        why = _SUBCLASS
+    elif isinstance(value, (tuple, list)):
+        return next(filter(None, (_find_special(rule, args, kwargs, v) for v in value)), None)
+    else:
+        return LEAF if rule.attribute == "requires_grad" and rule.writes else None
+    had_before = any(value is given for given in iter_given((args, kwargs)))
+    return None if had_before and rule.name != "requires_grad_" else why
+
+
+LEAF = "it makes a tensor that gets a gradient of its own"
+_SUBCLASS = "it makes a tensor of another class"
 
 
 def _may_be_outside(rule: Call) -> bool:
@@ -630,20 +662,25 @@ def _find_deciders(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     where: SourceRange,
-) -> tuple[Branch, ...] | None:
-    """What decides on the shape of a call's result by values; None: nothing but the result."""
+) -> tuple[tuple[Branch, ...] | None, bool]:
+    """What decides on the shape of a call's result by values; None: nothing but the result.
+
+    And whether this very call makes a size of values. Custom operators say so to compilers.
+    """
+    if rule.opaque:
+        return None, rule.as_it_is is not None
     decisive = find_decisive(rule, args, kwargs)
     if decisive is None:
-        return None
+        return None, True
     inherited = find_inherited(state, rule, args, kwargs)
     if not decisive:
-        return inherited
+        return inherited, False
     found = []
     for op, tensor in decisive:
         node, take = state.node_of(tensor), functools.partial(_take_number, op)
         value, scope = take(tensor), state.scopes.current
         found.append(Branch(op, take, (node,), (node,), {}, value, where, scope, state.writes))
-    return (*inherited, *found)
+    return (*inherited, *found), True
 
 
 def _take_number(op: str, tensor: torch.Tensor) -> object:

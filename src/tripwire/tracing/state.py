@@ -26,6 +26,7 @@ from torch import fx, nn
 
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.inner import InnerWrites
 from tripwire.tracing.memory import OUTSIDE, MemoryTable
 from tripwire.tracing.observe import Observer
 from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
@@ -69,6 +70,9 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     opaque: bool = False  # code runs inside that may read any memory
     # Where it is made of shapes alone: what decides on those by values.
     of_shapes: tuple[Branch, ...] | None = None
+    sized_by_values: bool = False  # the result's shape may be another on the next call,
+    makes_size: bool = False  # since this call makes a size of values
+    as_it_is: str | None = None  # why no compiler may look inside this call; None: it may
 
 
 FACTS = "tripwire"
@@ -114,6 +118,7 @@ class TracingState:
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
+        self.inner = InnerWrites(self.reach.holders)  # of such functions
         self.regions: list[int] = []  # open checkpointed calls
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values

@@ -392,7 +392,10 @@ class _Session:
         try:
             if self.complete:
                 facts_of = state.reach.holders.facts_of
-                effects = plan_effects(writes, reads, planner.plan, facts_of, self._attributes_of)
+                own, inner = state.inner.split(writes)
+                effects = plan_effects(
+                    own, reads, planner.plan, facts_of, self._attributes_of, inner
+                )
             plan = planner.plan(result)
             if effects is not None:
                 effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
