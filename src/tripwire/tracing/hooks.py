@@ -32,12 +32,19 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange
-from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
+from tripwire.tracing.recorder import (
+    AUTOCAST_BY_HAND,
+    Recorder,
+    build_arguments,
+    note_failure,
+    record,
+)
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
 from tripwire.tracing.values import iter_given
 
@@ -491,17 +498,30 @@ def _watch_context(
     """Patches that record entering and leaving a context as a pair of nodes."""
 
     def wrap_enter(plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: entered(self, plain(self))
+        def enter_observed(self: Any) -> Any:
+            check()
+            return entered(self, plain(self))
+
+        return enter_observed
 
     def wrap_exit(plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, *error: left(self, plain(self, *error))
+        def exit_observed(self: Any, *error: Any) -> Any:
+            check()
+            return left(self, plain(self, *error))
+
+        return exit_observed
+
+    def check() -> None:
+        state = _recording()
+        if state is not None and find_autocast() != state.autocast:
+            state.refuse(Refusal("torch-state-changed", AUTOCAST_BY_HAND, _range(state)))
 
     def entered(self: Any, result: Any) -> Any:
         state = _recording()
         if state is not None:
             rule = Call("call_function", enter, enter.__name__)
             values = tuple(getattr(self, name) for name in settings)
-            where = _range(state)
+            where, state.autocast = _range(state), find_autocast()
             with _aside(state):
                 node = record(state, rule, (values, {}), (), {}, None, where)
             assert node is not None  # a call without a result is always recorded
@@ -514,7 +534,7 @@ def _watch_context(
             opened = state.contexts.get(id(self))
             if opened:
                 rule = Call("call_function", leave, leave.__name__)
-                where = _range(state)
+                where, state.autocast = _range(state), find_autocast()
                 with _aside(state):
                     record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
             else:

@@ -47,6 +47,7 @@ from tripwire.tracing.state import (
     TracingState,
 )
 from tripwire.tracing.structure import holds_tensor
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.values import TensorMeta, iter_given, meta_of, storage_of, version_of
 from tripwire.tracing.writes import (
     CAST,
@@ -374,6 +375,8 @@ def record(
     python: PythonCall | None = None,
 ) -> fx.Node | None:
     """Append the node of a call that ran, and let it stand for what the call returned."""
+    if find_autocast() != state.autocast:
+        raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
     if not _is_recordable(value):
         inputs = _tensor_nodes(nodes)
         if inputs:
@@ -443,6 +446,10 @@ def record(
     return node
 
 
+AUTOCAST_BY_HAND = (
+    "autocast was set by hand before this call (torch.set_autocast_enabled, "
+    "torch.set_autocast_dtype), and a graph wouldn't set it again. Use `with torch.autocast(...)`."
+)
 # Attributes that are made of the tensor itself.
 _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 

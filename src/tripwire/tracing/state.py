@@ -35,6 +35,7 @@ from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
 from tripwire.tracing.structure import own_dict
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.values import (
     LAZY,
     Known,
@@ -119,6 +120,7 @@ class TracingState:
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
         self.inner = InnerWrites(self.reach.holders)  # of such functions
+        self.autocast = find_autocast()  # as the graph has it, so far
         self.regions: list[int] = []  # open checkpointed calls
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
