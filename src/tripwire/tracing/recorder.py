@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import cmath
 import functools
+import keyword
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,6 +36,7 @@ from tripwire.tracing.rules import (
     Query,
     Refuse,
     Rule,
+    Target,
     rule_for,
 )
 from tripwire.tracing.sizes import find_decisive, find_inherited
@@ -45,10 +48,18 @@ from tripwire.tracing.state import (
     NodeFacts,
     PythonCall,
     TracingState,
+    check_class,
 )
 from tripwire.tracing.structure import holds_tensor
 from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.values import TensorMeta, iter_given, meta_of, storage_of, version_of
+from tripwire.tracing.values import (
+    TensorMeta,
+    find_leaf,
+    iter_given,
+    meta_of,
+    storage_of,
+    version_of,
+)
 from tripwire.tracing.writes import (
     CAST,
     dtype_of_result,
@@ -377,6 +388,8 @@ def record(
     """Append the node of a call that ran, and let it stand for what the call returned."""
     if find_autocast() != state.autocast:
         raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
+    if type(value) is not torch.Tensor:
+        check_class(value)
     if not _is_recordable(value):
         inputs = _tensor_nodes(nodes)
         if inputs:
@@ -402,6 +415,8 @@ def record(
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
+    if not nodes[1].keys().isdisjoint(keyword.kwlist):
+        rule, nodes = _spell_keywords(rule, nodes)
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
@@ -459,6 +474,18 @@ _WRITES_AND_RETURNS = (
 )
 
 
+def _spell_keywords(rule: Call, nodes: Arguments) -> tuple[Call, Arguments]:
+    """`random_(**{"from": 0})`: an argument's name that generated code can't spell."""
+    call = functools.partial(_call_with, _taker(rule), tuple(nodes[1]))
+    spelled = replace(rule, op="call_function", target=Target(call, rule.name))
+    return spelled, ((*nodes[1].values(), *nodes[0]), {})
+
+
+def _call_with(call: Callable[..., Any], names: tuple[str, ...], *args: Any) -> Any:
+    given = dict(zip(names, args, strict=False))
+    return call(*args[len(names) :], **given)
+
+
 def _has_sizes(value: object) -> bool:
     """Whether a result holds more than numbers."""
     if isinstance(value, torch.Tensor):
@@ -471,7 +498,7 @@ def _find_special(
 ) -> str | None:
     """What a result has that a compiler of functions of values would lose."""
     if type(value) is torch.Tensor:
-        if not (value.requires_grad and value.is_leaf):
+        if not (value.requires_grad and find_leaf(value)):
             return None
         why = LEAF
     elif isinstance(value, torch.Tensor):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
@@ -42,6 +43,8 @@ from tripwire.tracing.values import (
     TensorMeta,
     Traits,
     ValueTable,
+    find_leaf,
+    has_own_code,
     meta_of,
     storage_of,
     traits_of,
@@ -225,7 +228,10 @@ class TracingState:
             self.written_storages[storage_of(tensor)] = self.calls
 
     def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
-        """Make a reached tensor an input of the graph."""
+        """Make a reached tensor an input of the graph. Raises Refused."""
+        check_class(tensor)
+        if find_leaf(tensor) is None:
+            raise Refused("forbidden-view", _FORBIDDEN)
         graph = self._graph
         name = _input_name(next(iter(known.sources)))
         known.node = graph.create_node("placeholder", name, name=name)
@@ -270,6 +276,28 @@ def _input_name(source: Source) -> str:
     name = re.sub(r"\W+", "_", text).strip("_")
     usable = name.isidentifier() and not keyword.iskeyword(name)
     return name if usable else f"self_{name}"
+
+
+_FORBIDDEN = (
+    "a view that was made under torch.no_grad() is used, and what it is a view of was changed in "
+    "place outside of that. Autograd refuses to say what it is. Make the view where it is used."
+)
+
+
+def check_class(tensor: object) -> None:
+    """Raise Refused for a tensor whose class runs code of the user's, or that has no shape yet."""
+    if isinstance(tensor, torch.Tensor) and is_lazy(tensor):
+        raise Refused(
+            "lazy-parameter",
+            "a lazy module is made here, and a graph would make and initialise it again in other "
+            "steps. Make it outside.",
+        )
+    if has_own_code(type(tensor)):
+        raise Refused(
+            "tensor-subclass",
+            f"{type(tensor).__qualname__} has a __torch_function__ of its own, which runs for "
+            "whatever is asked of such a tensor. Pass tensors of plain classes.",
+        )
 
 
 def _unknown_origin(tensor: torch.Tensor) -> Refused:

@@ -147,6 +147,9 @@ class Tracer:
             except ReferenceError:  # nothing of the user's has run yet
                 result = fn(*args, **kwargs)
                 return Run(result, None, Refusal("hidden-state", _GONE))
+            except Refused as refused:
+                result = fn(*args, **kwargs)
+                return Run(result, None, Refusal(refused.slug, refused.reason, refused.where))
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         contexts, depth = sample_contexts(), sample_depth()
         try:
