@@ -89,6 +89,12 @@ def find_cuts(graph: fx.Graph) -> Cuts:
     return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
 
 
+def runs_user_code(graph: fx.Graph) -> bool:
+    """Whether a custom function is in a graph that may do more than compute."""
+    found = (node.meta.get(FACTS) for node in graph.nodes)
+    return any(facts is not None and facts.python and facts.as_it_is for facts in found)
+
+
 def _find_shown(graph: fx.Graph) -> set[fx.Node]:
     """The calls through which gradients of results go, also by way of in-place changes."""
     (output,) = graph.find_nodes(op="output")
