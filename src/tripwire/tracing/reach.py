@@ -37,6 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import mro_of
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -652,7 +653,7 @@ class Reach:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._walked.add(id(cls))
         self._alive += cls, path
-        for base in cls.__mro__:
+        for base in mro_of(cls):
             self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
