@@ -38,9 +38,7 @@ FEW = [
 # Sizes that values decide on, which AOTAutograd does not take: "eager" alone.
 UNSIZED = frozenset({"detector", "mixture"})
 PLACES = {"eager": 14, "aot_eager": 4}
-MORE_  # Sizes that values decide on, which AOTAutograd does not take: "eager" alone.
-UNSIZED = frozenset({"detector", "mixture"})
-PLACES = {"eager": 60, "aot_eager": 20}
+MORE_PLACES = {"eager": 60, "aot_eager": 20}
 
 
 def audit(name: str, backend: str, places: int, *, seed: int = 0, gradients: bool = False) -> Audit:
