@@ -35,6 +35,8 @@ FEW = [
     "nn-transformer",
     "resnet",
 ]
+# Sizes that values decide on, which AOTAutograd does not take: "eager" alone.
+UNSIZED = frozenset({"detector", "mixture"})
 PLACES = {"eager": 14, "aot_eager": 4}
 MORE_PLACES = {"eager": 60, "aot_eager": 20}
 
@@ -63,8 +65,15 @@ def test_gradients_follow_every_write(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", MORE_PLACES)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        (name, backend)
+        for name in ROWS
+        for backend in MORE_PLACES
+        if backend == "eager" or name not in UNSIZED
+    ],
+)
 def test_compiled_models_follow_many_writes(name: str, backend: str) -> None:
     found = audit(name, backend, MORE_PLACES[backend], seed=1)
     assert found.ok, found
