@@ -2,7 +2,8 @@
 
 `python tests/property/machine.py --steps 200000` runs it by itself, a process for each core, with a
 progress bar (a line every minute where there is no terminal). The script is printed;
-LAWS_SAVE=folder in the environment keeps it there, as a test.
+LAWS_SAVE=folder in the environment keeps it there, as a test. `--about NAME` draws programs of one
+production only; `--awaiting` plays each that awaits repair and tells which still break a law.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from unittest.mock import patch
 import click
 import hypothesis
 import torch
-from grammar import BACKENDS, NAMES, scenarios
+from grammar import _AWAITING_REPAIR, BACKENDS, NAMES, scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture import engine
@@ -171,15 +172,30 @@ def follow(told: dict[Connection, Figures], share: int) -> Iterator[Figures]:
         yield sum(told.values(), Figures())
 
 
+def try_awaiting(steps: int, seed: int) -> Iterator[str]:
+    """A line for each production that awaits repair."""
+    for name in sorted(_AWAITING_REPAIR):
+        try:
+            yield f"{name}: nothing wrong in {run(steps, seed, about=name, shrink=False)}"
+        except LawBroken as broken:
+            yield f"{name}: BREAKS A LAW\n{broken.script}"
+
+
 @click.command()
 @click.option("--steps", default=200_000, show_default=True, help="How many to take.")
 @click.option("--seed", type=int, default=None, help="Where to begin; a fresh one by default.")
 @click.option("--workers", default=os.cpu_count(), show_default=True, help="How many processes.")
 @click.option("--about", type=click.Choice(NAMES), default="", help="One production.")
-def main(steps: int, seed: int | None, workers: int, about: str) -> None:
+@click.option("--awaiting", is_flag=True, help="Each production that awaits repair, one by one.")
+def main(steps: int, seed: int | None, workers: int, about: str, awaiting: bool) -> None:
     """Look for programs whose compiled twins differ."""
     first = random.randrange(10**6) if seed is None else seed
     console = Console()
+    if awaiting:
+        logging.disable(logging.WARNING)
+        for line in try_awaiting(steps, first):
+            click.echo(line)
+        return
     console.print(f"law machine: {steps} steps from seed {first}, {workers} processes")
     share = -(-steps // workers)
     figures, spoken = Figures(), time.monotonic()

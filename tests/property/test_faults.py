@@ -9,7 +9,7 @@ from faults import FAULTS, ROWS
 from machine import LawBroken, run
 
 BUDGET = 2_000  # steps, as many as a test run takes
-SEEDS = (3, 1, 2)
+SEEDS = (1, 2, 3)
 QUICK = frozenset(
     {
         "L1: results are copies",

@@ -117,7 +117,6 @@ _ASKED = (
             "t = t + int((x > 0).sum())",
             "while t.sum() < 0:\n    t = t + 10",
             "assert x.min() > -9, 'too small'",
-            "t = t[t > 0].sum() + y",
             "if x.sum().item() > 0:\n    t = t + 1",
             "t = t * (x.max() > 0).item()",
         ),
@@ -651,6 +650,7 @@ _MEMORY = (
         (
             "t = t + x.nonzero().shape[0]",
             "t = t + x[x > 0].sum()",
+            "t = t[t > 0].sum() + y",
             "t = t + torch.unique(x).numel()",
             "i = y.abs().sum().long() % 4\nt = t + levels[i]",
             "t = t + levels[x.argmax()]",
