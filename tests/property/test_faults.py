@@ -1,14 +1,14 @@
 """The law machine bites: whatever guard, wire or effect is broken, it notices.
 
 A few faults are tried in each test run, all of them by `make mutate`. Chance decides which programs
-are drawn: a fault that one seed misses within a test run's steps is tried with the next.
+are drawn: a fault that one seed misses within its steps is tried with the next.
 """
 
 import pytest
 from faults import FAULTS, ROWS
 from machine import LawBroken, run
 
-BUDGET = 2_000  # steps, as many as a test run takes
+BUDGET = 2_000  # steps of each seed
 SEEDS = (1, 2, 3)
 QUICK = frozenset(
     {

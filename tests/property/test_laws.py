@@ -18,7 +18,7 @@ from twins import Call, Difference, Do, Figures, Scenario, check, check_twins, p
 
 from tripwire.dispatch.dispatcher import Dispatcher
 
-STEPS = 1_000  # of each seed
+STEPS = 800  # of each seed
 FIXED = 2026
 FRESH = int(os.environ.get("LAWS_SEED") or random.randrange(10**6))
 COMPILED = 0.6  # of all calls, at least: a machine that tests refusals tests nothing
