@@ -185,9 +185,9 @@ def try_awaiting(steps: int, seed: int) -> Iterator[str]:
 @click.option("--steps", default=200_000, show_default=True, help="How many to take.")
 @click.option("--seed", type=int, default=None, help="Where to begin; a fresh one by default.")
 @click.option("--workers", default=os.cpu_count(), show_default=True, help="How many processes.")
-@click.option("--about", type=click.Choice(NAMES), default="", help="One production.")
+@click.option("--about", type=click.Choice(NAMES), default=None, help="One production.")
 @click.option("--awaiting", is_flag=True, help="Each production that awaits repair, one by one.")
-def main(steps: int, seed: int | None, workers: int, about: str, awaiting: bool) -> None:
+def main(steps: int, seed: int | None, workers: int, about: str | None, awaiting: bool) -> None:
     """Look for programs whose compiled twins differ."""
     first = random.randrange(10**6) if seed is None else seed
     console = Console()
@@ -202,7 +202,7 @@ def main(steps: int, seed: int | None, workers: int, about: str, awaiting: bool)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=steps)
-        for figures in follow(start(workers, share, first, about), share):
+        for figures in follow(start(workers, share, first, about or ""), share):
             progress.update(task, completed=figures.steps, description=str(figures))
             if not console.is_terminal and time.monotonic() > spoken + 60:
                 spoken = time.monotonic()
