@@ -267,7 +267,7 @@ class _World:
         try:
             with torch.enable_grad():
                 return differentiate()
-        except RuntimeError as error:
+        except Exception as error:
             return _spell(error)
 
     def _write_world(self) -> Any:
