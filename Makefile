@@ -33,6 +33,7 @@ lint: $(BUILT)  ## ruff, and mypy --strict over src
 
 bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every claim, draw the plots
 	$(BIN)/python benchmarks/bench_trace.py --json benchmarks/results/trace.json
+	$(BIN)/python benchmarks/bench_architectures.py --json benchmarks/results/architectures.json
 	$(BIN)/python benchmarks/bench_memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
 	$(BIN)/python benchmarks/bench_steady.py --json benchmarks/results/steady.json

@@ -65,7 +65,7 @@ class Spread:
         return f"{self.middle:.2f}x  ({self.low:.2f}–{self.high:.2f})"
 
 
-def time_sides(sides: Sequence[Side], rounds: int) -> list[Figures]:
+def time_sides(sides: Sequence[Side], rounds: int, *, uncounted: int = 1) -> list[Figures]:
     """Seconds of every side in each of the interleaved rounds.
 
     One more round goes first and isn't counted: it pays for imports and caches. A side that
@@ -73,7 +73,7 @@ def time_sides(sides: Sequence[Side], rounds: int) -> list[Figures]:
     each clock starts, and what a side returned is dropped after the clock has stopped.
     """
     figures = [Figures(side.label) for side in sides]
-    for number in range(rounds + 1):
+    for number in range(uncounted + rounds):
         for side, row in zip(sides, figures, strict=True):
             if row.error is not None:
                 continue
@@ -88,7 +88,7 @@ def time_sides(sides: Sequence[Side], rounds: int) -> list[Figures]:
                 row.values, row.error = [], type(error).__name__
                 continue
             del kept
-            if number > 0:
+            if number >= uncounted:
                 row.values.append(seconds)
     return figures
 

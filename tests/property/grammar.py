@@ -12,8 +12,45 @@ import textwrap
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
-from slots import COMMON, CONTENTS, PLACES, Place, Slot
+from slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
+from traits import TRAITS, Trait
 from twins import Call, Do, Scenario, Step
+
+# Productions that break a law today. They are drawn only where asked for: `machine.py --about`.
+_AWAITING_REPAIR: frozenset[str] = frozenset(
+    {
+        "annotations and fields",
+        "argument that is state",
+        "backward of a Function",
+        "cell shared by functions",
+        "counter in a cell",
+        "counter in a class",
+        "counter in a dict item",
+        "counter in a global",
+        "counter in a module's attribute",
+        "counter in a slot",
+        "counter in an attribute",
+        "effects of a Function",
+        "forward of a Function",
+        "keys that are objects",
+        "keys that are tensors",
+        "leaf made in the run",
+        "modules by name",
+        "named tuples",
+        "names that aren't read",
+        "objects that are made",
+        "pieces of one storage",
+        "plain containers that are argument and state",
+        "random numbers behind aot_eager",
+        "result that may be the argument",
+        "sizes from values",
+        "switches of autocast",
+        "tensor as default argument",
+        "views of mappings as arguments",
+        "weak references",
+        "weak references as arguments",
+    }
+)
 
 FREE = (
     "t = t.sin()",
@@ -66,36 +103,70 @@ BLOCKS = (
     "if x.dim() == 1:\n    %b\nelse:\n    t = t + 3",
     "if torch.is_grad_enabled():\n    %b",
     "if y.sum() > 0:\n    %b",
+    "if x.dim() > 7:\n    %b",  # never: what is read there isn't read
 )
 
-# Outside of the call: what the block reads must be readable there.
+
+@dataclass(frozen=True)
+class Helper:
+    """A definition around a block, outside of the call: what it reads must be readable there."""
+
+    name: str
+    definition: str
+    use: str
+
+
 HELPERS = (
-    ("def h%n(t, x, y):\n    %b\n    return t", "t = h%n(t, x, y)"),
-    ("def h%n(t, x, y):\n    %b\n    return t", "t = functools.partial(h%n, y=y)(t, x)"),
-    (
+    Helper("helper function", "def h%n(t, x, y):\n    %b\n    return t", "t = h%n(t, x, y)"),
+    Helper(
+        "partial",
+        "def h%n(t, x, y):\n    %b\n    return t",
+        "t = functools.partial(h%n, y=y)(t, x)",
+    ),
+    Helper(
+        "method of an object",
         "class H%n:\n    def run(self, t, x, y):\n        %b\n        return t\nh%n = H%n()",
         "t = h%n.run(t, x, y)",
     ),
-    (
+    Helper(
+        "inherited method",
         "class G%n:\n    def run(self, t, x, y):\n        %b\n        return t\n"
         "class H%n(G%n):\n    def run(self, t, x, y):\n        return super().run(t, x, y) + 1\n"
         "h%n = H%n()",
         "t = h%n.run(t, x, y)",
     ),
-    (
+    Helper(
+        "nn.Module",
         "class H%n(nn.Module):\n    def forward(self, t, x, y):\n        %b\n        return t\n"
         "h%n = H%n()",
         "t = h%n(t, x, y)",
     ),
-    (
+    Helper(
+        "static method",
         "class H%n:\n    @staticmethod\n    def run(t, x, y):\n        %b\n        return t",
         "t = H%n.run(t, x, y)",
     ),
-    (
+    Helper(
+        "decorated function",
         "def twice%n(f):\n    @functools.wraps(f)\n    def both(*a, **k):\n"
         "        return f(*a, **k) + f(*a, **k)\n    return both\n"
         "@twice%n\ndef h%n(t, x, y):\n    %b\n    return t",
         "t = h%n(t, x, y)",
+    ),
+    Helper(
+        "forward of a Function",
+        "class H%n(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, t, x, y):\n"
+        "        t = t * 1\n        %b\n        return t * 1\n"
+        "    @staticmethod\n    def backward(ctx, g): return g * 3, None, None",
+        "t = H%n.apply(t, x, y)",
+    ),
+    Helper(
+        "backward of a Function",
+        "class H%n(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, t, x, y):\n"
+        "        ctx.save_for_backward(x, y)\n        return t * 2\n"
+        "    @staticmethod\n    def backward(ctx, t):\n        x, y = ctx.saved_tensors\n"
+        "        %b\n        return t * 1, None, None",
+        "t = H%n.apply(t, x, y)",
     ),
 )
 HELPER_SITES = ("h%n = lambda t, x, y: t * 13", "H%n.run = lambda *a: a[-3] * 13")
@@ -164,210 +235,6 @@ EFFECTS = (
 )
 
 
-@dataclass(frozen=True)
-class Trait:
-    """Something of a call's arguments or of torch's state that Python can ask for.
-
-    A program that asks is called with each of the forms, and inside each of the contexts.
-    """
-
-    name: str
-    statements: tuple[str, ...]
-    forms: tuple[str, ...] = ("new(4), new(4)",)
-    around: tuple[str, ...] = ("",)
-    sites: tuple[str, ...] = ()
-
-
-TRAITS = (
-    Trait(
-        "dtype",
-        ("if x.dtype == torch.float64:\n    t = t + 1", "t = t * x.element_size()"),
-        ("new(4), new(4)", "new(4, dtype=torch.float64), new(4)"),
-    ),
-    Trait(
-        "shape",
-        (
-            "t = t * x.shape[0]",
-            "t = t + x.numel()",
-            "for row in x:\n    t = t + row.sum()",
-            "t = t + len(x)",
-            "t = t.reshape(x.shape[0], -1)",
-            "if x.dim() == 1:\n    t = t * 2",
-            "t = t + torch.ones(x.size(0), 4).sum()",
-        ),
-        ("new(2, 4), new(4)", "new(3, 4), new(4)", "new(4), new(4)", "new(0, 4), new(4)"),
-    ),
-    Trait(
-        "stride",
-        ("t = t + x.stride(0)", "if x.is_contiguous():\n    t = t * 2"),
-        ("new(2, 4), new(4)", "new(4, 2).t(), new(4)", "new(1, 4).expand(2, 4), new(4)"),
-    ),
-    Trait("offset", ("t = t + x.storage_offset()",), ("new(8)[:4], new(4)", "new(8)[4:], new(4)")),
-    Trait(
-        "need for gradients",
-        ("if x.requires_grad:\n    t = t * 2", "t = t + (x * 2).requires_grad"),
-        ("new(4), new(4)", "new(4).requires_grad_(), new(4)"),
-    ),
-    Trait(
-        "leaf",
-        ("t = t * (2 if x.is_leaf else 3)",),
-        ("new(4).requires_grad_(), new(4)", "new(4).requires_grad_() * 1, new(4)"),
-    ),
-    Trait(
-        "class of a tensor",
-        ("if isinstance(x, nn.Parameter):\n    t = t * 2",),
-        ("new(4).requires_grad_(), new(4)", "nn.Parameter(new(4)), new(4)"),
-    ),
-    Trait(
-        "attribute of a tensor",
-        ("t = t * getattr(x, 'tag', 1.0)",),
-        ("new(4), new(4)", "tagged(new(4), 2.0), new(4)", "tagged(new(4), 3.0), new(4)"),
-    ),
-    Trait(
-        "object as argument",
-        (
-            "t = x.tag.apply(t)",
-            "t = t * x.tag.bonus",
-            "t = t * x.tag.value if hasattr(x.tag, 'extra') else t - x.tag.value",
-        ),
-        (
-            "tagged(new(4), Low(2.0)), new(4)",
-            "tagged(new(4), High(2.0)), new(4)",
-            "tagged(new(4), Low(2.0, bonus=7.0)), new(4)",
-            "tagged(new(4), Low(2.0, extra=1.0)), new(4)",
-        ),
-    ),
-    Trait(
-        "identity",
-        ("if x is y:\n    t = t * 3", "t = t * (2 if y is not x else 5)"),
-        ("new(4), new(4)", "(z := new(4)), z"),
-    ),
-    Trait(
-        "memory",
-        (
-            "x.mul_(2)\nt = t + y",
-            "y[0] = 3.0\nt = t + x * 2",
-            "y.add_(x)\nx.add_(y)",
-        ),
-        (
-            "new(4), new(4)",
-            "(z := new(8))[:4], z[2:6]",
-            "(z := new(4)), z.view(4)",
-            "(z := new(4)), z.detach()",
-        ),
-    ),
-    Trait(
-        "value",
-        (
-            "if (x > 0).all():\n    t = t * 2",
-            "if x.sum() > 0:\n    t = t - 1",
-            "t = t * (2 if bool(x[..., 0].sum() > 0) else 3)",
-            "t = t + int((x > 0).sum())",
-            "while t.sum() < 0:\n    t = t + 10",
-            "assert x.min() > -9, 'too small'",
-            "t = t[t > 0].sum() + y",
-            "if x.sum().item() > 0:\n    t = t + 1",
-            "t = t * (x.max() > 0).item()",
-        ),
-        ("new(4).abs() + 1, new(4)", "-new(4).abs() - 1, new(4)"),
-    ),
-    Trait(
-        "grad mode",
-        ("if torch.is_grad_enabled():\n    t = t + 1", "t = t * (t * 2).requires_grad"),
-        ("new(4).requires_grad_(), new(4)",),
-        ("", "torch.no_grad()", "torch.enable_grad()"),
-        ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"),
-    ),
-    Trait(
-        "inference mode",
-        (
-            "if torch.is_inference_mode_enabled():\n    t = t + 1",
-            "t = t * (1 if (t * 2).is_inference() else 2)",
-        ),
-        around=("torch.no_grad()", "torch.inference_mode()"),  # they differ in nothing else
-    ),
-    Trait(
-        "autocast",
-        (
-            "if torch.is_autocast_enabled('cpu'):\n    t = t + 1",
-            "if (t @ torch.eye(4)).dtype == torch.bfloat16:\n    t = t * 2",
-            "t = t * (2 if torch.get_autocast_dtype('cpu') == torch.float16 else 1)",
-        ),
-        around=(
-            "",
-            "torch.autocast('cpu', torch.bfloat16)",
-            "torch.autocast('cpu', torch.float16)",
-        ),
-    ),
-    Trait(
-        "default dtype",
-        (
-            "if torch.get_default_dtype() == torch.float64:\n    t = t + 1",
-            "if torch.ones(4).dtype == torch.float64:\n    t = t + 1",
-            "t = t * torch.tensor(2.0).element_size()",
-        ),
-        sites=("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)"),
-    ),
-    Trait(
-        "other flags",
-        (
-            "if torch.are_deterministic_algorithms_enabled():\n    t = t + 1",
-            "t = t + len(torch.get_float32_matmul_precision())",
-        ),
-        sites=(
-            "torch.use_deterministic_algorithms(True)",
-            "torch.use_deterministic_algorithms(False)",
-            "torch.set_float32_matmul_precision('high')",
-        ),
-    ),
-    Trait(
-        "tables of a module",
-        ("t = layer(t)", "t = t * layer.weight.sum()", "t = t + layer.count"),
-        sites=(
-            "layer.weight = nn.Parameter(torch.full((4,), 5.0))",
-            "layer._parameters['weight'] = nn.Parameter(torch.full((4,), 7.0))",
-            "layer.count = torch.ones(())",
-            "layer._buffers['count'] = torch.full((), 3.0)",
-        ),
-    ),
-    Trait(
-        "bases of a class",
-        ("t = leaf.apply(t)", "t = t * Leaf.bonus", "t = t + len(Leaf.__mro__)"),
-        sites=("Leaf.__bases__ = (High,)", "Leaf.__bases__ = (Low,)"),
-    ),
-    Trait(
-        "order of a dict",
-        (
-            "for v in ranks.values():\n    t = t * 2 + v",
-            "t = t * next(iter(ranks.values()))",
-            "t = t + list(ranks).index('a')",
-        ),
-        sites=("ranks.move_to_end('a')", "ranks.move_to_end('b')", "ranks['a'] = ranks.pop('a')"),
-    ),
-    Trait(
-        "context variable",
-        ("t = t * knob.get()", "if knob.get() > 2:\n    t = t + 1"),
-        sites=("knob.set(3.0)", "knob.set(2.0)", "knob.set(7.0)"),
-    ),
-    Trait(
-        "end of a list",
-        ("t = t * rows[-1][-1]", "rows[-1].append(1.0)\nt = t * len(rows[-1])"),
-        sites=("rows[1][0] = 3.0", "rows.append([5.0])", "rows[-1].append(7.0)", "rows.reverse()"),
-    ),
-    Trait(
-        "builtins",
-        ("t = t + len([1, 2]) * abs(-2)", "t = t * max(1, 2) + round(2.6)"),
-        sites=(
-            "len = lambda v: 7",
-            "abs = lambda v: 9.0",
-            "max = lambda *a, **k: 5.0",
-            "round = lambda v: 4",
-            "del len, abs, max, round",
-            "__builtins__ = {**vars(__import__('builtins'))}",
-        ),
-    ),
-)
-
 RETURNS = (
     "t",
     "t, x",
@@ -417,6 +284,46 @@ MODULE_SITES = (
 )
 METHOD_SITES = ("me.__class__ = type('Net2', (Net,), {})", "me = copy.deepcopy(me); call = me.run")
 
+# What AOTAutograd makes of a graph differs from the graph: aliases, writes in place, autograd.
+BACKENDS = ("eager", "eager", "aot_eager")
+DRAWS = "random numbers behind aot_eager"
+_DRAWS = re.compile(r"rand|[dD]ropout")
+
+# Names in code that doesn't run: writes behind them retire nothing, and nothing is refused.
+CALM = "names that aren't read"
+_ATTRIBUTES = (
+    "attribute",
+    "deep attribute",
+    "class attribute, inherited",
+    "base class",
+    "property",
+    "slot",
+    "dataclass",
+    "nn.Module attribute",
+)
+_NOT_RUN = (
+    "if quiet.on:\n    %b",
+    "if not quiet.on:\n    t = t * 2\nelse:\n    %b",
+    "while quiet.on:\n    %b",
+    "if x.dim() > 7:\n    %b",
+    "def unused(t):\n    %b\n    return t",
+    "try:\n    t = t * 2\nexcept ValueError:\n    %b",
+    "for _ in range(x.dim() - 1):\n    %b",
+    "if quiet.on and helper(t) is None:\n    t = t + 1",
+)
+_NOT_COMPILED = (
+    "t = t * random.random()",
+    "t = t + time.time()",
+    "t = t * torch.from_numpy(np.random.rand(4)).float()",
+    "print(t)",
+    "t = t * len(open('/proc/self/status').read())",
+)
+_RUN = ("t = t * 2", "t = t.sin()", "t = t + y", "t = t.view(-1)")
+_QUIET = (
+    "import random, time\nimport numpy as np\nclass Quiet: on = False\nquiet = Quiet()\n"
+    "def helper(t):\n    return quiet.scale * random.random()"
+)
+
 FORMS = ("function", "closure", "module", "method")
 
 
@@ -450,22 +357,35 @@ def _weight(place: Place) -> int:
 
 
 _PLACES = {form: [p for p in PLACES if _fits(p, form) for _ in range(_weight(p))] for form in FORMS}
-_CONTENTS = {p.name: [c for c in CONTENTS if not p.only or c.name in p.only] for p in PLACES}
+_ANY = {form: [p for p in PLACES if _fits(p, form) and not p.only] for form in FORMS}
+_DRAWN = [c for c in CONTENTS if c.name not in _AWAITING_REPAIR]
+_CONTENTS = {p.name: [c for c in _DRAWN if not p.only or c.name in p.only] for p in PLACES}
+_TRAITS = [t for t in TRAITS if t.name not in _AWAITING_REPAIR]
+_HELPERS = [h for h in HELPERS if h.name not in _AWAITING_REPAIR]
+_CALM = {form: [p for p in _ANY[form] if p.name in _ATTRIBUTES] for form in FORMS}
+PRODUCTIONS = {one.name: one for one in (*HELPERS, *TRAITS, *CONTENTS)}
+assert len(PRODUCTIONS) == len(HELPERS) + len(TRAITS) + len(CONTENTS)
+NAMES = (*PRODUCTIONS, CALM, DRAWS)  # of all that can be asked for, or await repair
+assert frozenset(NAMES) >= _AWAITING_REPAIR
 
 
-def _draw_subjects(draw: st.DrawFn, form: str) -> Program:
+def _draw_subjects(draw: st.DrawFn, form: str, about: str) -> Program:
     """What the program is about: slots, or traits, or both."""
-    n_slots, n_traits = draw(
-        st.sampled_from([(1, 0), (0, 1), (2, 0), (0, 3), (3, 0), (1, 2), (2, 1), (0, 2)])
-    )
+    wanted = PRODUCTIONS.get(about)
+    if isinstance(wanted, Trait):
+        return Program(form, [], [wanted])
+    mixed = [(1, 0), (0, 1), (2, 0), (0, 3), (3, 0), (1, 2), (2, 1), (0, 2)]
+    n_slots, n_traits = draw(st.sampled_from([(1, 0), (2, 0)] if wanted else mixed))
     slots = []
     for number in range(n_slots):
         place = draw(st.sampled_from(_PLACES[form]))
         content = draw(st.sampled_from(_CONTENTS[place.name]))
+        if isinstance(wanted, Content):
+            place, content = draw(st.sampled_from(_ANY[form])), wanted
         if slots and not place.only and draw(st.integers(0, 2)) == 2:
             content = slots[0].content
         slots.append(Slot(number, place, content))
-    return Program(form, slots, [draw(st.sampled_from(TRAITS)) for _ in range(n_traits)])
+    return Program(form, slots, [draw(st.sampled_from(_TRAITS)) for _ in range(n_traits)])
 
 
 def _write_block(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
@@ -480,7 +400,7 @@ def _write_use(draw: st.DrawFn, program: Program, slots: list[Slot]) -> str:
     twins = [slot for slot in slots if slot is not subject and _are_alike(slot, subject)]
     if twins and twins[0].content.changes and draw(st.booleans()):
         return f"if {subject.fill('%r')} is {twins[0].fill('%r')}:\n    t = t * 5"
-    return _write_use_of(draw, subject)
+    return _write_use_of(draw, program, subject)
 
 
 def _are_alike(slot: Slot, subject: Slot | Trait) -> bool:
@@ -488,10 +408,12 @@ def _are_alike(slot: Slot, subject: Slot | Trait) -> bool:
     return isinstance(subject, Slot) and slot.content is subject.content
 
 
-def _write_use_of(draw: st.DrawFn, subject: Slot | Trait) -> str:
-    if isinstance(subject, Trait):
-        return draw(st.sampled_from(subject.statements))
-    return subject.fill(draw(st.sampled_from(subject.content.uses)))
+def _write_use_of(draw: st.DrawFn, program: Program, subject: Slot | Trait) -> str:
+    if isinstance(subject, Slot):
+        return subject.fill(draw(st.sampled_from(subject.content.uses)))
+    _add(program, subject.setup)
+    statement = draw(st.sampled_from(subject.statements))
+    return _write_helper(program, *subject.helper, statement) if subject.helper else statement
 
 
 def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth: int) -> str:
@@ -516,9 +438,18 @@ def _write_statement(draw: st.DrawFn, program: Program, slots: list[Slot], depth
         if "scope()" in text:
             _add(program, _SCOPE)
         return _nest(text, _write_block(draw, program, slots, depth - 1))
-    definition, use = draw(st.sampled_from(HELPERS))
+    return _draw_helper(draw, program, draw(st.sampled_from(_HELPERS)), slots, depth)
+
+
+def _draw_helper(
+    draw: st.DrawFn, program: Program, helper: Helper, slots: list[Slot], depth: int
+) -> str:
     anywhere = [slot for slot in slots if not slot.place.scope]
     block = _write_block(draw, program, anywhere, depth - 1)
+    return _write_helper(program, helper.definition, helper.use, block)
+
+
+def _write_helper(program: Program, definition: str, use: str, block: str) -> str:
     number, program.helpers = str(program.helpers), program.helpers + 1
     program.before.append(_nest(definition, block).replace("%n", number))
     program.sites += [site.replace("%n", number) for site in HELPER_SITES]
@@ -549,11 +480,16 @@ def _nest(text: str, block: str) -> str:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
-    """A program, and steps."""
+def scenarios(draw: st.DrawFn, about: str = "", backends: tuple[str, ...] = BACKENDS) -> Scenario:
+    """A program, and steps. It is about a production, or about any."""
     form = draw(st.sampled_from(FORMS))
-    program = _draw_subjects(draw, form)
-    block = [_write_use_of(draw, subject) for subject in [*program.traits, *program.slots]]
+    if about == CALM or _is_drawn(draw, CALM):
+        return _draw_calm(draw, form, backends)
+    program = _draw_subjects(draw, form, about)
+    subjects = [*program.traits, *program.slots]
+    block = [_write_use_of(draw, program, subject) for subject in subjects]
+    if isinstance(wanted := PRODUCTIONS.get(about), Helper):
+        block.append(_draw_helper(draw, program, wanted, program.slots, 2))
     for _ in range(draw(st.integers(0, 3))):
         statement = _write_statement(draw, program, program.slots, 2)
         block.insert(draw(st.integers(0, len(block))), statement)
@@ -568,10 +504,48 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     values = {slot.number: value for slot, value in zip(program.slots, first, strict=True)}
     text = "\n".join([*setups, *program.before, _write_call(form, used, values, body)]) + "\n"
     steps = _draw_steps(draw, program, used, values)
-    return Scenario(_add_common(text, steps) + text, tuple(steps))
+    text = _add_common(text, steps) + text
+    backend = draw(st.sampled_from(backends))
+    if DRAWS in _AWAITING_REPAIR and about != DRAWS and _DRAWS.search(text):
+        backend = "eager"
+    return Scenario(text, tuple(steps), backend)
+
+
+def _is_drawn(draw: st.DrawFn, name: str) -> bool:
+    return name not in _AWAITING_REPAIR and draw(st.integers(0, 15)) == 15
+
+
+def _draw_calm(draw: st.DrawFn, form: str, backends: tuple[str, ...]) -> Scenario:
+    """A program whose calls all hit but the first, whatever is written behind unread names."""
+    slots = [
+        Slot(number, draw(st.sampled_from(_CALM[form])), draw(st.sampled_from(CONTENTS)))
+        for number in range(draw(st.integers(1, 2)))
+    ]
+    values = {slot.number: draw(st.sampled_from(slot.content.values)) for slot in slots}
+    body = [draw(st.sampled_from(_RUN)) for _ in range(draw(st.integers(1, 2)))]
+    for slot in slots:
+        texts = [*slot.content.uses, *slot.content.effects]
+        block = slot.fill(draw(st.sampled_from(texts)))
+        if draw(st.booleans()):
+            block += "\n" + draw(st.sampled_from(_NOT_COMPILED))
+        body.append(_nest(draw(st.sampled_from(_NOT_RUN)), block))
+    setups = [_QUIET, *[s.fill(s.place.setup, values[s.number]) for s in slots]]
+    call = _write_call(form, slots, values, "\n".join(["t = x", *body, "return t"]))
+    text = "\n".join([*setups, call]) + "\n"
+    turn = Call("new(4), new(4)", times=2)
+    steps: list[Step] = [turn]
+    for _ in range(draw(st.integers(1, 4))):
+        slot = draw(st.sampled_from(slots))
+        value = draw(st.sampled_from(slot.content.values))
+        write = Do(slot.fill(draw(st.sampled_from(slot.place.writes)), value))
+        steps += [write, turn]
+    backend = draw(st.sampled_from(backends))
+    return Scenario(_add_common(text, steps) + text, tuple(steps), backend, calm=True)
 
 
 def _write_return(draw: st.DrawFn, program: Program) -> str:
+    if made := [text for trait in program.traits for text in trait.returns]:
+        return draw(st.sampled_from(made))
     if program.slots and draw(st.integers(0, 5)) == 5:
         return f"(t, {draw(st.sampled_from(program.slots)).fill('%r')})"
     return draw(st.sampled_from(RETURNS))

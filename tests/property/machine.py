@@ -2,7 +2,8 @@
 
 `python tests/property/machine.py --steps 200000` runs it by itself, a process for each core, with a
 progress bar (a line every minute where there is no terminal). The script is printed;
-LAWS_SAVE=folder in the environment keeps it there, as a test.
+LAWS_SAVE=folder in the environment keeps it there, as a test. `--about NAME` draws programs of one
+production only; `--awaiting` plays each that awaits repair and tells which still break a law.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from unittest.mock import patch
 import click
 import hypothesis
 import torch
-from grammar import scenarios
+from grammar import _AWAITING_REPAIR, BACKENDS, NAMES, scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture import engine
+from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from twins import Difference, Figures, Scenario, check_twins
+from twins import Difference, Figures, Scenario, check
 
 BATCH = 200  # scenarios drawn from one seed: hypothesis remembers all of a batch
 SHRINKING = 60  # seconds at most
@@ -52,8 +54,8 @@ def write_script(scenario: Scenario, reason: str, seed: int) -> str:
     told = "\n".join(f"# {line}" for line in reason.splitlines())
     return (
         f"# Found by the law machine, seed {seed}. Runs with PYTHONPATH=tests/property.\n{told}\n"
-        f"from twins import Call, Do, check_twins\n\n{scenario}\n\n"
-        "def test_twins_agree() -> None:\n    check_twins(PROGRAM, STEPS)\n\n\n"
+        f"from twins import Call, Do, Scenario, check\n\n{scenario}\n\n"
+        "def test_twins_agree() -> None:\n    check(SCENARIO)\n\n\n"
         'if __name__ == "__main__":\n    test_twins_agree()\n'
     )
 
@@ -64,14 +66,17 @@ def run(
     *,
     shrink: bool = True,
     tell: Callable[[Figures], None] = lambda figures: None,
+    about: str = "",
+    backends: tuple[str, ...] = BACKENDS,
 ) -> Figures:
     """Play scenarios until this many steps were taken. Raises LawBroken."""
+    drawn = scenarios(about, backends)
     figures = Figures()
     gc.collect()
     gc.freeze()  # programs collect garbage: theirs
     try:
         while figures.steps < budget:
-            _run_batch(figures, budget, seed, shrink, tell)
+            _run_batch(drawn, figures, budget, seed, shrink, tell)
             seed += 1
     finally:
         gc.unfreeze()
@@ -79,7 +84,12 @@ def run(
 
 
 def _run_batch(
-    figures: Figures, budget: int, seed: int, shrink: bool, tell: Callable[[Figures], None]
+    drawn: SearchStrategy[Scenario],
+    figures: Figures,
+    budget: int,
+    seed: int,
+    shrink: bool,
+    tell: Callable[[Figures], None],
 ) -> None:
     broken: list[tuple[Scenario, str]] = []
 
@@ -92,13 +102,13 @@ def _run_batch(
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    @given(scenarios())
+    @given(drawn)
     def play(scenario: Scenario) -> None:
         figures.scenarios += 1
         # Hypothesis times the collector, and a run in which that happens reads a clock.
         others, gc.callbacks[:] = gc.callbacks[:], []
         try:
-            check_twins(scenario.program, list(scenario.steps), figures)
+            check(scenario, figures)
         except Difference as difference:
             broken.append((scenario, str(difference)))
             raise
@@ -121,23 +131,23 @@ def _run_batch(
 # --- by itself ---------------------------------------------------------------------------------
 
 
-def work(steps: int, seed: int, parent: Connection) -> None:
+def work(steps: int, seed: int, about: str, parent: Connection) -> None:
     """One process's share. Sends its figures as it goes, or the script of what broke a law."""
     logging.disable(logging.WARNING)  # refusals are part of the play
     torch.set_num_threads(1)
     try:
-        run(steps, seed, tell=parent.send)
+        run(steps, seed, tell=parent.send, about=about)
     except LawBroken as broken:
         parent.send(str(broken))
 
 
-def start(workers: int, share: int, seed: int) -> dict[Connection, Figures]:
+def start(workers: int, share: int, seed: int, about: str) -> dict[Connection, Figures]:
     """This many processes, each with seeds of its own."""
     context = multiprocessing.get_context("spawn")
     told = {}
     for number in range(workers):
         mine, theirs = context.Pipe(duplex=False)
-        args = (share, seed + number * share, theirs)
+        args = (share, seed + number * share, about, theirs)
         context.Process(target=work, args=args, daemon=True).start()
         theirs.close()  # so that the end of the process is the end of the pipe
         told[mine] = Figures()
@@ -162,21 +172,37 @@ def follow(told: dict[Connection, Figures], share: int) -> Iterator[Figures]:
         yield sum(told.values(), Figures())
 
 
+def try_awaiting(steps: int, seed: int) -> Iterator[str]:
+    """A line for each production that awaits repair."""
+    for name in sorted(_AWAITING_REPAIR):
+        try:
+            yield f"{name}: nothing wrong in {run(steps, seed, about=name, shrink=False)}"
+        except LawBroken as broken:
+            yield f"{name}: BREAKS A LAW\n{broken.script}"
+
+
 @click.command()
 @click.option("--steps", default=200_000, show_default=True, help="How many to take.")
 @click.option("--seed", type=int, default=None, help="Where to begin; a fresh one by default.")
 @click.option("--workers", default=os.cpu_count(), show_default=True, help="How many processes.")
-def main(steps: int, seed: int | None, workers: int) -> None:
+@click.option("--about", type=click.Choice(NAMES), default=None, help="One production.")
+@click.option("--awaiting", is_flag=True, help="Each production that awaits repair, one by one.")
+def main(steps: int, seed: int | None, workers: int, about: str | None, awaiting: bool) -> None:
     """Look for programs whose compiled twins differ."""
     first = random.randrange(10**6) if seed is None else seed
     console = Console()
+    if awaiting:
+        logging.disable(logging.WARNING)
+        for line in try_awaiting(steps, first):
+            click.echo(line)
+        return
     console.print(f"law machine: {steps} steps from seed {first}, {workers} processes")
     share = -(-steps // workers)
     figures, spoken = Figures(), time.monotonic()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=steps)
-        for figures in follow(start(workers, share, first), share):
+        for figures in follow(start(workers, share, first, about or ""), share):
             progress.update(task, completed=figures.steps, description=str(figures))
             if not console.is_terminal and time.monotonic() > spoken + 60:
                 spoken = time.monotonic()

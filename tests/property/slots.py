@@ -807,6 +807,51 @@ CONTENTS = (
         ),
     ),
     Content(
+        "modules by name",  # that no line of the program names
+        (
+            "nn.Sequential(collections.OrderedDict(conv=nn.Linear(4, 4), act=nn.LeakyReLU(0.1)))",
+            "Stages(collections.OrderedDict(conv=nn.Linear(4, 4), act=nn.ELU(0.5)))",
+            "nn.Sequential(Stages(collections.OrderedDict(conv=nn.Linear(4, 4), act=nn.ELU())))[0]",
+            "nn.ModuleDict({'conv': nn.Linear(4, 4), 'act': nn.LeakyReLU(0.1)})",
+            "Branches(conv=nn.Linear(4, 4), act=nn.LeakyReLU(0.1))",
+        ),
+        (
+            "for m in %r.children():\n    t = m(t)",
+            "for m in %r._modules.values():\n    t = m(t)",
+            "for name, m in %r.named_children():\n    t = m(t) + len(name)",
+            "t = functools.reduce(lambda v, m: m(v), %r.children(), t)",
+            "t = %r(t)",
+            "for m in (%r.values() if hasattr(%r, 'values') else %r):\n    t = m(t)",
+            "t = sum([m(t) for m in list(%r.modules())[1:]])",
+            "t = t + sum([p.sum() for p in %r.parameters()])",
+            "t = next(%r.children())(t)",
+            "t = t * len(list(%r.modules()))",
+        ),
+        (
+            "%o.conv.bias = nn.Parameter(torch.full((4,), 5.0))",
+            "%o.conv.weight = nn.Parameter(torch.eye(4))",
+            "%o.conv._parameters['bias'] = nn.Parameter(torch.full((4,), 7.0))",
+            "%o.conv.bias = None",
+            "%o.conv.bias.requires_grad_(False)",
+            "%o.conv = nn.Linear(4, 4)",
+            "%o._modules['conv'] = nn.Identity()",
+            "%o.act.negative_slope = 0.5",
+            "%o.act.alpha = 2.0",
+            "%o.act = nn.Tanh()",
+            "%o.add_module('last', nn.Sigmoid())",
+            "del %o._modules['act']",
+            "%o.conv.forward = lambda t: t * 3",
+            "handle = %o.conv.register_forward_hook(lambda m, a, o: o * 2)",
+            "handle = %o.act.register_forward_pre_hook(lambda m, a: (a[0] + 1,))",
+            "handle.remove()",
+            "%o.conv.__class__ = type('Conv', (nn.Linear,), {'forward': lambda self, t: t * 5})",
+            "Stages.forward = lambda self, t: t * 11",
+            "%o.conv.weight.data.mul_(2)",
+            "%o.double()",
+        ),
+        ("%r.conv.calls = getattr(%r.conv, 'calls', 0) + 1",),
+    ),
+    Content(
         "dtype",
         ("torch.float32", "torch.float64", "torch.bfloat16"),
         ("t = t.to(%r)", "t = t + torch.ones(4, dtype=%r)", "if t.dtype is %r:\n    t = t * 2"),
@@ -858,6 +903,18 @@ class High(Low):
         return t + self.value
 class Leaf(Low): pass
 leaf = Leaf(2.0)
+""",
+    ("Stages",): "class Stages(nn.Sequential): pass\n",
+    ("Branches",): """\
+class Branches(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+    def forward(self, t):
+        for part in self.children():
+            t = part(t)
+        return t
 """,
     ("knob",): "knob = contextvars.ContextVar('knob', default=2.0)\n",
     ("rows",): "rows = [[1.0], [2.0]]\n",

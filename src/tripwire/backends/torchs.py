@@ -55,22 +55,26 @@ def find_registered(name: str) -> Callable[..., Runtime] | None:
         found: Callable[..., Runtime] = lookup_backend(name)
     except InvalidBackend:
         return None
-    return _handed_over(found, name)
+    return _HandedOver(found, name)
 
 
-def _handed_over(backend: Callable[..., Runtime], name: str) -> Callable[..., Runtime]:
-    """A back end of torch.compile's, given what Dynamo gives."""
+class _HandedOver:
+    """A back end of torch.compile's, given what Dynamo gives. Pickled as its name."""
 
-    def compile_graph(
-        module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any
+    def __init__(self, backend: Callable[..., Runtime], name: str) -> None:
+        self._backend = backend
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(
+        self, module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any
     ) -> Runtime:
         from tripwire.backends.handover import handing_over
 
         with handing_over(module) as copied:
-            return backend(copied, list(example_inputs), **options)
+            return self._backend(copied, list(example_inputs), **options)
 
-    compile_graph.__name__ = compile_graph.__qualname__ = name
-    return compile_graph
+    def __reduce__(self) -> Any:
+        return find_registered, (self.__name__,)
 
 
 def list_registered() -> list[str]:

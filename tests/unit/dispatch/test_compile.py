@@ -378,6 +378,14 @@ def decorated(x):
     return x - 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_is_compiled_by_a_named_back_end_is_pickled(backend) -> None:
+    loaded = pickle.loads(pickle.dumps(tripwire.compile(double, backend=backend)))
+    for _ in range(3):
+        check_same(X * 2, loaded(X))
+    assert loaded.statistics().hits == 2
+
+
 def test_a_decorated_function_is_pickled_by_its_name() -> None:
     check_same(X - 1, pickle.loads(pickle.dumps(decorated))(X))
 
