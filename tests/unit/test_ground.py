@@ -63,6 +63,7 @@ LAYERS = [
         "tracing.scripts",
         "tracing.forwards",
     },
+    {"tracing.reader"},
     {"tracing.reach", "tracing.inner"},
     {"tracing.reads", "tracing.state", "tracing.render"},
     {"tracing.effects"},
