@@ -190,6 +190,7 @@ class Carried:
     meta: TensorMeta
     traits: Traits
     attributes: dict[str, object]  # Python's own, of the tensor that was replaced
+    spot: tuple[int, Any]  # where it lies, see Kind.spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,9 @@ def plan_effects(
 
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
     """
+    writes = list(writes)
     planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
+    planner.note_shared(writes)
     for _, group in groupby(writes, key=lambda write: id(write.holder)):
         planner.add(list(group))
     return Effects(
@@ -273,6 +276,12 @@ class _EffectPlanner:
         self.counted_keys: set[tuple[int, Any]] = set()
         self.volatile: list[Volatile] = []
         self.written: set[tuple[int, Any]] = set()
+        self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+
+    def note_shared(self, writes: list[Write]) -> None:
+        """Look which writes are one: a cell of two functions, an object and its `__dict__`."""
+        for write in writes:
+            self.writes_at.setdefault(write.spot, []).append(write)
 
     def add(self, writes: list[Write]) -> None:
         """Plan the writes to one holder."""
@@ -310,9 +319,11 @@ class _EffectPlanner:
             self._note_volatile([write])
             self.steps.append(Drop(place, write.key))
             return
-        if self._is_counted(write):
+        together = self.writes_at[write.spot]
+        if all(map(self._is_counted, together)):
             amount = write.after - write.before  # type: ignore[operator]
-            self.steps.append(Count(place, write.key, amount))
+            if write is together[0]:
+                self.steps.append(Count(place, write.key, amount))
             self.counted_keys.add((id(holder), write.key))
             if holder.anchored:
                 self.counted.append(Counted(place, write.key, write.source, type(write.after)))
@@ -349,8 +360,7 @@ class _EffectPlanner:
             return False
         if type(write.before) is float:
             return False  # a sum of floats hangs on the order; let it be volatile
-        use = self.reads.use_of_key(write.holder, write.key)
-        return use.updated and not (use.whole or use.keys or use.attributes)
+        return self.reads.is_only_counted(write.holder, write.key)
 
     def _note_carried(self, write: Write, place: Place) -> bool:
         if not write.holder.anchored or isinstance(write.holder.kind, (Elements, Members)):
@@ -361,7 +371,9 @@ class _EffectPlanner:
         if self._is_read(write):
             meta, traits = facts
             attributes = self.attributes_of(write.before)
-            self.carried.append(Carried(place, write.key, write.source, meta, traits, attributes))
+            self.carried.append(
+                Carried(place, write.key, write.source, meta, traits, attributes, write.spot)
+            )
         return True
 
     def _note_volatile(self, writes: list[Write]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -86,6 +86,11 @@ class Kind:
         """What it holds under one key, or ABSENT."""
         keys, values = self.read(owner)
         return dict(zip(keys, values, strict=True)).get(key, ABSENT)
+
+    def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
+        """Where the value lies, as an identity: two holders may lead to one place."""
+        space = self.dict_of(owner)
+        return id(owner if space is None else space), key
 
 
 class _DictKind(Kind):
@@ -328,6 +333,9 @@ class Cells(Kind):
     def step(self, path: Source | None, key: Any) -> Source:
         return Cell(path, key)
 
+    def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
+        return id(cells_of(owner)[key]), None
+
     def get(self, owner: Any, key: Any) -> object:
         return _contents(cells_of(owner)[key])
 
@@ -539,6 +547,11 @@ class Write(NamedTuple):
         """Where it was written."""
         return self.holder.step(self.key)
 
+    @property
+    def spot(self) -> tuple[int, Any]:
+        """The place that was written, whichever holder leads to it."""
+        return self.holder.kind.spot(self.holder.owner, self.key)
+
 
 class Holders:
     """Every holder that one run could reach."""
@@ -616,7 +629,8 @@ class Holders:
                     )
 
     def find_writes(self) -> Iterator[Write]:
-        """What the run changed."""
+        """What the run changed. A place that several holders share comes once for each of them."""
+        shared: dict[tuple[int, Any], object] | None = None
         # Functions of one module share its globals; the first of them saw those before the run,
         # a later one perhaps what the run had put there.
         met: set[tuple[int, Any]] = set()
@@ -640,9 +654,38 @@ class Holders:
                 if moved is not ABSENT and all(before[k] is after[k] for k in before):
                     yield Write(holder, moved, _strong(before[moved]), _strong(after[moved]))
                     continue
+            if shared is None:
+                shared = self._find_shared()
             for key in dict.fromkeys((*before, *after)):
                 if names and (id(holder.owner), key) not in first:
                     continue
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+                if shared:
+                    old = shared.get(holder.kind.spot(holder.owner, key), old)
                 if old is not new and not same_plain(old, new):
                     yield Write(holder, key, _strong(old), _strong(new))
+
+    def _find_shared(self) -> dict[tuple[int, Any], object]:
+        """What was first seen in places that more than one holder leads to.
+
+        One that was reached while the run went on may have seen what the run had put there.
+        """
+        first: dict[tuple[int, Any], object] = {}
+        shared: dict[tuple[int, Any], object] = {}
+        counts = Counter(id(space) for space in map(_dict_behind, self.all) if space is not None)
+        for holder in self.all:
+            space = _dict_behind(holder)
+            if isinstance(holder.kind, Cells) or (space is not None and counts[id(space)] > 1):
+                for key, kept in zip(holder.keys, holder.kept, strict=True):
+                    spot = holder.kind.spot(holder.owner, key)
+                    if spot in first:
+                        shared[spot] = first[spot]
+                    else:
+                        first[spot] = kept
+        return shared
+
+
+def _dict_behind(holder: Holder) -> dict[Any, Any] | None:
+    if isinstance(holder.kind, (LibraryClass, LibraryNames, Names)):
+        return None
+    return holder.kind.dict_of(holder.owner)

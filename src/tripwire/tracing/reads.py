@@ -433,6 +433,26 @@ class ReadSet:
             return found if key in use.keys else _UNUSED
         return self._use_at(holder.step(key))
 
+    def is_only_counted(self, holder: Holder, key: Any) -> bool:
+        """Whether the executed code does nothing with a number but add constants to it."""
+        use = self.use_of_key(holder, key)
+        if not use.updated or use.whole or use.keys or use.attributes:
+            return False
+        if isinstance(holder.kind, (Attributes, Slots)) and self.is_open(type(holder.owner)):
+            return False  # which may store it under a computed name
+        if any(Step(kind, key) in self.uses.replaced for kind in _kinds_of(holder)):
+            return False
+        return key not in self.uses.replaced_of_self or not self._is_stored_by(holder.owner, key)
+
+    def _is_stored_by(self, owner: object, name: str) -> bool:
+        """Whether a method that says `self.name = ...` ran, and may be one of this object."""
+        bases = (owner if isinstance(owner, type) else type(owner)).__mro__
+        return any(
+            self._methods.get(id(code), object) in bases
+            for code in self._codes
+            if name in find_uses(code).replaced_of_self
+        )
+
     def _use_at(self, path: Source) -> Use:
         uses = self.uses
         match path:
@@ -528,6 +548,18 @@ class ReadSet:
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
         lines = [f"{s:{widths[0]}}  {v:{widths[1]}}  {w}".rstrip() for s, v, w in rows]
         return "\n".join([f"{len(rows)} reads", *lines])
+
+
+def _kinds_of(holder: Holder) -> tuple[StepKind, ...]:
+    """How code spells a step to what a holder holds."""
+    match holder.kind:
+        case Names():
+            return StepKind.GLOBAL, StepKind.ATTRIBUTE
+        case Cells():
+            return StepKind.FREE, StepKind.LOCAL
+        case Items():
+            return (StepKind.ITEM,)
+    return (StepKind.ATTRIBUTE,)
 
 
 def _is_library(holder: Holder) -> bool:

@@ -152,13 +152,13 @@ class _Planner:
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""
-        carried = {str(c.source) for c in self.completion.effects.carried}
+        carried = {str(c.source): c for c in self.completion.effects.carried}
         state, fetched = [], []
         pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
         for index, (tensor, sources) in enumerate(pairs):
             by_path = not any(is_anchored for _, is_anchored in sources)
             is_carried = bool(carried) and any(str(source) in carried for source, _ in sources)
-            if is_carried and len(sources) > 1:
+            if is_carried and len(sources) > 1 and not _are_one_place(sources, carried):
                 raise Refused(
                     "volatile-source",
                     f"{sources[0][0]} is replaced by the run, and {sources[1][0]} was the same "
@@ -529,6 +529,14 @@ class _Planner:
             find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
             condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+
+
+def _are_one_place(
+    sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]
+) -> bool:
+    """Whether all paths to a tensor that the run replaces end in one place: a shared cell."""
+    found = [carried.get(str(source)) for source, _ in sources]
+    return len({None if one is None else one.spot for one in found}) == 1
 
 
 def _identities(*values: object) -> tuple[int, ...]:
