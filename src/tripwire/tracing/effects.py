@@ -32,13 +32,13 @@ from tripwire.tracing.holders import (
     Members,
     Names,
     Slots,
+    TensorFacts,
     Write,
 )
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
 from tripwire.tracing.structure import Building, Plan, at_once, own_dict
-from tripwire.tracing.values import TensorMeta, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,7 @@ class Carried:
     place: Place
     key: Any
     source: Source
-    meta: TensorMeta
-    traits: Traits
+    facts: TensorFacts
     attributes: dict[str, object]  # Python's own, of the tensor that was replaced
     spot: tuple[int, Any]  # where it lies, see Kind.spot
 
@@ -230,7 +229,7 @@ def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
     plan: Callable[[object], Plan],
-    facts_of: Callable[[Holder, Any], tuple[TensorMeta, Traits] | None],
+    facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
 ) -> Effects:
     """The steps that repeat these writes.
@@ -369,10 +368,9 @@ class _EffectPlanner:
         if facts is None or not isinstance(write.after, torch.Tensor):
             return False
         if self._is_read(write):
-            meta, traits = facts
             attributes = self.attributes_of(write.before)
             self.carried.append(
-                Carried(place, write.key, write.source, meta, traits, attributes, write.spot)
+                Carried(place, write.key, write.source, facts, attributes, write.spot)
             )
         return True
 

@@ -437,17 +437,31 @@ class ThreadLocal(Kind):
         return Attr(path, key)
 
 
+def is_link(value: object) -> bool:
+    """Whether this is an entry of an lru_cache with a limit."""
+    return type(value).__name__ == "_lru_list_elem"
+
+
 class Memo(Kind):
-    """A function behind lru_cache: what it returns hangs on what was cached before."""
+    """A function behind lru_cache: what it returns hangs on what was cached before.
+
+    It holds the arguments of earlier calls, then what they returned.
+    """
 
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
+        space = self.space_of(owner)
+        held = (*space, *space.values())
+        return tuple(range(len(held))), held
+
+    def space_of(self, owner: Any) -> dict[Any, Any]:
+        """Where the results are: in a C object, to which the collector knows the way."""
         own = own_dict(owner)
-        # The results are in a C object; the collector knows the way to it.
         spaces = [r for r in gc.get_referents(owner) if type(r) is dict and r is not own]
-        results = tuple(spaces[0].values()) if spaces else ()
-        return tuple(range(len(results))), results
+        # With a limit it holds links, and dicts among the results come before it.
+        linked = (s for s in spaces if any(map(is_link, s.values())))
+        return next(linked, spaces[0] if spaces else {})
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, "cache")
@@ -511,11 +525,16 @@ class Holder(NamedTuple):  # a tuple: there are thousands
         return self.kind.step(self.path, key)
 
 
+class _Users(NamedTuple):
+    """A weak reference of the user's, which is a value like any other."""
+
+    ref: weakref.ref[Any]
+
+
 def _strong(kept: Any) -> object:
-    if type(kept) is not weakref.ref:
-        return kept
-    value = kept()
-    return value if value is None or isinstance(value, torch.Tensor) else kept  # the user's own
+    if type(kept) is _Users:
+        return kept.ref
+    return kept() if type(kept) is weakref.ref else kept
 
 
 def mark_hook(hook: object, original: object) -> None:
@@ -553,6 +572,14 @@ class Write(NamedTuple):
         return self.holder.kind.spot(self.holder.owner, self.key)
 
 
+class TensorFacts(NamedTuple):
+    """What is known of a tensor that may be gone by now."""
+
+    meta: TensorMeta
+    traits: Traits
+    ref: weakref.ref[Any]  # one object per tensor
+
+
 class Holders:
     """Every holder that one run could reach."""
 
@@ -564,6 +591,7 @@ class Holders:
         self._switches = count_switches()
         self._types: set[type] = set()  # met so far, and no tensors
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
+        self._users: dict[int, _Users] = {}  # by identity
 
     def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> None:
         """Keep what `owner` holds now."""
@@ -579,10 +607,13 @@ class Holders:
         types = self._types
         if types.issuperset(map(type, values)):
             return values
-        types.update(t for t in set(map(type, values)) - types if not issubclass(t, torch.Tensor))
+        new = set(map(type, values)) - types - {weakref.ref}
+        types.update(t for t in new if not issubclass(t, torch.Tensor))
         return tuple([v if type(v) in types else self._refer(v) for v in values])
 
-    def _refer(self, tensor: Any) -> weakref.ref[Any]:
+    def _refer(self, tensor: Any) -> weakref.ref[Any] | _Users:
+        if type(tensor) is weakref.ref:
+            return self._users.setdefault(id(tensor), _Users(tensor))
         ref = weakref.ref(tensor)
         # A run that replaces a tensor lets the old one die, and its shape may have been read.
         # Parameters aren't replaced by runs: their facts would cost a millisecond per layer.
@@ -592,11 +623,12 @@ class Holders:
             self._facts[id(ref)] = (meta_of(tensor), traits_of(tensor))
         return ref
 
-    def facts_of(self, holder: Holder, key: Any) -> tuple[TensorMeta, Traits] | None:
+    def facts_of(self, holder: Holder, key: Any) -> TensorFacts | None:
         """What is known of the tensor that was held before; None if it was none."""
         for known, kept in zip(holder.keys, holder.kept, strict=True):
-            if known == key:
-                return self._facts.get(id(kept)) if type(kept) is weakref.ref else None
+            if known == key and type(kept) is weakref.ref:
+                facts = self._facts.get(id(kept))
+                return None if facts is None else TensorFacts(*facts, kept)
         return None
 
     def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:

@@ -72,6 +72,7 @@ from tripwire.tracing.holders import (
     LibraryNames,
     Names,
     Table,
+    is_link,
     unhooked,
 )
 from tripwire.tracing.names import find_global_names
@@ -182,6 +183,14 @@ class Reach:
     def is_anchored(self, value: object) -> bool:
         """Whether a value is the same on every call."""
         return id(value) in self._sources and id(value) not in self.fresh
+
+    def find_anchored(self, kinds: tuple[type, ...]) -> frozenset[int]:
+        """Identities of what was reached, is of one of these classes and the same on every call."""
+        return frozenset(
+            id(value)
+            for value in self._alive
+            if issubclass(type(value), kinds) and self.is_anchored(value)
+        )
 
     def walk(
         self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
@@ -616,10 +625,11 @@ class Reach:
 
     def _memo_children(self, memo: Any, path: Source) -> Reached:
         yield memo.__wrapped__, Attr(path, "__wrapped__")
-        for result in MEMO.read(memo)[1]:
-            links = type(result).__name__ == "_lru_list_elem"
-            for held in gc.get_referents(result) if links else [result]:
-                yield held, Attr(path, "cache")
+        # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
+        own, space = own_dict(memo), MEMO.space_of(memo)
+        for value in (*space, *space.values(), *gc.get_referents(memo)):
+            if value is not own and value is not space and not is_link(value):
+                yield value, Attr(path, "cache")
 
 
 # What a call must find unchanged itself, not an equal one.

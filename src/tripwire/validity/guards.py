@@ -8,6 +8,7 @@ function can be read (`Guards.source`), and each check can say what it wanted an
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,16 @@ from typing import Any
 import torch
 
 from tripwire.tracing.belongings import hides_state, is_array
-from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
+from tripwire.tracing.holders import (
+    ARRAY,
+    ATTRIBUTES,
+    ELEMENTS,
+    ITEMS,
+    MEMBERS,
+    SLOTS,
+    WEAK,
+    Holder,
+)
 from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
@@ -223,6 +233,8 @@ class GuardWriter:
             case MethodType():
                 self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
                 self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+            case weakref.ReferenceType():
+                self._add_referent(path, name, value)
             case functools.partial():
                 self.add(f"{path}.func", f"{name}.func", value.func)
                 self.add(f"{path}.args", f"{name}.args", value.args)
@@ -249,12 +261,17 @@ class GuardWriter:
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
-        known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, *BYTES)
+        known = (*_TAKEN_APART, *BYTES)
         if isinstance(value, known) or is_array(value):
             return False
         if isinstance(value, tuple(_PLAIN_BASES)):
             return False
         return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
+
+    def _add_referent(self, path: str, name: str, ref: weakref.ref[Any]) -> None:
+        """What a weak reference leads to, or that it is gone."""
+        found = f"{self.constant(weakref.ref.__call__)}({name})"
+        self.add(f"{path}()", found, self._holders[id(ref), WEAK].before().get("()"))
 
     def _pin(self, path: str, name: str, value: object) -> None:
         kept = self.constant(Kept(value))
@@ -409,6 +426,10 @@ def _answers(cls: type) -> bool:
     return not isinstance(cls.__getattribute__, WrapperDescriptorType)
 
 
+_TAKEN_APART = (
+    *(tuple, list, dict, set, frozenset, deque),
+    *(MethodType, functools.partial, weakref.ReferenceType),
+)
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.

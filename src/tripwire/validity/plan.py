@@ -17,7 +17,17 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.tracing.holders import (
+    ABSENT,
+    ORDER,
+    Array,
+    Code,
+    Elements,
+    Holder,
+    Items,
+    Members,
+    Names,
+)
 from tripwire.tracing.reach import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
@@ -46,6 +56,8 @@ _GLOBAL_HOOKS = (
 )
 
 
+# Kinds of things that hold values, beside those with attributes.
+_MUTABLE = (Items, Elements, Members, Array)
 _OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 
 
@@ -435,6 +447,10 @@ class _Planner:
                 writer.check(
                     str(sources[0][0]), f"{kept}.is_same({variable})", "itself", "'another'"
                 )
+        for tensor, path in completion.asked:  # no call got it, and yet it is an argument
+            if id(tensor) in writer.tensors:
+                kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
+                writer.check(str(path), f"{kept}.is_same({variable})", "itself", "'another'")
         self._write_distinctness(writer)
         return writer.build(fetched)
 
@@ -442,13 +458,13 @@ class _Planner:
         fetch = writer.constant(functools.partial(_fetch, carried))
         name = writer.assign(f"{fetch}()")
         self._carried_variables[str(carried.source)] = name
-        facts = writer.constant((carried.meta, carried.traits))
+        facts = writer.constant((carried.facts.meta, carried.facts.traits))
         has = writer.constant(_has_facts)
         unmarked = writer.spell_attributes(str(carried.source), name, carried.attributes)
         writer.check(
             str(carried.source),
             f"{has}({name}, {facts}) and {unmarked}",
-            carried.meta.full,
+            carried.facts.meta.full,
             f"_fingerprint({name})",
         )
 
@@ -465,20 +481,25 @@ class _Planner:
     def _write_distinctness(self, writer: GuardWriter) -> None:
         """Objects that were two must be two."""
         fresh = [*writer.tensors.values(), *writer.variables.values()]
+        carried = {str(one.source) for one in self.completion.effects.carried}
         anchored = {
             id(tensor)
             for tensor, sources in zip(
                 self.completion.tensors, self.completion.sources, strict=True
             )
-            if any(is_anchored for _, is_anchored in sources)
+            if any(is_anchored and str(path) not in carried for path, is_anchored in sources)
         }
+        anchored |= {id(tensor) for tensor, _ in self.completion.asked}
         anchored |= {id(value) for value, _, is_anchored in self.reach.objects if is_anchored}
         anchored |= {
             id(holder.owner)
             for holder in self.reads.holders
-            if holder.anchored and isinstance(holder.owner, (list, dict, set))
+            if holder.anchored and isinstance(holder.kind, _MUTABLE)
         }
+        if self.reads.compares_identity:
+            anchored |= self.reach.find_anchored((tuple, frozenset)) & self.reads.live
         known = set(writer.tensors) | set(writer.variables)
+        fresh += self._find_carried(known | anchored)
         anchored -= known  # those that were the same are checked already
         if len(fresh) > 1:
             ids = ", ".join(f"id({name})" for name in fresh)
@@ -492,6 +513,19 @@ class _Planner:
         self._write_overlap(writer)
         if self.reads.compares_identity:
             self._write_identities(writer)
+
+    def _find_carried(self, others: set[int]) -> list[str]:
+        """Variables of the tensors that the run replaces, each of which was nothing else."""
+        by_spot = {carried.spot: carried for carried in self.completion.effects.carried}
+        refs = [carried.facts.ref for carried in by_spot.values()]
+        for ref, carried in zip(refs, by_spot.values(), strict=True):
+            if id(ref()) in others or sum(other is ref for other in refs) > 1:
+                raise Refused(
+                    "volatile-source",
+                    f"{carried.source} is replaced by the run, and was a tensor that the run can "
+                    "reach another way.",
+                )
+        return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
 
     def _write_identities(self, writer: GuardWriter) -> None:
         """Equal numbers and strings, where the code asks whether they are one object."""
