@@ -84,13 +84,18 @@ def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
 
 def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
     """A class's slots by name, those of its bases included."""
-    return {
-        name: value
+    return dict(_all_slots(cls))
+
+
+def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
+    """A class's slots, bases first; of one name there may be several."""
+    return [
+        (name, value)
         for base in reversed(cls.__mro__)
         if "__slots__" in vars(base)
         for name, value in at_once(vars(base).items)
         if isinstance(value, MemberDescriptorType)
-    }
+    ]
 
 
 def read_slots(value: object) -> dict[str, object]:
@@ -428,11 +433,10 @@ def _take_apart(value: Any) -> Parts | None:
     cls: Any = type(value)
     if isinstance(value, (Iterator, torch.nn.Module)):
         raise Unbuildable(f"the result holds {_a(cls)}")
-    keys = list(value) if isinstance(value, dict) else []
-    if holds_tensor(keys):
+    if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
-    if is_namedtuple(cls):
-        return list(value), lambda parts: cls(*parts)
+    if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
+        return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     if cls in (list, tuple, set, frozenset):
         return list(value), cls
     if cls in _COPIED or (cls.__module__ == "numpy" and hasattr(value, "flags")):
@@ -442,36 +446,91 @@ def _take_apart(value: Any) -> Parts | None:
         return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
-    if cls in (dict, OrderedDict):
-        return list(value.values()), lambda parts: cls(zip(keys, parts, strict=True))
-    if cls is defaultdict:
-        factory = value.default_factory
-        return list(value.values()), lambda parts: cls(factory, zip(keys, parts, strict=True))
-    if has_pytree(value):
+    if cls in (dict, OrderedDict, defaultdict):
+        return _take_dict_apart(value)
+    if has_pytree(value) and not _is_simple(value):
         node = pytree.SUPPORTED_NODES[cls]
         children, context = node.flatten_fn(value)
         return list(children), lambda parts: node.unflatten_fn(parts, context)
     return _take_object_apart(value)
 
 
+def _take_dict_apart(value: dict[Any, Any]) -> Parts:
+    cls: Any = type(value)
+    count = len(value)
+    if cls is defaultdict:
+        cls = partial(defaultdict, value.default_factory)  # type: ignore[attr-defined]
+
+    def make(parts: list[Any]) -> object:
+        return cls(zip(parts[:count], parts[count:], strict=True))
+
+    # A key may be an object that came with the call.
+    return _with_attributes(value, [*value, *value.values()], make)
+
+
+def _with_attributes(
+    value: object, children: list[Any], make: Callable[[list[Any]], object]
+) -> Parts:
+    """The same, and what was set on the object beside what it contains."""
+    names = list(own_dict(value) or ())
+    if not names:
+        return children, make
+    count = len(children)
+
+    def make_all(parts: list[Any]) -> object:
+        made = make(parts[:count])
+        _fill(made, dict(zip(names, parts[count:], strict=True)))
+        return made
+
+    return [*children, *(own_dict(value) or {}).values()], make_all
+
+
+def _fill(made: object, attributes: dict[str, object]) -> None:
+    """Set attributes where they lie: no property and no `__setattr__` is asked."""
+    space = own_dict(made)
+    assert space is not None
+    space.update(attributes)
+
+
 def _take_object_apart(value: object) -> Parts | None:
     cls = type(value)
-    state = attributes_of(value)
-    simple = cls.__new__ is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+    attributes = own_dict(value) or {}
+    slots = _filled_slots(value)
     if not holds_tensor(value):
-        if not state or not simple or is_library_module(cls.__module__):
+        if not (attributes or slots) or not _is_simple(value):
             return None
-    if not state or not simple:
+        if is_library_module(cls.__module__):
+            return None
+    if not (attributes or slots) or not _is_simple(value):
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
-    names = list(state)
+    names = list(attributes)
 
     def make(parts: list[Any]) -> object:
         made = object.__new__(cls)
-        for name, part in zip(names, parts, strict=True):
-            object.__setattr__(made, name, part)
+        if names:
+            _fill(made, dict(zip(names, parts, strict=False)))
+        for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
+            slot.__set__(made, part)
         return made
 
-    return list(state.values()), make
+    return [*attributes.values(), *(part for _, part in slots)], make
+
+
+def _is_simple(value: object) -> bool:
+    """Whether an object is all that its attributes show."""
+    new = type(value).__new__
+    return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+
+
+def _filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
+    """All slots that hold something, those that a subclass hides as well."""
+    filled = []
+    for _, slot in _all_slots(type(value)):
+        try:
+            filled.append((slot, slot.__get__(value)))
+        except AttributeError:
+            continue
+    return filled
 
 
 # What holds more than its attributes show, or can't be made without its own constructor.
