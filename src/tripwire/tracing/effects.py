@@ -38,7 +38,7 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan, at_once, own_dict
+from tripwire.tracing.structure import Building, Plan, at_once, elements_of, own_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,8 @@ class Extend(EffectStep):
     values: tuple[Plan, ...]
 
     def apply(self, building: Building) -> None:
-        self.place.find(building).extend([value.build(building) for value in self.values])
+        built = [value.build(building) for value in self.values]
+        ELEMENTS.extend(self.place.find(building), built)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +333,7 @@ class _EffectPlanner:
         self.steps.append(Put(place, write.key, self.plan(write.after)))
 
     def _add_elements(self, holder: Holder, place: Place) -> None:
-        now = tuple(holder.owner)
+        now = elements_of(holder.owner)
         before = tuple(holder.before().values())
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from tripwire.callables import class_dict
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
     Attr,
@@ -34,6 +35,7 @@ from tripwire.tracing.sources import (
 from tripwire.tracing.structure import (
     at_once,
     copy_dict,
+    elements_of,
     own_dict,
     read_slots,
     same_plain,
@@ -139,7 +141,7 @@ class Table(_DictKind):
         self.keyed = keyed  # reached as module['name']
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
-        space = owner.__dict__.get(self.name)
+        space: Any = (own_dict(owner) or {}).get(self.name)
         return {} if space is None else space
 
     def step(self, path: Source, key: Any) -> Source:
@@ -204,14 +206,14 @@ class ClassDict(_DictKind):
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
         # The proxy's only referent is the dict behind it.
-        (space,) = gc.get_referents(vars(owner))
+        (space,) = gc.get_referents(class_dict(owner))
         return space  # type: ignore[no-any-return]
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         type.__setattr__(owner, key, value)
 
     def drop(self, owner: Any, key: Any) -> None:
-        if key in vars(owner):
+        if key in class_dict(owner):
             type.__delattr__(owner, key)
 
 
@@ -255,20 +257,25 @@ class Elements(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        elements = at_once(partial(iter, owner))
+        elements = elements_of(owner)
         return tuple(range(len(elements))), elements
 
     def step(self, path: Source, key: Any) -> Source:
         return Item(path, key)
 
     def get(self, owner: Any, key: Any) -> object:
-        return owner[key] if key < len(owner) else ABSENT
+        elements = elements_of(owner)
+        return elements[key] if key < len(elements) else ABSENT
+
+    def extend(self, owner: Any, values: list[object]) -> None:
+        """Hold these as well, at the end."""
+        (deque if isinstance(owner, deque) else list).extend(owner, values)
 
     def replace(self, owner: Any, values: list[object]) -> None:
         """Hold just these."""
         if isinstance(owner, deque):
-            owner.clear()
-            owner.extend(values)
+            deque.clear(owner)
+            deque.extend(owner, values)
         else:
             list.__setitem__(owner, slice(None), values)
 
@@ -279,7 +286,7 @@ class Members(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        elements = at_once(partial(set.__iter__, owner))
+        elements = elements_of(owner)
         return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
 
     def put(self, owner: Any, key: Any, value: object) -> None:

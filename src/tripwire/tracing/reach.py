@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class
+from tripwire.callables import class_dict, find_in_class, mro
 from tripwire.env import is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -93,6 +93,7 @@ from tripwire.tracing.sources import (
 from tripwire.tracing.structure import (
     at_once,
     copy_dict,
+    elements_of,
     has_pytree,
     is_namedtuple,
     iter_pytree,
@@ -479,7 +480,7 @@ class Reach:
     def _class_children(self, cls: type, path: Source) -> Reached:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._alive.append(path)
-        for base in cls.__mro__:
+        for base in mro(cls):
             self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
@@ -492,7 +493,7 @@ class Reach:
             self._alive.append(base)
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
-            for name, value in at_once(vars(base).items):
+            for name, value in at_once(class_dict(base).items):
                 if type(value) in _LEAVES or name in _MADE_BY_PYTHON - self._names:
                     continue
                 yield value, Attr(path, name)
@@ -509,6 +510,7 @@ class Reach:
 
     def _module_children(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
         self.modules.append((module, path, anchored))
+        attributes: dict[str, Any] = own_dict(module) or {}
         remember = self.holders.remember
         remember(module, ATTRIBUTES, path, anchored)
         cls = type(module)
@@ -518,7 +520,7 @@ class Reach:
         indexed = issubclass(cls, _INDEXED_MODULES)
         keyed_table = _KEYED_TABLE.get(cls)
         for table_name in MODULE_TABLES:
-            table = module.__dict__.get(table_name)
+            table = attributes.get(table_name)
             if not table:
                 self.empty_tables.append((module, table_name, path, anchored))
                 continue
@@ -536,9 +538,9 @@ class Reach:
                 else:
                     yield value, Attr(path, name)
         for name in HOOK_TABLES:
-            if not module.__dict__.get(name):
+            if not attributes.get(name):
                 self.empty_tables.append((module, name, path, anchored))
-        for name, value in copy_dict(module.__dict__).items():
+        for name, value in copy_dict(attributes).items():
             if type(value) in _LEAVES or name in MODULE_TABLES or name == _NOT_SAVED:
                 continue
             if (name not in _MODULE_INTERNALS or value) and not _is_shadowed(module, name, value):
@@ -546,9 +548,10 @@ class Reach:
 
     def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
         self.holders.remember(item, ITEMS, path, anchored)
-        if self._is_too_large(item, dict.values(item), path):
+        held = copy_dict(item)
+        if self._is_too_large(item, held.values(), path):
             return
-        for key, value in copy_dict(item).items():
+        for key, value in held.items():
             if type(key) not in _LEAVES:
                 yield key, Item(path, key)
             if type(value) not in _LEAVES:
@@ -561,23 +564,25 @@ class Reach:
             return
         if not isinstance(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
-        if self._is_too_large(item, item, path):
+        elements = elements_of(item)
+        if self._is_too_large(item, elements, path):
             return
-        for index, value in enumerate(at_once(functools.partial(iter, item))):
+        for index, value in enumerate(elements):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
 
     def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
         """Whether a container isn't looked into; what it holds must then show all there is."""
-        if len(item) <= LARGEST_CONTAINER:
+        if len(values) <= LARGEST_CONTAINER:
             return False
-        if not set(at_once(lambda: map(type, values))) <= _LEAVES:
+        if not set(map(type, values)) <= _LEAVES:
             self.opaque.append((item, path))
         return True
 
     def _members(self, item: Any, path: Source) -> Reached:
-        if not self._is_too_large(item, item, path):
-            for element in at_once(functools.partial(iter, item)):
+        elements = elements_of(item)
+        if not self._is_too_large(item, elements, path):
+            for element in elements:
                 yield element, Item(path, element)
 
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from tripwire.callables import class_dict, mro
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import IS_HEAP_TYPE, is_library_class
 from tripwire.tracing.holders import (
@@ -252,7 +253,7 @@ class ReadSet:
         return {
             id(code): cls
             for cls, _ in self._reach.classes
-            for value in at_once(vars(cls).values)
+            for value in at_once(class_dict(cls).values)
             for function in _functions_in(value)
             for code in _codes_in(function.__code__)
             if id(code) in self._executed
@@ -269,7 +270,7 @@ class ReadSet:
 
     def is_open(self, cls: type) -> bool:
         """Whether names in the code tell nothing of what was read of an object."""
-        if not self._opened.isdisjoint(cls.__mro__):
+        if not self._opened.isdisjoint(mro(cls)):
             return True
         written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
         return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)
@@ -446,7 +447,7 @@ class ReadSet:
 
     def _is_stored_by(self, owner: object, name: str) -> bool:
         """Whether a method that says `self.name = ...` ran, and may be one of this object."""
-        bases = (owner if isinstance(owner, type) else type(owner)).__mro__
+        bases = mro(owner if isinstance(owner, type) else type(owner))
         return any(
             self._methods.get(id(code), object) in bases
             for code in self._codes

@@ -40,6 +40,7 @@ from tripwire.tracing.structure import (
     build_skeleton,
     holds_mutable,
     iter_tensors,
+    own_dict,
 )
 from tripwire.tracing.torchstate import (
     sample_contexts,
@@ -498,7 +499,7 @@ class _Session:
 
     def _check_tables(self) -> None:
         for module, table, path, _ in self.state.reach.empty_tables:
-            if module.__dict__.get(table):
+            if (own_dict(module) or {}).get(table):
                 raise Refused(
                     "module-changed",
                     f"the run put something into {path}.{table}, which was empty: a hook, a "

@@ -6,9 +6,10 @@ An entry goes with its tensor; an identity never survives the object that had it
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx, nn
@@ -48,6 +49,24 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+_Answer = TypeVar("_Answer")
+
+
+def quietly(ask: Callable[[torch.Tensor], _Answer]) -> Callable[[torch.Tensor], _Answer]:
+    """Ask a tensor for something of its own; a subclass's `__torch_function__` isn't told."""
+
+    @functools.wraps(ask)
+    def asked(tensor: torch.Tensor) -> _Answer:
+        if type(tensor) in PLAIN_TENSORS:
+            return ask(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            return ask(tensor)
+
+    return asked
+
+
+@quietly
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """The metadata of a tensor as it is now."""
     nested = tensor.is_nested
@@ -60,6 +79,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+@quietly
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory; -1 for layouts without one storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
@@ -68,6 +88,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 
 
+@quietly
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
     try:
@@ -102,7 +123,7 @@ class Traits(NamedTuple):
 
 def wraps_of(tensor: torch.Tensor) -> object:
     """What a tensor that is made of others says of itself; a DTensor's placements are there."""
-    if type(tensor) in (torch.Tensor, nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
         return None
     names, context = tensor.__tensor_flatten__()
     return tuple(names), context, [_describe_part(getattr(tensor, name)) for name in names]
@@ -112,6 +133,7 @@ def _describe_part(part: object) -> object:
     return (meta_of(part), wraps_of(part)) if isinstance(part, torch.Tensor) else part
 
 
+@quietly
 def traits_of(tensor: torch.Tensor) -> Traits:
     """The traits of a tensor as it is now."""
     return Traits(

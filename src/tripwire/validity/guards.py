@@ -35,7 +35,15 @@ from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of, wraps_of
+from tripwire.tracing.values import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    Traits,
+    meta_of,
+    quietly,
+    traits_of,
+    wraps_of,
+)
 from tripwire.validity.wires import Kept
 
 _dispatch_keys = torch._C._dispatch_keys
@@ -179,6 +187,27 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
+        if traits.cls in PLAIN_TENSORS:
+            parts = self._spell_form(name, tensor, meta, traits)
+        else:  # whose `__torch_function__` would be told
+            form = self.constant(_form_of)
+            parts = [
+                f"type({name}) is {self.constant(traits.cls)}",
+                f"{form}({name}) == {self.constant((*_select(meta, traits), _dispatch_keys(tensor)))}",
+            ]
+        if traits.wrapped is not None:
+            wrapped = self.constant(traits.wrapped)
+            parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
+        for query in sorted(_QUERIES & self._reads.names):
+            answer = self.constant(_ask(tensor, query))
+            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
+        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
+        describe = self.constant(_describe_tensor)
+        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+
+    def _spell_form(
+        self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
+    ) -> list[str]:
         cls = self.constant(traits.cls)
         parts = [
             f"type({name}) is {cls}",
@@ -192,17 +221,9 @@ class GuardWriter:
             parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
             parts.append(f"{name}.is_leaf is {traits.is_leaf}")
-        if traits.wrapped is not None:
-            wrapped = self.constant(traits.wrapped)
-            parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
-        for query in sorted(_QUERIES & self._reads.names):
-            answer = self.constant(_ask(tensor, query))
-            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
-        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
-        describe = self.constant(_describe_tensor)
-        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+        return parts
 
     def spell_attributes(self, path: str, name: str, attributes: dict[str, object]) -> str:
         """Checks for a tensor's own attributes; a condition that it has no others."""
@@ -413,10 +434,22 @@ _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.dev
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
 
 
+def _select(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
+    """What of a tensor's form compiled code depends on."""
+    return meta, traits.offset, traits.is_leaf if meta.requires_grad else None
+
+
+@quietly
+def _form_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same of a tensor as it is now."""
+    return *_select(meta_of(tensor), traits_of(tensor)), _dispatch_keys(tensor)
+
+
 def _ask(tensor: torch.Tensor, query: str) -> object:
     """The answer; or what kind of error, from a tensor that can't be asked."""
     try:
-        return getattr(tensor, query)()
+        with torch._C.DisableTorchFunctionSubclass():
+            return getattr(tensor, query)()
     except Exception as error:
         return type(error)
 

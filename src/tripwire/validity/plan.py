@@ -299,7 +299,7 @@ class _Planner:
 
     def _watch_tables(self, spaces: dict[int, _Space]) -> None:
         for module, table, path, anchored in self.reach.empty_tables:
-            space = module.__dict__.get(table)
+            space: Any = (own_dict(module) or {}).get(table)
             if anchored and space is not None and id(module) in self.reads.live:
                 hooks = table in HOOK_TABLES
                 step = (
@@ -336,7 +336,7 @@ class _Planner:
             return
         holders.check_unwritten(holders.find_writes())
         for module, table, path, _ in self.reach.empty_tables:
-            if module.__dict__.get(table):
+            if (own_dict(module) or {}).get(table):
                 raise Refused("another-thread", f"{path}.{table} was filled after the run.")
 
     # --- guards ---
@@ -386,13 +386,13 @@ class _Planner:
             writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
         space["_quiet"], space["_settle"], space["_trouble"] = sentry.is_quiet, settle, causes
         writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
-        frozen = tuple(i for i, tensor in enumerate(held.tensors) if not tensor.requires_grad)
+        frozen = tuple(i for i in range(len(held.tensors)) if not held.wants_grad((i,)))
         reads_gradients = bool(_OF_GRADIENTS & self.reads.names)
         if frozen and (torch_state[0] or reads_gradients):
             wants = writer.constant(held.wants_grad)
             writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
         if reads_gradients:
-            formed = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
+            formed = [t for t, _ in self.completion.asked if not meta_of(t).requires_grad]
             for ref in map(Hidden, formed):  # arithmetic in place can bring the need for one
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
                 writer.check("state", f"not {found}", "no gradient wanted", found)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import mro
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -28,7 +29,7 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source, cells_of
 from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.tracing.values import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.sentry import Hidden, Touch, same_items
 
 
@@ -93,12 +94,13 @@ NOBODY = Writers()
 class Held:
     """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
 
-    __slots__ = ("_indices", "_weak", "tensors")
+    __slots__ = ("_are_plain", "_indices", "_weak", "tensors")
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self.tensors = tensors
         self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._are_plain = all(type(tensor) in PLAIN_TENSORS for tensor in tensors)
 
     def refer_to(self, value: object) -> Callable[[], object] | None:
         """A reference to one of the tensors; None for anything else."""
@@ -113,6 +115,9 @@ class Held:
     def wants_grad(self, indices: tuple[int, ...]) -> bool:
         """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
         tensors = self.tensors
+        if not self._are_plain:
+            with torch._C.DisableTorchFunctionSubclass():
+                return any(tensors[i].requires_grad for i in indices) if tensors else False
         return any(tensors[i].requires_grad for i in indices) if tensors else False
 
     def release(self) -> None:
@@ -361,7 +366,7 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, FunctionType):
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
-        return (value.__mro__,)
+        return (mro(value),)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     return ()
