@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from types import CodeType, FunctionType, MappingProxyType, MethodType
+from types import CodeType, FunctionType, GetSetDescriptorType, MappingProxyType, MethodType
 from typing import Any, cast
 
 _type_mro = type.__dict__["__mro__"].__get__
@@ -43,10 +43,8 @@ _CALLED = ("forward", "__call__")
 
 
 def _find_wrapped(target: object) -> object:
-    try:
-        space = object.__getattribute__(target, "__dict__")
-    except AttributeError:
-        space = {}
+    descriptor: Any = find_in_class(type(target), "__dict__")
+    space = descriptor.__get__(target) if type(descriptor) is GetSetDescriptorType else {}
     if "__wrapped__" in space:
         return space["__wrapped__"]
     return find_in_class(type(target), "__wrapped__")

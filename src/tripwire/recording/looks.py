@@ -10,7 +10,8 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 
-from tripwire.callables import class_dict, mro
+from tripwire.callables import class_dict as class_dict
+from tripwire.callables import mro as mro
 
 _type_name = type.__dict__["__qualname__"].__get__
 _basic_size = type.__dict__["__basicsize__"].__get__

@@ -34,6 +34,7 @@ from tripwire.callables import find_in_class
 from tripwire.tracing.forwards import Functions, codes_of, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange, is_library_caller
+from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
@@ -404,6 +405,9 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
 # --- attribute names that are computed ------------------------------------------------------------
 
 
+_GETATTR = getattr
+
+
 def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Names in code are read off the code; names that are computed are noted here."""
     stores = plain.__name__ in ("setattr", "delattr")
@@ -415,6 +419,8 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
             state.computed_names.add(str(name))
             if stores and isinstance(owner, ModuleType):  # seen before it is written
                 state.reach.walk_names(frozenset({str(name)}))
+            elif name in MADE_BY_PYTHON and plain is _GETATTR:
+                state.reach.walk_made_of(owner, str(name))
         return plain(owner, name, *rest)
 
     return by_name

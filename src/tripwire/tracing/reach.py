@@ -28,7 +28,7 @@ import threading
 import types
 import weakref
 from collections import defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any
@@ -120,7 +120,7 @@ _LEAVES = frozenset(
     | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
 )
 # In classes: what Python, abc, typing and dataclasses keep there for themselves.
-_MADE_BY_PYTHON = words(
+MADE_BY_PYTHON = words(
     "__dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __slots__ __match_args__ "
     "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
     "_abc_impl __dataclass_fields__ __dataclass_params__"
@@ -302,6 +302,35 @@ class Reach:
         """Reach attributes of the Python modules that are known so far."""
         for python_module, path in tuple(self._python_modules.values()) if names else ():
             self.walk(python_module, path, True, names)
+        late = names & MADE_BY_PYTHON
+        if late:
+            self._walk_made(late)
+
+    def walk_made_of(self, owner: object, name: str) -> None:
+        """Reach what Python made for one class or function, which somebody asks for."""
+        if isinstance(owner, types.FunctionType):
+            path = self._sources.get(id(owner))
+            if path is not None and name == "__annotations__":
+                self.walk(owner.__annotations__, Attr(path, name), True)
+            return
+        cls = owner if isinstance(owner, type) else type(owner)
+        holder = next((base for base in mro(cls) if name in class_dict(base)), None)
+        path = next((path for base, path in self.classes if base is holder), None)
+        if holder is not None and path is not None:
+            self.walk(class_dict(holder)[name], Attr(path, name), True)
+
+    def find_made(self, names: Iterable[str]) -> frozenset[str]:
+        """Which names stand for something that Python makes, and weren't asked for so far."""
+        return MADE_BY_PYTHON.intersection(names) - self._names
+
+    def _walk_made(self, names: frozenset[str]) -> None:
+        """Reach what Python made for classes and functions, once code asks for it."""
+        self._names |= names
+        for cls, path in tuple(self.classes):
+            for name in names & class_dict(cls).keys():
+                self.walk(class_dict(cls)[name], Attr(path, name), True)
+        for function, path in tuple(self.functions) if "__annotations__" in names else ():
+            self.walk(function.__annotations__, Attr(path, "__annotations__"), True)
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
@@ -494,7 +523,7 @@ class Reach:
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
             for name, value in at_once(class_dict(base).items):
-                if type(value) in _LEAVES or name in _MADE_BY_PYTHON - self._names:
+                if type(value) in _LEAVES or name in MADE_BY_PYTHON - self._names:
                     continue
                 yield value, Attr(path, name)
         if type(cls) is not type and not is_library_class(type(cls)):
@@ -612,6 +641,8 @@ class Reach:
         if function.__kwdefaults__:
             yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
         yield from self._attributes(function, path, True)  # those that aren't there, too
+        if "__annotations__" in self._names:
+            yield function.__annotations__, Attr(path, "__annotations__")
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
         if function.__closure__:

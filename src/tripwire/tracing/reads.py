@@ -13,7 +13,7 @@ import functools
 import linecache
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -272,6 +272,8 @@ class ReadSet:
         """Whether names in the code tell nothing of what was read of an object."""
         if not self._opened.isdisjoint(mro(cls)):
             return True
+        if cls is Field:  # there are hundreds, and few of their names are asked for
+            return False
         written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
         return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)
 

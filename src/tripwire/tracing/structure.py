@@ -571,18 +571,18 @@ def attributes_of(value: object) -> dict[str, object]:
 def own_dict(value: object) -> dict[str, object] | None:
     """An object's dict, without asking any code of its class: `__dict__` may be a property."""
     cls = type(value)
-    way = _ways.get(id(cls)) or _find_way(cls)
     try:
-        found = way(value)
+        found = (_ways.get(id(cls)) or _find_way(cls))(value)
     except AttributeError:
         return None
+    except TypeError:  # the class has other bases by now
+        found = _find_way(cls)(value)
     return found if type(found) is dict else None
 
 
-# How to come to the dict of a class's instances, by the class's identity. A lookup that finds
-# the descriptor each time takes 1.6 times as long, and there are thousands.
+# How to come to the dict of a class's instances, by the class's identity: found once.
 _ways: dict[int, Callable[[object], object]] = {}
-_kept_ways: dict[int, weakref.ref[type]] = {}
+_known: dict[int, weakref.ref[type]] = {}
 _generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object
 _generic_dict.argtypes = (ctypes.py_object, ctypes.c_void_p)
@@ -596,15 +596,23 @@ def _find_way(cls: type) -> Callable[[object], object]:
     elif descriptor is None:
         way = _has_none
     else:
-        way = lambda value: _generic_dict(value, None)  # noqa: E731  # past a property
-    key = id(cls)
-    _kept_ways[key] = weakref.ref(cls, lambda _: (_ways.pop(key, None), _kept_ways.pop(key, None)))
-    _ways[key] = way
+        way = _look_past_property
+    _ways[id(cls)] = way
+    _known[id(cls)] = weakref.ref(cls, partial(_forget, _ways, _known, id(cls)))
     return way
+
+
+def _forget(ways: dict[int, Any], known: dict[int, Any], key: int, _: object) -> None:
+    ways.pop(key, None)
+    known.pop(key, None)
 
 
 def _has_none(value: object) -> None:
     """An object without a dict."""
+
+
+def _look_past_property(value: object) -> object:
+    return _generic_dict(value, None)
 
 
 def holds_tensor(value: object) -> bool:

@@ -27,6 +27,7 @@ from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_mar
 from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.questions import Answer, ask_all
+from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.refusals import Refusal, Refused
@@ -444,11 +445,14 @@ class _Session:
 
     def _reads(self) -> ReadSet:
         reach = self.state.reach
-        reach.walk_names(frozenset(self.state.computed_names))
+        # What Python made for a class was reached when somebody asked that very class for it.
+        reach.walk_names(frozenset(self.state.computed_names) - MADE_BY_PYTHON)
         codes = self.codes
         function = self.binding.function
         if function is not None and not any(code is function.__code__ for code in codes):
             codes.insert(0, function.__code__)
+        # Library code is asked by the user's for annotations and fields of the user's classes.
+        reach.walk_names(reach.find_made(name for c in codes for name in find_uses(c).attributes))
         return ReadSet(reach, codes, frozenset(self.state.computed_names))
 
     def _check_reads(self, reads: ReadSet) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tripwire.tracing.branches import Branch
@@ -91,10 +92,9 @@ LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 @quietly
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
-    try:
-        return None if tensor.is_inference() else tensor._version
-    except ValueError:
+    if type(tensor) not in PLAIN_TENSORS and is_lazy(tensor):
         return LAZY
+    return None if tensor.is_inference() else tensor._version
 
 
 def iter_given(value: Any) -> Iterator[torch.Tensor]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from keyword import iskeyword
-from types import MethodType, WrapperDescriptorType
+from types import MappingProxyType, MethodType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from tripwire.tracing.holders import (
     WEAK,
     Holder,
 )
-from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy
+from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
@@ -190,11 +190,9 @@ class GuardWriter:
         if traits.cls in PLAIN_TENSORS:
             parts = self._spell_form(name, tensor, meta, traits)
         else:  # whose `__torch_function__` would be told
-            form = self.constant(_form_of)
-            parts = [
-                f"type({name}) is {self.constant(traits.cls)}",
-                f"{form}({name}) == {self.constant((*_select(meta, traits), _dispatch_keys(tensor)))}",
-            ]
+            form, keys = self.constant(_form_of), _dispatch_keys(tensor)
+            seen = self.constant((*_select(meta, traits), keys))
+            parts = [f"type({name}) is {self.constant(traits.cls)}", f"{form}({name}) == {seen}"]
         if traits.wrapped is not None:
             wrapped = self.constant(traits.wrapped)
             parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
@@ -256,6 +254,8 @@ class GuardWriter:
                 self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
             case weakref.ReferenceType():
                 self._add_referent(path, name, value)
+            case MappingProxyType():
+                self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
             case functools.partial():
                 self.add(f"{path}.func", f"{name}.func", value.func)
                 self.add(f"{path}.args", f"{name}.args", value.args)
@@ -461,7 +461,7 @@ def _answers(cls: type) -> bool:
 
 _TAKEN_APART = (
     *(tuple, list, dict, set, frozenset, deque),
-    *(MethodType, functools.partial, weakref.ReferenceType),
+    *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
 )
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 

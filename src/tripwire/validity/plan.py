@@ -565,9 +565,7 @@ class _Planner:
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
 
 
-def _are_one_place(
-    sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]
-) -> bool:
+def _are_one_place(sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]) -> bool:
     """Whether all paths to a tensor that the run replaces end in one place: a shared cell."""
     found = [carried.get(str(source)) for source, _ in sources]
     return len({None if one is None else one.spot for one in found}) == 1

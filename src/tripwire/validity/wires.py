@@ -11,12 +11,12 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
-from tripwire.callables import mro
+from tripwire.callables import find_in_class, mro
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -24,11 +24,12 @@ from tripwire.tracing.holders import (
     Elements,
     Kind,
     Members,
+    Slots,
     unhooked,
 )
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source, cells_of
-from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain
+from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain, slots_of
 from tripwire.tracing.values import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.sentry import Hidden, Touch, same_items
 
@@ -436,6 +437,8 @@ class PulledWire:
                 return None
             names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
+        if isinstance(self._kind, Slots):
+            return self._spell_slots(owner, constant)
         if isinstance(self._kind, Elements) and type(owner) is list and self._wanted is None:
             items = tuple(k.item for k in kept)
             if all(item is not ABSENT for item in items):
@@ -448,6 +451,20 @@ class PulledWire:
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"
         return None
+
+    def _spell_slots(self, owner: object, constant: Callable[[object], str]) -> str | None:
+        slots = slots_of(type(owner))
+        wanted = slots if self._wanted is None else slots.keys() & self._wanted
+        if not wanted or set(wanted) != set(self._keys):  # an empty one raises when it is asked
+            return None
+        if type(self._owner) is weakref.ref or not isinstance(
+            type(owner).__getattribute__, WrapperDescriptorType
+        ):
+            return None
+        if any(find_in_class(type(owner), key) is not slots[key] for key in self._keys):
+            return None
+        name, pairs = constant(owner), zip(self._keys, self._kept, strict=True)
+        return " and ".join(kept.spell(f"{name}.{key}", constant) for key, kept in pairs)
 
     def is_same(self) -> bool:
         """Whether it holds what it held."""
