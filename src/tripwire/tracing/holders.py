@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -711,10 +711,9 @@ class Holders:
         """
         first: dict[tuple[int, Any], object] = {}
         shared: dict[tuple[int, Any], object] = {}
-        counts = Counter(id(space) for space in map(_dict_behind, self.all) if space is not None)
+        dicts = {id(holder.owner) for holder in self.all if isinstance(holder.kind, Items)}
         for holder in self.all:
-            space = _dict_behind(holder)
-            if isinstance(holder.kind, Cells) or (space is not None and counts[id(space)] > 1):
+            if isinstance(holder.kind, Cells) or id(_dict_behind(holder)) in dicts:
                 for key, kept in zip(holder.keys, holder.kept, strict=True):
                     spot = holder.kind.spot(holder.owner, key)
                     if spot in first:
@@ -725,6 +724,7 @@ class Holders:
 
 
 def _dict_behind(holder: Holder) -> dict[Any, Any] | None:
-    if isinstance(holder.kind, (LibraryClass, LibraryNames, Names)):
-        return None
-    return holder.kind.dict_of(holder.owner)
+    """A dict that code can also come to as such: an object's, or a table of a module."""
+    if isinstance(holder.kind, (Attributes, Table, Items)):
+        return holder.kind.dict_of(holder.owner)
+    return None

@@ -425,6 +425,7 @@ def record(
     is_attribute = rule.target is GETATTR and rule.name not in _ALWAYS_THERE
     if state.quiet and is_attribute and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
+        state.attribute_at = state.attribute_at or where
         seen = str(describe(value))
         add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
     if rule.attribute == "data" and rule.writes and deciders != ():

@@ -474,6 +474,8 @@ def _take_apart(value: Any) -> Parts | None:
         return list(value), lambda parts: deque(parts, value.maxlen)
     if cls in (dict, OrderedDict, defaultdict):
         return _take_dict_apart(value)
+    if cls.__new__ in _CONTAINERS and _holds_no_more(cls):
+        return _take_container_apart(value)
     if has_pytree(value) and not _is_simple(value):
         node = pytree.SUPPORTED_NODES[cls]
         children, context = node.flatten_fn(value)
@@ -494,6 +496,59 @@ def _take_dict_apart(value: dict[Any, Any]) -> Parts:
     return _with_attributes(value, [*value, *value.values()], make)
 
 
+def _fill_dict(made: Any, parts: list[Any]) -> None:
+    base = OrderedDict if isinstance(made, OrderedDict) else dict
+    half = len(parts) // 2
+    for key, part in zip(parts[:half], parts[half:], strict=True):
+        base.__setitem__(made, key, part)
+
+
+# How subclasses that leave the making to these are filled, past methods of their own.
+_CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
+    dict.__new__: _fill_dict,  # OrderedDict's and defaultdict's as well
+    list.__new__: list.extend,
+    set.__new__: set.update,
+}
+
+
+_KNOWN_IN_C = (object, dict, OrderedDict, defaultdict, list, set)
+_IS_HEAP_TYPE = 1 << 9
+
+
+def _holds_no_more(cls: type) -> bool:
+    """Whether what is in C of an object is known: that of the containers."""
+    return all(base in _KNOWN_IN_C or base.__flags__ & _IS_HEAP_TYPE for base in mro(cls))
+
+
+def _take_container_apart(value: Any) -> Parts:
+    """A subclass of a container: what it contains, and what was set on it beside that."""
+    cls: Any = type(value)
+    new: Any = cls.__new__
+    fill = _CONTAINERS[new]
+    children = (
+        list(elements_of(value))
+        if not isinstance(value, dict)
+        else [
+            *(key for key, _ in items_of(value)),
+            *(part for _, part in items_of(value)),
+        ]
+    )
+    attributes, slots = own_dict(value) or {}, _filled_slots(value)
+    count, names = len(children), list(attributes)
+    has_factory = isinstance(value, defaultdict)
+    factory = value.default_factory if has_factory else None
+
+    def make(parts: list[Any]) -> object:
+        made = new(cls)
+        if has_factory:
+            defaultdict.__init__(made, factory)
+        fill(made, parts[:count])
+        _fill(made, names, slots, parts[count:])
+        return made
+
+    return [*children, *attributes.values(), *(part for _, part in slots)], make
+
+
 def _with_attributes(
     value: object, children: list[Any], make: Callable[[list[Any]], object]
 ) -> Parts:
@@ -505,17 +560,25 @@ def _with_attributes(
 
     def make_all(parts: list[Any]) -> object:
         made = make(parts[:count])
-        _fill(made, dict(zip(names, parts[count:], strict=True)))
+        _fill(made, names, [], parts[count:])
         return made
 
     return [*children, *(own_dict(value) or {}).values()], make_all
 
 
-def _fill(made: object, attributes: dict[str, object]) -> None:
-    """Set attributes where they lie: no property and no `__setattr__` is asked."""
-    space = own_dict(made)
-    assert space is not None
-    space.update(attributes)
+def _fill(
+    made: object,
+    names: list[str],
+    slots: list[tuple[MemberDescriptorType, object]],
+    parts: list[Any],
+) -> None:
+    """Set attributes, then slots, where they lie: no property and no `__setattr__` is asked."""
+    if names:
+        space = own_dict(made)
+        assert space is not None
+        space.update(zip(names, parts, strict=False))
+    for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
+        slot.__set__(made, part)
 
 
 def _take_object_apart(value: object) -> Parts | None:
@@ -533,10 +596,7 @@ def _take_object_apart(value: object) -> Parts | None:
 
     def make(parts: list[Any]) -> object:
         made = object.__new__(cls)
-        if names:
-            _fill(made, dict(zip(names, parts, strict=False)))
-        for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
-            slot.__set__(made, part)
+        _fill(made, names, slots, parts)
         return made
 
     return [*attributes.values(), *(part for _, part in slots)], make

@@ -466,6 +466,13 @@ class _Session:
                 f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "
                 "reads can't be told.",
             )
+        if self.state.attribute_at is not None and reads.compares_identity:
+            raise Refused(
+                "reads-identity",
+                "a tensor hands out its `.grad` or `._base` here, and the function compares with "
+                "`is`: which tensor it is may differ at the next call. Compare outside.",
+                self.state.attribute_at,
+            )
         for refuse, place in self.state.reach.handed_on:
             raise Refused(refuse.slug, f"{place}: {refuse.reason}")
         for value, path in self.state.reach.opaque:

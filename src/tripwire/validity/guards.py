@@ -135,6 +135,10 @@ class GuardWriter:
         """Add a condition."""
         self._lines.append(("", Check(path, condition, expected, found)))
 
+    def has_any(self, kinds: tuple[type, ...]) -> bool:
+        """Whether an argument, or something in one, is of these classes."""
+        return any(issubclass(type(value), kinds) for value in self._alive)
+
     # --- values ---
 
     def add(self, path: str, expression: str, value: object) -> None:

@@ -496,7 +496,7 @@ class _Planner:
             for holder in self.reads.holders
             if holder.anchored and isinstance(holder.kind, _MUTABLE)
         }
-        if self.reads.compares_identity:
+        if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
             anchored |= self.reach.find_anchored((tuple, frozenset)) & self.reads.live
         known = set(writer.tensors) | set(writer.variables)
         fresh += self._find_carried(known | anchored)
