@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import functools
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, GetSetDescriptorType, MappingProxyType, MethodType
+from typing import Any, cast
+
+_type_mro = type.__dict__["__mro__"].__get__
+_type_dict = type.__dict__["__dict__"].__get__
+
+
+def mro(cls: type) -> tuple[type, ...]:
+    """A class's bases, itself first; a metaclass with an `__mro__` isn't asked."""
+    return cast("tuple[type, ...]", _type_mro(cls))
+
+
+def class_dict(cls: type) -> MappingProxyType[str, Any]:
+    """A class's own attributes; a metaclass with a `__dict__` isn't asked."""
+    return cast("MappingProxyType[str, Any]", _type_dict(cls))
 
 
 def find_code(target: Any) -> CodeType | None:
@@ -30,10 +43,8 @@ _CALLED = ("forward", "__call__")
 
 
 def _find_wrapped(target: object) -> object:
-    try:
-        space = object.__getattribute__(target, "__dict__")
-    except AttributeError:
-        space = {}
+    descriptor: Any = find_in_class(type(target), "__dict__")
+    space = descriptor.__get__(target) if type(descriptor) is GetSetDescriptorType else {}
     if "__wrapped__" in space:
         return space["__wrapped__"]
     return find_in_class(type(target), "__wrapped__")
@@ -45,13 +56,4 @@ def find_in_class(cls: type, name: str) -> object:
     Like `inspect.getattr_static`, which keeps every class that it is asked about alive (3.12.0 to
     3.12.3, cpython#118013).
     """
-    return next((vars(base)[name] for base in mro_of(cls) if name in vars(base)), None)
-
-
-def mro_of(cls: type) -> tuple[type, ...]:
-    """The classes that Python looks through, whatever a metaclass says of itself."""
-    found: tuple[type, ...] = _MRO.__get__(cls)
-    return found
-
-
-_MRO = type.__dict__["__mro__"]
+    return next((class_dict(base)[name] for base in mro(cls) if name in class_dict(base)), None)

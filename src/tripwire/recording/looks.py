@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any, cast
 
-_type_mro = type.__dict__["__mro__"].__get__
-_type_dict = type.__dict__["__dict__"].__get__
+from tripwire.callables import class_dict as class_dict
+from tripwire.callables import mro as mro
+
 _type_name = type.__dict__["__qualname__"].__get__
 _basic_size = type.__dict__["__basicsize__"].__get__
 _item_size = type.__dict__["__itemsize__"].__get__
@@ -21,16 +21,6 @@ _weak_offset = type.__dict__["__weakrefoffset__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 _DICT_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of C types, too
 _POINTER = object.__basicsize__ // 2
-
-
-def mro(cls: type) -> tuple[type, ...]:
-    """A class's bases, itself first."""
-    return cast("tuple[type, ...]", _type_mro(cls))
-
-
-def class_dict(cls: type) -> types.MappingProxyType[str, Any]:
-    """A class's own attributes."""
-    return cast("types.MappingProxyType[str, Any]", _type_dict(cls))
 
 
 def is_kind(cls: type, base: type) -> bool:

@@ -32,13 +32,13 @@ from tripwire.tracing.holders import (
     Members,
     Names,
     Slots,
+    TensorFacts,
     Write,
 )
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan, at_once, own_dict
-from tripwire.tracing.values import TensorMeta, Traits
+from tripwire.tracing.structure import Building, Plan, at_once, elements_of, own_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,8 @@ class Extend(EffectStep):
     values: tuple[Plan, ...]
 
     def apply(self, building: Building) -> None:
-        self.place.find(building).extend([value.build(building) for value in self.values])
+        built = [value.build(building) for value in self.values]
+        ELEMENTS.extend(self.place.find(building), built)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +188,9 @@ class Carried:
     place: Place
     key: Any
     source: Source
-    meta: TensorMeta
-    traits: Traits
+    facts: TensorFacts
     attributes: dict[str, object]  # Python's own, of the tensor that was replaced
+    spot: tuple[int, Any]  # where it lies, see Kind.spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
     plan: Callable[[object], Plan],
-    facts_of: Callable[[Holder, Any], tuple[TensorMeta, Traits] | None],
+    facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
     inner: Iterable[Write] = (),
 ) -> Effects:
@@ -238,9 +239,11 @@ def plan_effects(
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
     `inner`: what code that runs again on each call writes by itself.
     """
+    writes = list(writes)
     planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
     for write in inner:
         planner.add_inner(write)
+    planner.note_shared(writes)
     for _, group in groupby(writes, key=lambda write: id(write.holder)):
         planner.add(list(group))
     return Effects(
@@ -277,6 +280,12 @@ class _EffectPlanner:
         self.counted_keys: set[tuple[int, Any]] = set()
         self.volatile: list[Volatile] = []
         self.written: set[tuple[int, Any]] = set()
+        self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+
+    def note_shared(self, writes: list[Write]) -> None:
+        """Look which writes are one: a cell of two functions, an object and its `__dict__`."""
+        for write in writes:
+            self.writes_at.setdefault(write.spot, []).append(write)
 
     def add(self, writes: list[Write]) -> None:
         """Plan the writes to one holder."""
@@ -326,9 +335,11 @@ class _EffectPlanner:
             self._note_volatile([write])
             self.steps.append(Drop(place, write.key))
             return
-        if self._is_counted(write):
+        together = self.writes_at[write.spot]
+        if all(map(self._is_counted, together)):
             amount = write.after - write.before  # type: ignore[operator]
-            self.steps.append(Count(place, write.key, amount))
+            if write is together[0]:
+                self.steps.append(Count(place, write.key, amount))
             self.counted_keys.add((id(holder), write.key))
             if holder.anchored:
                 self.counted.append(Counted(place, write.key, write.source, type(write.after)))
@@ -338,7 +349,7 @@ class _EffectPlanner:
         self.steps.append(Put(place, write.key, self.plan(write.after)))
 
     def _add_elements(self, holder: Holder, place: Place) -> None:
-        now = tuple(holder.owner)
+        now = elements_of(holder.owner)
         before = tuple(holder.before().values())
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
@@ -367,8 +378,7 @@ class _EffectPlanner:
             return False  # a sum of floats hangs on the order; let it be volatile
         if self.reads.is_written_first(write.holder, write.key, write.before):
             return False
-        use = self.reads.use_of_key(write.holder, write.key)
-        return use.updated and not (use.whole or use.keys or use.attributes)
+        return self.reads.is_only_counted(write.holder, write.key)
 
     def _note_carried(self, write: Write, place: Place) -> bool:
         if not write.holder.anchored or isinstance(write.holder.kind, (Elements, Members)):
@@ -377,9 +387,10 @@ class _EffectPlanner:
         if facts is None or not isinstance(write.after, torch.Tensor):
             return False
         if self._is_read(write):
-            meta, traits = facts
             attributes = self.attributes_of(write.before)
-            self.carried.append(Carried(place, write.key, write.source, meta, traits, attributes))
+            self.carried.append(
+                Carried(place, write.key, write.source, facts, attributes, write.spot)
+            )
         return True
 
     def _note_volatile(self, writes: list[Write]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from tripwire.callables import class_dict
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
     Attr,
@@ -34,6 +35,7 @@ from tripwire.tracing.sources import (
 from tripwire.tracing.structure import (
     at_once,
     copy_dict,
+    elements_of,
     own_dict,
     read_slots,
     same_plain,
@@ -87,6 +89,11 @@ class Kind:
         keys, values = self.read(owner)
         return dict(zip(keys, values, strict=True)).get(key, ABSENT)
 
+    def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
+        """Where the value lies, as an identity: two holders may lead to one place."""
+        space = self.dict_of(owner)
+        return id(owner if space is None else space), key
+
 
 class _DictKind(Kind):
     """Kinds with a dict behind them."""
@@ -134,7 +141,7 @@ class Table(_DictKind):
         self.keyed = keyed  # reached as module['name']
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
-        space = owner.__dict__.get(self.name)
+        space: Any = (own_dict(owner) or {}).get(self.name)
         return {} if space is None else space
 
     def step(self, path: Source, key: Any) -> Source:
@@ -199,14 +206,14 @@ class ClassDict(_DictKind):
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
         # The proxy's only referent is the dict behind it.
-        (space,) = gc.get_referents(vars(owner))
+        (space,) = gc.get_referents(class_dict(owner))
         return space  # type: ignore[no-any-return]
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         type.__setattr__(owner, key, value)
 
     def drop(self, owner: Any, key: Any) -> None:
-        if key in vars(owner):
+        if key in class_dict(owner):
             type.__delattr__(owner, key)
 
 
@@ -250,20 +257,25 @@ class Elements(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        elements = at_once(partial(iter, owner))
+        elements = elements_of(owner)
         return tuple(range(len(elements))), elements
 
     def step(self, path: Source, key: Any) -> Source:
         return Item(path, key)
 
     def get(self, owner: Any, key: Any) -> object:
-        return owner[key] if key < len(owner) else ABSENT
+        elements = elements_of(owner)
+        return elements[key] if key < len(elements) else ABSENT
+
+    def extend(self, owner: Any, values: list[object]) -> None:
+        """Hold these as well, at the end."""
+        (deque if isinstance(owner, deque) else list).extend(owner, values)
 
     def replace(self, owner: Any, values: list[object]) -> None:
         """Hold just these."""
         if isinstance(owner, deque):
-            owner.clear()
-            owner.extend(values)
+            deque.clear(owner)
+            deque.extend(owner, values)
         else:
             list.__setitem__(owner, slice(None), values)
 
@@ -274,7 +286,7 @@ class Members(Kind):
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
-        elements = at_once(partial(set.__iter__, owner))
+        elements = elements_of(owner)
         return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
 
     def put(self, owner: Any, key: Any, value: object) -> None:
@@ -327,6 +339,9 @@ class Cells(Kind):
 
     def step(self, path: Source | None, key: Any) -> Source:
         return Cell(path, key)
+
+    def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
+        return id(cells_of(owner)[key]), None
 
     def get(self, owner: Any, key: Any) -> object:
         return _contents(cells_of(owner)[key])
@@ -429,17 +444,31 @@ class ThreadLocal(Kind):
         return Attr(path, key)
 
 
+def is_link(value: object) -> bool:
+    """Whether this is an entry of an lru_cache with a limit."""
+    return type(value).__name__ == "_lru_list_elem"
+
+
 class Memo(Kind):
-    """A function behind lru_cache: what it returns hangs on what was cached before."""
+    """A function behind lru_cache: what it returns hangs on what was cached before.
+
+    It holds the arguments of earlier calls, then what they returned.
+    """
 
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
+        space = self.space_of(owner)
+        held = (*space, *space.values())
+        return tuple(range(len(held))), held
+
+    def space_of(self, owner: Any) -> dict[Any, Any]:
+        """Where the results are: in a C object, to which the collector knows the way."""
         own = own_dict(owner)
-        # The results are in a C object; the collector knows the way to it.
         spaces = [r for r in gc.get_referents(owner) if type(r) is dict and r is not own]
-        results = tuple(spaces[0].values()) if spaces else ()
-        return tuple(range(len(results))), results
+        # With a limit it holds links, and dicts among the results come before it.
+        linked = (s for s in spaces if any(map(is_link, s.values())))
+        return next(linked, spaces[0] if spaces else {})
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, "cache")
@@ -503,12 +532,17 @@ class Holder(NamedTuple):  # a tuple: there are thousands
         return self.kind.step(self.path, key)
 
 
+class _Users(NamedTuple):
+    """A weak reference of the user's, which is a value like any other."""
+
+    ref: weakref.ref[Any]
+
+
 def strong(kept: Any) -> object:
     """The value that was kept; None for a tensor that died since."""
-    if type(kept) is not weakref.ref:
-        return kept
-    value = kept()
-    return value if value is None or isinstance(value, torch.Tensor) else kept  # the user's own
+    if type(kept) is _Users:
+        return kept.ref
+    return kept() if type(kept) is weakref.ref else kept
 
 
 def mark_hook(hook: object, original: object) -> None:
@@ -540,6 +574,19 @@ class Write(NamedTuple):
         """Where it was written."""
         return self.holder.step(self.key)
 
+    @property
+    def spot(self) -> tuple[int, Any]:
+        """The place that was written, whichever holder leads to it."""
+        return self.holder.kind.spot(self.holder.owner, self.key)
+
+
+class TensorFacts(NamedTuple):
+    """What is known of a tensor that may be gone by now."""
+
+    meta: TensorMeta
+    traits: Traits
+    ref: weakref.ref[Any]  # one object per tensor
+
 
 class Holders:
     """Every holder that one run could reach."""
@@ -552,6 +599,7 @@ class Holders:
         self._switches = count_switches()
         self._types: set[type] = set()  # met so far, and no tensors
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
+        self._users: dict[int, _Users] = {}  # by identity
 
     def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> Holder:
         """Keep what `owner` holds now."""
@@ -569,10 +617,13 @@ class Holders:
         types = self._types
         if types.issuperset(map(type, values)):
             return values
-        types.update(t for t in set(map(type, values)) - types if not issubclass(t, torch.Tensor))
+        new = set(map(type, values)) - types - {weakref.ref}
+        types.update(t for t in new if not issubclass(t, torch.Tensor))
         return tuple([v if type(v) in types else self._refer(v) for v in values])
 
-    def _refer(self, tensor: Any) -> weakref.ref[Any]:
+    def _refer(self, tensor: Any) -> weakref.ref[Any] | _Users:
+        if type(tensor) is weakref.ref:
+            return self._users.setdefault(id(tensor), _Users(tensor))
         ref = weakref.ref(tensor)
         # A run that replaces a tensor lets the old one die, and its shape may have been read.
         # Parameters aren't replaced by runs: their facts would cost a millisecond per layer.
@@ -582,11 +633,12 @@ class Holders:
             self._facts[id(ref)] = (meta_of(tensor), traits_of(tensor))
         return ref
 
-    def facts_of(self, holder: Holder, key: Any) -> tuple[TensorMeta, Traits] | None:
+    def facts_of(self, holder: Holder, key: Any) -> TensorFacts | None:
         """What is known of the tensor that was held before; None if it was none."""
         for known, kept in zip(holder.keys, holder.kept, strict=True):
-            if known == key:
-                return self._facts.get(id(kept)) if type(kept) is weakref.ref else None
+            if known == key and type(kept) is weakref.ref:
+                facts = self._facts.get(id(kept))
+                return None if facts is None else TensorFacts(*facts, kept)
         return None
 
     def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:
@@ -619,7 +671,8 @@ class Holders:
                     )
 
     def find_writes(self) -> Iterator[Write]:
-        """What the run changed."""
+        """What the run changed. A place that several holders share comes once for each of them."""
+        shared: dict[tuple[int, Any], object] | None = None
         # Functions of one module share its globals; the first of them saw those before the run,
         # a later one perhaps what the run had put there.
         met: set[tuple[int, Any]] = set()
@@ -643,9 +696,38 @@ class Holders:
                 if moved is not ABSENT and all(before[k] is after[k] for k in before):
                     yield Write(holder, moved, strong(before[moved]), strong(after[moved]))
                     continue
+            if shared is None:
+                shared = self._find_shared()
             for key in dict.fromkeys((*before, *after)):
                 if names and (id(holder.owner), key) not in first:
                     continue
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+                if shared:
+                    old = shared.get(holder.kind.spot(holder.owner, key), old)
                 if old is not new and not same_plain(old, new):
                     yield Write(holder, key, strong(old), strong(new))
+
+    def _find_shared(self) -> dict[tuple[int, Any], object]:
+        """What was first seen in places that more than one holder leads to.
+
+        One that was reached while the run went on may have seen what the run had put there.
+        """
+        first: dict[tuple[int, Any], object] = {}
+        shared: dict[tuple[int, Any], object] = {}
+        dicts = {id(holder.owner) for holder in self.all if isinstance(holder.kind, Items)}
+        for holder in self.all:
+            if isinstance(holder.kind, Cells) or id(_dict_behind(holder)) in dicts:
+                for key, kept in zip(holder.keys, holder.kept, strict=True):
+                    spot = holder.kind.spot(holder.owner, key)
+                    if spot in first:
+                        shared[spot] = first[spot]
+                    else:
+                        first[spot] = kept
+        return shared
+
+
+def _dict_behind(holder: Holder) -> dict[Any, Any] | None:
+    """A dict that code can also come to as such: an object's, or a table of a module."""
+    if isinstance(holder.kind, (Attributes, Table, Items)):
+        return holder.kind.dict_of(holder.owner)
+    return None

@@ -14,10 +14,11 @@ import functools
 import importlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -29,9 +30,11 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
+from tripwire.callables import find_in_class
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
-from tripwire.tracing.ranges import SourceRange
+from tripwire.tracing.ranges import SourceRange, is_library_caller
+from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
@@ -420,6 +423,9 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
 # --- attribute names that are computed ------------------------------------------------------------
 
 
+_GETATTR = getattr
+
+
 def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Names in code are read off the code; names that are computed are noted here."""
     stores = plain.__name__ in ("setattr", "delattr")
@@ -432,6 +438,8 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
             state.run_aside(state.reach.see_computed, str(name))
             if stores and isinstance(owner, ModuleType):  # seen before it is written
                 state.reach.walk_names(frozenset({str(name)}))
+            elif name in MADE_BY_PYTHON and plain is _GETATTR:
+                state.reach.walk_made_of(owner, str(name))
         return plain(owner, name, *rest)
 
     return by_name
@@ -440,6 +448,47 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
 add_go_between(
     next(c for c in _wrap_by_name.__code__.co_consts if getattr(c, "co_name", None) == "by_name")
 )
+
+
+# --- numbers that objects have by their identity --------------------------------------------------
+
+
+def _wrap_hash(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What hashes by identity has another number where it is another object."""
+
+    @functools.wraps(plain)
+    def hashed(value: Any, /) -> Any:
+        state = CURRENT.state
+        if state is not None and state.quiet and not is_library_caller(1):
+            if _has_own_number(state, value):
+                where = state.capture_range(1)
+                state.refuse(Refusal("reads-identity", _HASHED.format(type(value).__name__), where))
+        return plain(value)
+
+    return hashed
+
+
+_HASHED = (
+    "`hash` of a {} gives the number of that very object, which comes with the call or was made "
+    "by it. Keep a name or a number of your own in the object."
+)
+
+
+def _has_own_number(state: TracingState, value: Any) -> bool:
+    """Whether `hash` tells this object from equal ones, and the next call may have another."""
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
+        return any(_has_own_number(state, item) for item in value)
+    if cls is float or issubclass(cls, (type, ModuleType, BuiltinFunctionType)):
+        return bool(value != value)  # nan
+    if issubclass(cls, torch.Tensor):
+        known = state.values.find(value)
+        return known is None or not any(known.sources.values())
+    by_identity = find_in_class(cls, "__hash__") is object.__hash__ or cls in _HASHES_WHAT_IT_HAS
+    return by_identity and not state.reach.is_anchored(value)
+
+
+_HASHES_WHAT_IT_HAS = (MethodType, weakref.ref)
 
 
 # --- environment variables ------------------------------------------------------------------------
@@ -604,6 +653,7 @@ PYTHON_PATCHES = (
     Patch(os._Environ, "__iter__", _wrap_environment),
     Patch(os._Environ, "__len__", _wrap_environment),
     *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
+    Patch(builtins, "hash", _wrap_hash),
     Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
 )
 _OF_TORCH = Patches(lambda: PATCHES)

@@ -11,12 +11,10 @@ import weakref
 from typing import Any
 
 import torch
-from torch import nn
 
-from tripwire.tracing.values import iter_given
+from tripwire.tracing.values import PLAIN_TENSORS, iter_given
 
 OUTSIDE = 0
-_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class MemoryTable:
@@ -69,7 +67,7 @@ class MemoryTable:
 
     def _storage_of(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         """None for classes that may keep their values in other tensors, and for odd layouts."""
-        plain = type(tensor) in _PLAIN and tensor.layout is torch.strided
+        plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
         if plain and torch._C._has_storage(tensor):
             return tensor.untyped_storage()
         self._hides = True

@@ -27,7 +27,7 @@ from types import (
 )
 from typing import Any
 
-from tripwire.callables import mro_of
+from tripwire.callables import mro
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import Refuse
 
@@ -327,7 +327,7 @@ def _origin_of_method(owner: type, name: str) -> tuple[str, str]:
 
 def _find_definer(cls: type, name: str) -> type | None:
     """The first class in line that defines a name in C."""
-    for base in mro_of(cls):
+    for base in mro(cls):
         if type(base.__dict__.get(name)) not in (type(None), FunctionType, property):
             return base
     return None
@@ -337,7 +337,7 @@ def _origin_of_instance(callee: Any) -> tuple[str, str] | None:
     cls = type(callee)
     if cls.__name__ in _CYTHON:  # one class for all its functions, which know their module
         return callee.__module__, callee.__qualname__
-    for base in mro_of(cls):
+    for base in mro(cls):
         call = base.__dict__.get("__call__")
         if type(call) is BuiltinFunctionType:
             return _find_origin(call)

@@ -29,7 +29,7 @@ import threading
 import types
 import weakref
 from collections import defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any
@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import mro_of
+from tripwire.callables import class_dict, mro
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -75,6 +75,7 @@ from tripwire.tracing.holders import (
     LibraryNames,
     Names,
     Table,
+    is_link,
     strong,
     unhooked,
 )
@@ -106,6 +107,7 @@ from tripwire.tracing.sources import (
 from tripwire.tracing.structure import (
     at_once,
     copy_dict,
+    elements_of,
     has_pytree,
     is_namedtuple,
     iter_pytree,
@@ -128,7 +130,7 @@ _LEAVES = frozenset(
     | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
 )
 # In classes: what Python, abc, typing and dataclasses keep there for themselves.
-_MADE_BY_PYTHON = words(
+MADE_BY_PYTHON = words(
     "__dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __slots__ __match_args__ "
     "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
     "_abc_impl __dataclass_fields__ __dataclass_params__"
@@ -291,6 +293,14 @@ class Reach:
     def is_anchored(self, value: object) -> bool:
         """Whether a value is the same on every call."""
         return id(value) in self._sources and id(value) not in self.fresh
+
+    def find_anchored(self, kinds: tuple[type, ...]) -> frozenset[int]:
+        """Identities of what was reached, is of one of these classes and the same on every call."""
+        return frozenset(
+            id(value)
+            for value in self._alive
+            if issubclass(type(value), kinds) and self.is_anchored(value)
+        )
 
     def walk(
         self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
@@ -469,6 +479,35 @@ class Reach:
         for python_module, path in tuple(self._open_modules.values()) if names else ():
             self.walk(python_module, path, True, names)
         self._uses = uses
+        late = names & MADE_BY_PYTHON
+        if late:
+            self._walk_made(late)
+
+    def walk_made_of(self, owner: object, name: str) -> None:
+        """Reach what Python made for one class or function, which somebody asks for."""
+        if isinstance(owner, types.FunctionType):
+            path = self._sources.get(id(owner))
+            if path is not None and name == "__annotations__":
+                self.walk(owner.__annotations__, Attr(path, name), True)
+            return
+        cls = owner if isinstance(owner, type) else type(owner)
+        holder = next((base for base in mro(cls) if name in class_dict(base)), None)
+        path = next((path for base, path in self.classes if base is holder), None)
+        if holder is not None and path is not None:
+            self.walk(class_dict(holder)[name], Attr(path, name), True)
+
+    def find_made(self, names: Iterable[str]) -> frozenset[str]:
+        """Which names stand for something that Python makes, and weren't asked for so far."""
+        return MADE_BY_PYTHON.intersection(names) - self._names
+
+    def _walk_made(self, names: frozenset[str]) -> None:
+        """Reach what Python made for classes and functions, once code asks for it."""
+        self._names |= names
+        for cls, path in tuple(self.classes):
+            for name in names & class_dict(cls).keys():
+                self.walk(class_dict(cls)[name], Attr(path, name), True)
+        for function, path in tuple(self.functions) if "__annotations__" in names else ():
+            self.walk(function.__annotations__, Attr(path, "__annotations__"), True)
 
     def _find_taken(self, path: Source) -> frozenset[str] | None:
         """The names that the function that begins takes from a Python module; None: any."""
@@ -653,7 +692,7 @@ class Reach:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._walked.add(id(cls))
         self._alive += cls, path
-        for base in mro_of(cls):
+        for base in mro(cls):
             self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)
@@ -672,8 +711,8 @@ class Reach:
     def _held_by_class(self, cls: type, path: Source) -> Reached:
         """What a class holds, under the names that are in use; the rest has to wait."""
         names = self._names
-        for name, value in at_once(vars(cls).items):
-            if type(value) in _LEAVES or (name in _MADE_BY_PYTHON and name not in names):
+        for name, value in at_once(class_dict(cls).items):
+            if type(value) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue
             starts = [self._await_start(f, path, name) for f in functions_in(value)]
             is_special = name in SPECIAL and not (starts and all(starts))
@@ -711,8 +750,9 @@ class Reach:
             self.holders.remember(module, ATTRIBUTES, path, anchored),
             *self._remember_slots(module, path, anchored),
         ]
-        cls, space = type(module), module.__dict__
-        if _DISPATCHER in vars(cls):  # a compiled module runs the one that it stands for
+        cls = type(module)
+        space: dict[str, Any] = own_dict(module) or {}
+        if _DISPATCHER in class_dict(cls):  # a compiled module runs the one that it stands for
             yield object.__getattribute__(module, _DISPATCHER).target, path
         keyed_table = _KEYED_TABLE.get(cls)
         for name in MODULE_TABLES:
@@ -739,9 +779,10 @@ class Reach:
 
     def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
         self.holders.remember(item, ITEMS, path, anchored)
-        if self._is_too_large(item, dict.values(item), path):
+        held = copy_dict(item)
+        if self._is_too_large(item, held.values(), path):
             return
-        for key, value in copy_dict(item).items():
+        for key, value in held.items():
             if type(key) not in _LEAVES:
                 yield key, Item(path, key)
             if type(value) not in _LEAVES:
@@ -754,23 +795,25 @@ class Reach:
             return
         if not isinstance(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
-        if self._is_too_large(item, item, path):
+        elements = elements_of(item)
+        if self._is_too_large(item, elements, path):
             return
-        for index, value in enumerate(at_once(functools.partial(iter, item))):
+        for index, value in enumerate(elements):
             if type(value) not in _LEAVES:
                 yield value, Item(path, index)
 
     def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
         """Whether a container isn't looked into; what it holds must then show all there is."""
-        if len(item) <= LARGEST_CONTAINER:
+        if len(values) <= LARGEST_CONTAINER:
             return False
-        if not set(at_once(lambda: map(type, values))) <= _LEAVES:
+        if not set(map(type, values)) <= _LEAVES:
             self.opaque.append((item, path))
         return True
 
     def _members(self, item: Any, path: Source) -> Reached:
-        if not self._is_too_large(item, item, path):
-            for element in at_once(functools.partial(iter, item)):
+        elements = elements_of(item)
+        if not self._is_too_large(item, elements, path):
+            for element in elements:
                 yield element, Item(path, element)
 
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
@@ -791,6 +834,8 @@ class Reach:
             return
         self.functions.append((function, path))
         yield from self._attributes(function, path, True)  # those that aren't there, too
+        if "__annotations__" in self._names:
+            yield function.__annotations__, Attr(path, "__annotations__")
         if not waits:
             self._entered.add(id(function))
             yield from self._inside(function, path)
@@ -821,10 +866,11 @@ class Reach:
 
     def _memo_children(self, memo: Any, path: Source) -> Reached:
         yield memo.__wrapped__, Attr(path, "__wrapped__")
-        for result in MEMO.read(memo)[1]:
-            links = type(result).__name__ == "_lru_list_elem"
-            for held in gc.get_referents(result) if links else [result]:
-                yield held, Attr(path, "cache")
+        # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
+        own, space = own_dict(memo), MEMO.space_of(memo)
+        for value in (*space, *space.values(), *gc.get_referents(memo)):
+            if value is not own and value is not space and not is_link(value):
+                yield value, Attr(path, "cache")
 
 
 # What a call must find unchanged itself, not an equal one.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class
+from tripwire.callables import class_dict, find_in_class, mro
 from tripwire.env import is_library_file
 from tripwire.tracing.holders import (
     ABSENT,
@@ -38,11 +38,11 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import PROXIES, SPECIAL, Reach
+from tripwire.tracing.reach import PROXIES, SPECIAL, Reach, functions_in
 from tripwire.tracing.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.tracing.structure import PLAIN
+from tripwire.tracing.structure import PLAIN, at_once
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.tracing.values import meta_of
 
@@ -238,6 +238,18 @@ class ReadSet:
             for code in self._codes
         )
 
+    @cached_property
+    def _methods(self) -> dict[int, type]:
+        """Executed code of methods, properties included, by identity: the class that has it."""
+        return {
+            id(code): cls
+            for cls, _ in self._reach.classes
+            for value in at_once(class_dict(cls).values)
+            for function in functions_in(value)
+            for code in _codes_in(function.__code__)
+            if id(code) in self._executed
+        }
+
     def names_of(self, owner: object) -> frozenset[str] | None:
         """The names under which an object was read; None where all of it was."""
         names = self._reach.names_read.get(id(owner))
@@ -351,6 +363,27 @@ class ReadSet:
             return found if key in use.keys else _UNUSED
         return self._use_at(holder.step(key))
 
+    def is_only_counted(self, holder: Holder, key: Any) -> bool:
+        """Whether the executed code does nothing with a number but add constants to it."""
+        use = self.use_of_key(holder, key)
+        if not use.updated or use.whole or use.keys or use.attributes:
+            return False
+        if isinstance(holder.kind, _OWN_ATTRIBUTES):
+            if self._opens_self or self.names_of(holder.owner) is None:
+                return False  # it may be stored under a computed name
+        if any(Step(kind, key) in self.uses.replaced for kind in _kinds_of(holder)):
+            return False
+        return key not in self.uses.replaced_of_self or not self._is_stored_by(holder.owner, key)
+
+    def _is_stored_by(self, owner: object, name: str) -> bool:
+        """Whether a method that says `self.name = ...` ran, and may be one of this object."""
+        bases = mro(owner if isinstance(owner, type) else type(owner))
+        return any(
+            self._methods.get(id(code), object) in bases
+            for code in self._codes
+            if name in find_uses(code).replaced_of_self
+        )
+
     def _use_at(self, path: Source) -> Use:
         uses = self.uses
         match path:
@@ -449,6 +482,18 @@ class ReadSet:
         return "\n".join([f"{len(rows)} reads", *lines])
 
 
+def _kinds_of(holder: Holder) -> tuple[StepKind, ...]:
+    """How code spells a step to what a holder holds."""
+    match holder.kind:
+        case Names():
+            return StepKind.GLOBAL, StepKind.ATTRIBUTE
+        case Cells():
+            return StepKind.FREE, StepKind.LOCAL
+        case Items():
+            return (StepKind.ITEM,)
+    return (StepKind.ATTRIBUTE,)
+
+
 def _is_library(holder: Holder) -> bool:
     return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
@@ -456,6 +501,13 @@ def _is_library(holder: Holder) -> bool:
 # Functions through which attributes are looked up: names in them are names at their callers.
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (Attributes, Slots)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes_in(const)
 
 
 def _looks_by_name_only(uses: Uses) -> bool:

@@ -407,7 +407,8 @@ def record(
     if rule.may_write or kwargs:
         note_changes(state, rule, args, kwargs)
     cast = None
-    if rule.writes or kwargs.get("out") is not None:
+    in_place = rule.writes or kwargs.get("out") is not None
+    if in_place:
         if state.force_outplace:
             cast = dtype_of_result(rule, args, kwargs)
             rule = out_of_place(state, rule, args, kwargs)
@@ -415,6 +416,10 @@ def record(
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
+    if not in_place and python is None and _hands_back(state, rule, args, kwargs, value):
+        # A node would stand for a copy where the back end says so: `dropout` in eval mode.
+        state.strides_matter = True  # `contiguous` returns its argument for some strides only
+        return state.node_of(value)
     if not nodes[1].keys().isdisjoint(keyword.kwlist):
         rule, nodes = _spell_keywords(rule, nodes)
     names = _choose_names(state, value, where)
@@ -437,12 +442,11 @@ def record(
         rule.as_it_is or _find_special(rule, args, kwargs, value),
     )
     state.writes += bool(state.written)
-    if not rule.writes and args and value is args[0]:
-        state.strides_matter = True  # `contiguous` returns its argument for some strides only
     _stand_for(state, node, value, deciders, names if isinstance(names, tuple) else ())
     is_attribute = rule.target is GETATTR and rule.name not in _ALWAYS_THERE
     if state.quiet and is_attribute and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
+        state.attribute_at = state.attribute_at or where
         seen = str(describe(value))
         add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
     if rule.attribute == "data" and rule.writes and deciders != ():
@@ -465,6 +469,21 @@ AUTOCAST_BY_HAND = (
     "autocast was set by hand before this call (torch.set_autocast_enabled, "
     "torch.set_autocast_dtype), and a graph wouldn't set it again. Use `with torch.autocast(...)`."
 )
+
+
+def _hands_back(
+    state: TracingState, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
+) -> bool:
+    """Whether a call did nothing but return its argument, the tensor itself."""
+    given = args[0] if args else next(iter(kwargs.values()), None)
+    if value is not given or not isinstance(value, torch.Tensor):
+        return False
+    if rule.opaque or state.written:
+        return False
+    # One without a count of its changes may have been changed.
+    return not rule.may_write or rule.writes_also is not None or version_of(value) is not None
+
+
 # Attributes that are made of the tensor itself.
 _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 

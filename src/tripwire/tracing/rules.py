@@ -118,7 +118,7 @@ _SIZE_QUERIES = words(
     "shape size __len__ numel nelement nbytes stride is_contiguous is_same_size "
     "storage_offset dim_order"
 )
-_STRIDE_QUERIES = words("stride is_contiguous storage_offset dim_order _is_view is_set_to")
+_STRIDE_QUERIES = words("stride is_contiguous storage_offset dim_order _is_view")
 _GRAD_QUERIES = words("requires_grad is_leaf grad_fn")
 _QUERIES = _SIZE_QUERIES | words(
     "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
@@ -127,7 +127,7 @@ _QUERIES = _SIZE_QUERIES | words(
     "is_ort is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_floating_point is_complex "
     "is_signed is_conj is_neg is_inference is_pinned is_shared is_coalesced is_distributed "
     "is_tensor has_names get_device sparse_dim dense_dim _is_view _is_zerotensor qscheme "
-    "result_type can_cast promote_types broadcast_shapes grad_dtype is_set_to __dir__ "
+    "result_type can_cast promote_types broadcast_shapes grad_dtype __dir__ "
     "_has_compatible_shallow_copy_type"
 )
 SIZED_BY_DATA = words(
@@ -155,7 +155,7 @@ _REFUSED = {
     **dict.fromkeys(
         words(
             "data_ptr untyped_storage storage _typed_storage __dlpack__ __dlpack_device__ "
-            "share_memory_ __reduce_ex__ __setstate__ __cuda_array_interface__ _storage"
+            "share_memory_ __reduce_ex__ __setstate__ __cuda_array_interface__ _storage is_set_to"
         ),
         Refuse("tensor-memory", _STORAGE),
     ),

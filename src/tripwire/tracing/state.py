@@ -143,6 +143,7 @@ class TracingState:
         self.environment: set[str] | None = set()  # variables that were read; None: all of them
         # Tensors with attributes of their own, and those.
         self.attributes: dict[int, tuple[torch.Tensor, dict[str, object]]] = {}
+        self.attribute_at: SourceRange | None = None  # where a tensor handed out its `.grad`
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
         self.refusal: Refusal | None = None

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import mro_of
+from tripwire.callables import class_dict, find_in_class, mro
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
@@ -83,15 +93,35 @@ def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
     return dict.copy(space) if type(space) is dict else dict(at_once(partial(dict.items, space)))
 
 
+def elements_of(value: Any) -> tuple[Any, ...]:
+    """What a list, tuple, deque or set holds. Runs no `__iter__` of a subclass."""
+    base = next(kind for kind in _SEQUENCES if issubclass(type(value), kind))
+    return at_once(partial(base.__iter__, value))
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+
+
+def items_of(value: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
+    """What a dict holds, in its order. Runs no `items` of a subclass."""
+    base = OrderedDict if issubclass(type(value), OrderedDict) else dict
+    return at_once(partial(base.items, value))
+
+
 def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
     """A class's slots by name, those of its bases included."""
-    return {
-        name: value
-        for base in reversed(mro_of(cls))
-        if "__slots__" in vars(base)
-        for name, value in at_once(vars(base).items)
+    return dict(_all_slots(cls))
+
+
+def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
+    """A class's slots, bases first; of one name there may be several."""
+    return [
+        (name, value)
+        for base in reversed(mro(cls))
+        if "__slots__" in class_dict(base)
+        for name, value in at_once(class_dict(base).items)
         if isinstance(value, MemberDescriptorType)
-    }
+    ]
 
 
 def read_slots(value: object) -> dict[str, object]:
@@ -149,10 +179,10 @@ def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
         for name in cls._fields:  # type: ignore[attr-defined]  # a namedtuple has fields
             yield getattr(value, name), Attr(path, name)
     elif isinstance(value, dict):
-        for key, child in at_once(value.items):
+        for key, child in items_of(value):
             yield child, Item(path, key)
     elif isinstance(value, (list, tuple, deque)):
-        for index, child in enumerate(at_once(partial(iter, value))):
+        for index, child in enumerate(elements_of(value)):
             yield child, Item(path, index)
     elif has_pytree(value):
         yield from iter_pytree(value, path)
@@ -429,11 +459,10 @@ def _take_apart(value: Any) -> Parts | None:
     cls: Any = type(value)
     if isinstance(value, (Iterator, torch.nn.Module)):
         raise Unbuildable(f"the result holds {_a(cls)}")
-    keys = list(value) if isinstance(value, dict) else []
-    if holds_tensor(keys):
+    if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
-    if is_namedtuple(cls):
-        return list(value), lambda parts: cls(*parts)
+    if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
+        return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     if cls in (list, tuple, set, frozenset):
         return list(value), cls
     if cls in _COPIED or (cls.__module__ == "numpy" and hasattr(value, "flags")):
@@ -443,36 +472,151 @@ def _take_apart(value: Any) -> Parts | None:
         return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
-    if cls in (dict, OrderedDict):
-        return list(value.values()), lambda parts: cls(zip(keys, parts, strict=True))
-    if cls is defaultdict:
-        factory = value.default_factory
-        return list(value.values()), lambda parts: cls(factory, zip(keys, parts, strict=True))
-    if has_pytree(value):
+    if cls in (dict, OrderedDict, defaultdict):
+        return _take_dict_apart(value)
+    if cls.__new__ in _CONTAINERS and _holds_no_more(cls):
+        return _take_container_apart(value)
+    if has_pytree(value) and not _is_simple(value):
         node = pytree.SUPPORTED_NODES[cls]
         children, context = node.flatten_fn(value)
         return list(children), lambda parts: node.unflatten_fn(parts, context)
     return _take_object_apart(value)
 
 
+def _take_dict_apart(value: dict[Any, Any]) -> Parts:
+    cls: Any = type(value)
+    count = len(value)
+    if cls is defaultdict:
+        cls = partial(defaultdict, value.default_factory)  # type: ignore[attr-defined]
+
+    def make(parts: list[Any]) -> object:
+        return cls(zip(parts[:count], parts[count:], strict=True))
+
+    # A key may be an object that came with the call.
+    return _with_attributes(value, [*value, *value.values()], make)
+
+
+def _fill_dict(made: Any, parts: list[Any]) -> None:
+    base = OrderedDict if isinstance(made, OrderedDict) else dict
+    half = len(parts) // 2
+    for key, part in zip(parts[:half], parts[half:], strict=True):
+        base.__setitem__(made, key, part)
+
+
+# How subclasses that leave the making to these are filled, past methods of their own.
+_CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
+    dict.__new__: _fill_dict,  # OrderedDict's and defaultdict's as well
+    list.__new__: list.extend,
+    set.__new__: set.update,
+}
+
+
+_KNOWN_IN_C = (object, dict, OrderedDict, defaultdict, list, set)
+_IS_HEAP_TYPE = 1 << 9
+
+
+def _holds_no_more(cls: type) -> bool:
+    """Whether what is in C of an object is known: that of the containers."""
+    return all(base in _KNOWN_IN_C or base.__flags__ & _IS_HEAP_TYPE for base in mro(cls))
+
+
+def _take_container_apart(value: Any) -> Parts:
+    """A subclass of a container: what it contains, and what was set on it beside that."""
+    cls: Any = type(value)
+    new: Any = cls.__new__
+    fill = _CONTAINERS[new]
+    children = (
+        list(elements_of(value))
+        if not isinstance(value, dict)
+        else [
+            *(key for key, _ in items_of(value)),
+            *(part for _, part in items_of(value)),
+        ]
+    )
+    attributes, slots = own_dict(value) or {}, _filled_slots(value)
+    count, names = len(children), list(attributes)
+    has_factory = isinstance(value, defaultdict)
+    factory = value.default_factory if has_factory else None
+
+    def make(parts: list[Any]) -> object:
+        made = new(cls)
+        if has_factory:
+            defaultdict.__init__(made, factory)
+        fill(made, parts[:count])
+        _fill(made, names, slots, parts[count:])
+        return made
+
+    return [*children, *attributes.values(), *(part for _, part in slots)], make
+
+
+def _with_attributes(
+    value: object, children: list[Any], make: Callable[[list[Any]], object]
+) -> Parts:
+    """The same, and what was set on the object beside what it contains."""
+    names = list(own_dict(value) or ())
+    if not names:
+        return children, make
+    count = len(children)
+
+    def make_all(parts: list[Any]) -> object:
+        made = make(parts[:count])
+        _fill(made, names, [], parts[count:])
+        return made
+
+    return [*children, *(own_dict(value) or {}).values()], make_all
+
+
+def _fill(
+    made: object,
+    names: list[str],
+    slots: list[tuple[MemberDescriptorType, object]],
+    parts: list[Any],
+) -> None:
+    """Set attributes, then slots, where they lie: no property and no `__setattr__` is asked."""
+    if names:
+        space = own_dict(made)
+        assert space is not None
+        space.update(zip(names, parts, strict=False))
+    for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
+        slot.__set__(made, part)
+
+
 def _take_object_apart(value: object) -> Parts | None:
     cls = type(value)
-    state = attributes_of(value)
-    simple = cls.__new__ is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+    attributes = own_dict(value) or {}
+    slots = _filled_slots(value)
     if not holds_tensor(value):
-        if not state or not simple or is_library_module(cls.__module__):
+        if not (attributes or slots) or not _is_simple(value):
             return None
-    if not state or not simple:
+        if is_library_module(cls.__module__):
+            return None
+    if not (attributes or slots) or not _is_simple(value):
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
-    names = list(state)
+    names = list(attributes)
 
     def make(parts: list[Any]) -> object:
         made = object.__new__(cls)
-        for name, part in zip(names, parts, strict=True):
-            object.__setattr__(made, name, part)
+        _fill(made, names, slots, parts)
         return made
 
-    return list(state.values()), make
+    return [*attributes.values(), *(part for _, part in slots)], make
+
+
+def _is_simple(value: object) -> bool:
+    """Whether an object is all that its attributes show."""
+    new = type(value).__new__
+    return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+
+
+def _filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
+    """All slots that hold something, those that a subclass hides as well."""
+    filled = []
+    for _, slot in _all_slots(type(value)):
+        try:
+            filled.append((slot, slot.__get__(value)))
+        except AttributeError:
+            continue
+    return filled
 
 
 # What holds more than its attributes show, or can't be made without its own constructor.
@@ -485,12 +629,50 @@ def attributes_of(value: object) -> dict[str, object]:
 
 
 def own_dict(value: object) -> dict[str, object] | None:
-    """An object's dict, without asking any code of its class."""
+    """An object's dict, without asking any code of its class: `__dict__` may be a property."""
+    cls = type(value)
     try:
-        found = object.__getattribute__(value, "__dict__")
+        found = (_ways.get(id(cls)) or _find_way(cls))(value)
     except AttributeError:
         return None
+    except TypeError:  # the class has other bases by now
+        found = _find_way(cls)(value)
     return found if type(found) is dict else None
+
+
+# How to come to the dict of a class's instances, by the class's identity: found once.
+_ways: dict[int, Callable[[object], object]] = {}
+_known: dict[int, weakref.ref[type]] = {}
+_generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
+_generic_dict.restype = ctypes.py_object
+_generic_dict.argtypes = (ctypes.py_object, ctypes.c_void_p)
+
+
+def _find_way(cls: type) -> Callable[[object], object]:
+    descriptor: Any = find_in_class(cls, "__dict__")
+    way: Callable[[object], object]
+    if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+        way = descriptor.__get__
+    elif descriptor is None:
+        way = _has_none
+    else:
+        way = _look_past_property
+    _ways[id(cls)] = way
+    _known[id(cls)] = weakref.ref(cls, partial(_forget, _ways, _known, id(cls)))
+    return way
+
+
+def _forget(ways: dict[int, Any], known: dict[int, Any], key: int, _: object) -> None:
+    ways.pop(key, None)
+    known.pop(key, None)
+
+
+def _has_none(value: object) -> None:
+    """An object without a dict."""
+
+
+def _look_past_property(value: object) -> object:
+    return _generic_dict(value, None)
 
 
 def holds_tensor(value: object) -> bool:
@@ -509,10 +691,12 @@ def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Ten
     seen.add(id(value))
     inside: list[object] = list(attributes_of(value).values())
     match value:
-        case Mapping():
-            inside += [*value.keys(), *value.values()]
+        case dict():
+            inside += [part for item in items_of(value) for part in item]
+        case MappingProxyType():
+            inside += value.values()
         case list() | tuple() | set() | frozenset() | deque():
-            inside += value
+            inside += elements_of(value)
         case FunctionType():
             inside += bound_cells(value).values()
             inside += [value.__defaults__, value.__kwdefaults__]

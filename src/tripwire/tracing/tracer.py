@@ -27,6 +27,7 @@ from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_mar
 from tripwire.tracing.holders import Write
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.questions import Answer, ask_all
+from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.refusals import Refusal, Refused
@@ -40,6 +41,7 @@ from tripwire.tracing.structure import (
     build_skeleton,
     holds_mutable,
     iter_tensors,
+    own_dict,
 )
 from tripwire.tracing.torchstate import (
     sample_contexts,
@@ -453,11 +455,14 @@ class _Session:
 
     def _reads(self) -> ReadSet:
         reach = self.state.reach
-        reach.walk_names(frozenset(self.state.computed_names))
+        # What Python made for a class was reached when somebody asked that very class for it.
+        reach.walk_names(frozenset(self.state.computed_names) - MADE_BY_PYTHON)
         codes = self.codes
         function = self.binding.function
         if function is not None and not any(code is function.__code__ for code in codes):
             codes.insert(0, function.__code__)
+        # Library code is asked by the user's for annotations and fields of the user's classes.
+        reach.walk_names(reach.find_made(name for c in codes for name in find_uses(c).attributes))
         return ReadSet(reach, codes, frozenset(self.state.computed_names))
 
     def _check_reads(self, reads: ReadSet) -> None:
@@ -476,6 +481,13 @@ class _Session:
                 "reads-frames",
                 f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "
                 "reads can't be told.",
+            )
+        if self.state.attribute_at is not None and reads.compares_identity:
+            raise Refused(
+                "reads-identity",
+                "a tensor hands out its `.grad` or `._base` here, and the function compares with "
+                "`is`: which tensor it is may differ at the next call. Compare outside.",
+                self.state.attribute_at,
             )
         for refuse, place in self.state.reach.handed_on:
             raise Refused(refuse.slug, f"{place}: {refuse.reason}")
@@ -514,7 +526,7 @@ class _Session:
 
     def _check_tables(self) -> None:
         for module, table, path, _ in self.state.reach.empty_tables:
-            if module.__dict__.get(table):
+            if (own_dict(module) or {}).get(table):
                 raise Refused(
                     "module-changed",
                     f"the run put something into {path}.{table}, which was empty: a hook, a "

@@ -82,6 +82,8 @@ class Uses:
     steps: dict[Step, Use]
     computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
     compares_identity: bool = False  # `a is b`, where neither is None, True, False or `...`
+    replaced: frozenset[Step] = frozenset()  # stored other than by a sum of what was there
+    replaced_of_self: frozenset[str] = frozenset()  # the same, by `self.name = ...`
 
 
 def find_uses(code: CodeType) -> Uses:
@@ -123,8 +125,12 @@ def join(uses: Iterable[Uses]) -> Uses:
     refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
+    replaced: set[Step] = set()
+    replaced_of_self: set[str] = set()
     for one in uses:
         passed |= one.passed
+        replaced |= one.replaced
+        replaced_of_self |= one.replaced_of_self
         for name, line in one.attributes.items():
             attributes.setdefault(name, line)
         for name, line in one.globals.items():
@@ -156,6 +162,8 @@ def join(uses: Iterable[Uses]) -> Uses:
         steps,
         computes_names,
         compares_identity,
+        frozenset(replaced),
+        frozenset(replaced_of_self),
     )
 
 
@@ -410,6 +418,8 @@ class _Walk:
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
         self.passed: dict[str, int] = {}
+        self.replaced: set[Step] = set()
+        self.replaced_of_self: set[str] = set()
 
     def run(self) -> Uses:
         raw = self.raw
@@ -451,7 +461,10 @@ class _Walk:
             if namespace.whole or namespace.appended:
                 self.dynamic = self.dynamic or self.foreign_dict
                 self.opens_self = True
-            self.stored_attributes.update(k for k in namespace.stored_keys if isinstance(k, str))
+            stored = {k for k in namespace.stored_keys if isinstance(k, str)}
+            self.stored_attributes |= stored
+            for name in stored:
+                self.replace(StepKind.ATTRIBUTE, name)
             for key in namespace.keys:
                 self.load_named(key)
         self.dynamic = (
@@ -480,6 +493,8 @@ class _Walk:
             steps,
             self.computes_names,
             self.compares_identity,
+            frozenset(self.replaced),
+            frozenset(self.replaced_of_self),
         )
 
     def lines(self, offsets: dict[str, int]) -> dict[str, int]:
@@ -596,8 +611,16 @@ class _Walk:
                 if kind not in (StepKind.ATTRIBUTE, StepKind.ITEM) or _is_same(old.owner, owner):
                     old.tally.updated = True
                     return
+        self.replace(kind, name, owner)
         if value is not None:
             value.escape()
+
+    def replace(self, kind: StepKind, name: object, owner: _Value | None = None) -> None:
+        """Something else is stored behind a step, or nothing is there any more."""
+        if kind is StepKind.ATTRIBUTE and self._is_self(owner):
+            self.replaced_of_self.add(str(name))
+        elif kind is not StepKind.LOCAL or name in self.shared:
+            self.replaced.add(Step(kind, name))
 
     # Constants and variables.
 
@@ -687,6 +710,7 @@ class _Walk:
 
     def delete_name(self, index: int) -> None:
         self.stored_globals.add(self.names[index])
+        self.replace(StepKind.GLOBAL, self.names[index])
 
     # Attributes.
 
@@ -718,7 +742,9 @@ class _Walk:
         self.store(self.pop(), StepKind.ATTRIBUTE, self.names[index], owner)
 
     def delete_attr(self, index: int) -> None:
-        self.store_named(self.pop(), self.names[index])
+        owner = self.pop()
+        self.store_named(owner, self.names[index])
+        self.replace(StepKind.ATTRIBUTE, self.names[index], owner)
 
     def store_named(self, owner: _Value | None, name: str) -> None:
         """`owner.name` is stored or deleted: the owner was needed for it."""
@@ -787,6 +813,7 @@ class _Walk:
         owner = self.pop()
         if key is not None and isinstance(owner, _Loaded):
             owner.tally.stored_keys.add(key.value)
+            self.replace(StepKind.ITEM, key.value)
         elif owner is not None:
             owner.escape()
 
@@ -921,6 +948,7 @@ class _Walk:
             _escape(*arguments[2:])
         elif name in ("setattr", "delattr"):
             self.store_named(arguments[0], word)
+            self.replace(StepKind.ATTRIBUTE, word)
             _escape(*arguments[2:])
         else:
             _escape(*arguments)
@@ -928,6 +956,7 @@ class _Walk:
             self.imports.add(word)
         elif name in ("__setattr__", "__delattr__"):
             self.stored_attributes.add(word)
+            self.replace(StepKind.ATTRIBUTE, word)
         elif name not in ("getattr", "setattr", "delattr"):
             for each in words:
                 self.load_named(each)

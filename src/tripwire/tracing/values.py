@@ -6,15 +6,14 @@ An entry goes with its tensor; an identity never survives the object that had it
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx, nn
-from torch._C import DisableTorchFunctionSubclass
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -63,20 +62,26 @@ def has_own_code(cls: type) -> bool:
     return isinstance(function, FunctionType) and not is_library_module(function.__module__)
 
 
-def _asking(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """Inside, questions to a tensor run no code of its class."""
-    return DisableTorchFunctionSubclass() if has_own_code(type(tensor)) else nullcontext()
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+_Answer = TypeVar("_Answer")
 
 
+def quietly(ask: Callable[[torch.Tensor], _Answer]) -> Callable[[torch.Tensor], _Answer]:
+    """Ask a tensor for something of its own; a subclass's `__torch_function__` isn't told."""
+
+    @functools.wraps(ask)
+    def asked(tensor: torch.Tensor) -> _Answer:
+        if type(tensor) in PLAIN_TENSORS:
+            return ask(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            return ask(tensor)
+
+    return asked
+
+
+@quietly
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """The metadata of a tensor as it is now."""
-    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
-        return _meta_of(tensor)
-    with _asking(tensor):
-        return _meta_of(tensor)
-
-
-def _meta_of(tensor: torch.Tensor) -> TensorMeta:
     nested = tensor.is_nested
     return TensorMeta(
         () if nested else tuple(tensor.shape),
@@ -87,6 +92,7 @@ def _meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+@quietly
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory; -1 for layouts without one storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
@@ -95,15 +101,12 @@ def storage_of(tensor: torch.Tensor) -> int:
 LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 
 
+@quietly
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
-    try:
-        if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
-            return None if tensor.is_inference() else tensor._version
-        with _asking(tensor):
-            return None if tensor.is_inference() else tensor._version
-    except ValueError:  # where its class is asked, see `add`
+    if type(tensor) not in PLAIN_TENSORS and is_lazy(tensor):
         return LAZY
+    return None if tensor.is_inference() else tensor._version
 
 
 def iter_given(value: Any) -> Iterator[torch.Tensor]:
@@ -132,7 +135,7 @@ class Traits(NamedTuple):
 
 def wraps_of(tensor: torch.Tensor) -> object:
     """What a tensor that is made of others says of itself; a DTensor's placements are there."""
-    if type(tensor) in (torch.Tensor, nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
         return None
     names, context = tensor.__tensor_flatten__()
     return tuple(names), context, [_describe_part(getattr(tensor, name)) for name in names]
@@ -153,13 +156,9 @@ def find_leaf(tensor: torch.Tensor) -> bool | None:
         return None
 
 
+@quietly
 def traits_of(tensor: torch.Tensor) -> Traits:
     """The traits of a tensor as it is now."""
-    with _asking(tensor):
-        return _traits_of(tensor)
-
-
-def _traits_of(tensor: torch.Tensor) -> Traits:
     return Traits(
         type(tensor),
         tensor.layout,
@@ -217,7 +216,7 @@ class ValueTable:
             known.node = None
             known.sources = {}
             known.sized_by = ()
-            known.version = LAZY if is_lazy(tensor) else version_of(tensor)
+            known.version = version_of(tensor)
             known.seen_at = 0
             self._known[known.key] = known
         return known

@@ -8,25 +8,43 @@ function can be read (`Guards.source`), and each check can say what it wanted an
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from keyword import iskeyword
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
 
 from tripwire.tracing.belongings import hides_state, is_array
-from tripwire.tracing.holders import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, Holder
-from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy
+from tripwire.tracing.holders import (
+    ARRAY,
+    ATTRIBUTES,
+    ELEMENTS,
+    ITEMS,
+    MEMBERS,
+    SLOTS,
+    WEAK,
+    Holder,
+)
+from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
 from tripwire.tracing.reader import answers_itself
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of, wraps_of
+from tripwire.tracing.values import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    Traits,
+    meta_of,
+    quietly,
+    traits_of,
+    wraps_of,
+)
 from tripwire.validity.wires import Kept
 
 _dispatch_keys = torch._C._dispatch_keys
@@ -118,6 +136,10 @@ class GuardWriter:
         """Add a condition."""
         self._lines.append(("", Check(path, condition, expected, found)))
 
+    def has_any(self, kinds: tuple[type, ...]) -> bool:
+        """Whether an argument, or something in one, is of these classes."""
+        return any(issubclass(type(value), kinds) for value in self._alive)
+
     # --- values ---
 
     def add(self, path: str, expression: str, value: object) -> None:
@@ -170,6 +192,25 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
+        if traits.cls in PLAIN_TENSORS:
+            parts = self._spell_form(name, tensor, meta, traits)
+        else:  # whose `__torch_function__` would be told
+            form, keys = self.constant(_form_of), _dispatch_keys(tensor)
+            seen = self.constant((*_select(meta, traits), keys))
+            parts = [f"type({name}) is {self.constant(traits.cls)}", f"{form}({name}) == {seen}"]
+        if traits.wrapped is not None:
+            wrapped = self.constant(traits.wrapped)
+            parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
+        for query in sorted(_QUERIES & self._reads.names):
+            answer = self.constant(_ask(tensor, query))
+            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
+        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
+        describe = self.constant(_describe_tensor)
+        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+
+    def _spell_form(
+        self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
+    ) -> list[str]:
         cls = self.constant(traits.cls)
         parts = [
             f"type({name}) is {cls}",
@@ -183,17 +224,9 @@ class GuardWriter:
             parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
             parts.append(f"{name}.is_leaf is {traits.is_leaf}")
-        if traits.wrapped is not None:
-            wrapped = self.constant(traits.wrapped)
-            parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
-        for query in sorted(_QUERIES & self._reads.names):
-            answer = self.constant(_ask(tensor, query))
-            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
-        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
-        describe = self.constant(_describe_tensor)
-        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+        return parts
 
     def spell_attributes(self, path: str, name: str, attributes: dict[str, object]) -> str:
         """Checks for a tensor's own attributes; a condition that it has no others."""
@@ -224,6 +257,10 @@ class GuardWriter:
             case MethodType():
                 self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
                 self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+            case weakref.ReferenceType():
+                self._add_referent(path, name, value)
+            case MappingProxyType():
+                self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
             case functools.partial():
                 self.add(f"{path}.func", f"{name}.func", value.func)
                 self.add(f"{path}.args", f"{name}.args", value.args)
@@ -250,12 +287,17 @@ class GuardWriter:
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
-        known = (tuple, list, dict, set, frozenset, deque, MethodType, functools.partial, *BYTES)
+        known = (*_TAKEN_APART, *BYTES)
         if isinstance(value, known) or is_array(value):
             return False
         if isinstance(value, tuple(_PLAIN_BASES)):
             return False
         return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
+
+    def _add_referent(self, path: str, name: str, ref: weakref.ref[Any]) -> None:
+        """What a weak reference leads to, or that it is gone."""
+        found = f"{self.constant(weakref.ref.__call__)}({name})"
+        self.add(f"{path}()", found, self._holders[id(ref), WEAK].before().get("()"))
 
     def _pin(self, path: str, name: str, value: object) -> None:
         kept = self.constant(Kept(value))
@@ -397,14 +439,30 @@ _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.dev
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
 
 
+def _select(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
+    """What of a tensor's form compiled code depends on."""
+    return meta, traits.offset, traits.is_leaf if meta.requires_grad else None
+
+
+@quietly
+def _form_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same of a tensor as it is now."""
+    return *_select(meta_of(tensor), traits_of(tensor)), _dispatch_keys(tensor)
+
+
 def _ask(tensor: torch.Tensor, query: str) -> object:
     """The answer; or what kind of error, from a tensor that can't be asked."""
     try:
-        return getattr(tensor, query)()
+        with torch._C.DisableTorchFunctionSubclass():
+            return getattr(tensor, query)()
     except Exception as error:
         return type(error)
 
 
+_TAKEN_APART = (
+    *(tuple, list, dict, set, frozenset, deque),
+    *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
+)
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.

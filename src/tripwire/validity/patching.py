@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from tripwire.callables import mro_of
+from tripwire.callables import mro
 from tripwire.tracing.hooks import Patch
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 
@@ -159,7 +159,7 @@ def can_patch(cls: type) -> bool:
 
 
 def _inherited(cls: type, name: str) -> object:
-    for base in mro_of(cls):
+    for base in mro(cls):
         space = see_through({name: vars(base)[name]} if name in vars(base) else {})
         if name in space:
             return space[name]

@@ -17,7 +17,17 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.tracing.holders import (
+    ABSENT,
+    ORDER,
+    Array,
+    Code,
+    Elements,
+    Holder,
+    Items,
+    Members,
+    Names,
+)
 from tripwire.tracing.reader import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
@@ -46,6 +56,8 @@ _GLOBAL_HOOKS = (
 )
 
 
+# Kinds of things that hold values, beside those with attributes.
+_MUTABLE = (Items, Elements, Members, Array)
 _OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 
 
@@ -152,13 +164,13 @@ class _Planner:
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""
-        carried = {str(c.source) for c in self.completion.effects.carried}
+        carried = {str(c.source): c for c in self.completion.effects.carried}
         state, fetched = [], []
         pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
         for index, (tensor, sources) in enumerate(pairs):
             by_path = not any(is_anchored for _, is_anchored in sources)
             is_carried = bool(carried) and any(str(source) in carried for source, _ in sources)
-            if is_carried and len(sources) > 1:
+            if is_carried and len(sources) > 1 and not _are_one_place(sources, carried):
                 raise Refused(
                     "volatile-source",
                     f"{sources[0][0]} is replaced by the run, and {sources[1][0]} was the same "
@@ -279,7 +291,7 @@ class _Planner:
 
     def _watch_tables(self, spaces: dict[int, _Space]) -> None:
         for module, table, path, anchored in self.reach.empty_tables:
-            space = module.__dict__.get(table)
+            space: Any = (own_dict(module) or {}).get(table)
             if not anchored or space is None:
                 continue
             names: frozenset[str] | None
@@ -319,7 +331,7 @@ class _Planner:
             return
         holders.check_unwritten(holders.find_writes())
         for module, table, path, _ in self.reach.empty_tables:
-            if module.__dict__.get(table):
+            if (own_dict(module) or {}).get(table):
                 raise Refused("another-thread", f"{path}.{table} was filled after the run.")
 
     # --- guards ---
@@ -369,13 +381,13 @@ class _Planner:
             writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
         space["_quiet"], space["_settle"], space["_trouble"] = sentry.is_quiet, settle, causes
         writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
-        frozen = tuple(i for i, tensor in enumerate(held.tensors) if not tensor.requires_grad)
+        frozen = tuple(i for i in range(len(held.tensors)) if not held.wants_grad((i,)))
         reads_gradients = bool(_OF_GRADIENTS & self.reads.names)
         if frozen and (torch_state[0] or reads_gradients):
             wants = writer.constant(held.wants_grad)
             writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
         if reads_gradients:
-            formed = [tensor for tensor, _ in self.completion.asked if not tensor.requires_grad]
+            formed = [t for t, _ in self.completion.asked if not meta_of(t).requires_grad]
             for ref in map(Hidden, formed):  # arithmetic in place can bring the need for one
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
                 writer.check("state", f"not {found}", "no gradient wanted", found)
@@ -430,6 +442,10 @@ class _Planner:
                 writer.check(
                     str(sources[0][0]), f"{kept}.is_same({variable})", "itself", "'another'"
                 )
+        for tensor, path in completion.asked:  # no call got it, and yet it is an argument
+            if id(tensor) in writer.tensors:
+                kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
+                writer.check(str(path), f"{kept}.is_same({variable})", "itself", "'another'")
         self._write_distinctness(writer)
         return writer.build(fetched)
 
@@ -437,13 +453,13 @@ class _Planner:
         fetch = writer.constant(functools.partial(_fetch, carried))
         name = writer.assign(f"{fetch}()")
         self._carried_variables[str(carried.source)] = name
-        facts = writer.constant((carried.meta, carried.traits))
+        facts = writer.constant((carried.facts.meta, carried.facts.traits))
         has = writer.constant(_has_facts)
         unmarked = writer.spell_attributes(str(carried.source), name, carried.attributes)
         writer.check(
             str(carried.source),
             f"{has}({name}, {facts}) and {unmarked}",
-            carried.meta.full,
+            carried.facts.meta.full,
             f"_fingerprint({name})",
         )
 
@@ -460,20 +476,25 @@ class _Planner:
     def _write_distinctness(self, writer: GuardWriter) -> None:
         """Objects that were two must be two."""
         fresh = [*writer.tensors.values(), *writer.variables.values()]
+        carried = {str(one.source) for one in self.completion.effects.carried}
         anchored = {
             id(tensor)
             for tensor, sources in zip(
                 self.completion.tensors, self.completion.sources, strict=True
             )
-            if any(is_anchored for _, is_anchored in sources)
+            if any(is_anchored and str(path) not in carried for path, is_anchored in sources)
         }
+        anchored |= {id(tensor) for tensor, _ in self.completion.asked}
         anchored |= {id(value) for value, _, is_anchored in self.reach.objects if is_anchored}
         anchored |= {
             id(holder.owner)
             for holder in self.reads.holders
-            if holder.anchored and isinstance(holder.owner, (list, dict, set))
+            if holder.anchored and isinstance(holder.kind, _MUTABLE)
         }
+        if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
+            anchored |= self.reach.find_anchored((tuple, frozenset))
         known = set(writer.tensors) | set(writer.variables)
+        fresh += self._find_carried(known | anchored)
         anchored -= known  # those that were the same are checked already
         if len(fresh) > 1:
             ids = ", ".join(f"id({name})" for name in fresh)
@@ -487,6 +508,19 @@ class _Planner:
         self._write_overlap(writer)
         if self.reads.compares_identity:
             self._write_identities(writer)
+
+    def _find_carried(self, others: set[int]) -> list[str]:
+        """Variables of the tensors that the run replaces, each of which was nothing else."""
+        by_spot = {carried.spot: carried for carried in self.completion.effects.carried}
+        refs = [carried.facts.ref for carried in by_spot.values()]
+        for ref, carried in zip(refs, by_spot.values(), strict=True):
+            if id(ref()) in others or sum(other is ref for other in refs) > 1:
+                raise Refused(
+                    "volatile-source",
+                    f"{carried.source} is replaced by the run, and was a tensor that the run can "
+                    "reach another way.",
+                )
+        return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
 
     def _write_identities(self, writer: GuardWriter) -> None:
         """Equal numbers and strings, where the code asks whether they are one object."""
@@ -524,6 +558,12 @@ class _Planner:
             find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
             condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+
+
+def _are_one_place(sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]) -> bool:
+    """Whether all paths to a tensor that the run replaces end in one place: a shared cell."""
+    found = [carried.get(str(source)) for source, _ in sources]
+    return len({None if one is None else one.spot for one in found}) == 1
 
 
 def _identities(*values: object) -> tuple[int, ...]:

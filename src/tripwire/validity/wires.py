@@ -11,12 +11,12 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
-from tripwire.callables import mro_of
+from tripwire.callables import find_in_class, mro
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -24,12 +24,13 @@ from tripwire.tracing.holders import (
     Elements,
     Kind,
     Members,
+    Slots,
     unhooked,
 )
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source, cells_of
-from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain, slots_of
+from tripwire.tracing.values import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
 from tripwire.validity.sentry import Hidden, Touch, same_items
 
 
@@ -94,12 +95,13 @@ NOBODY = Writers()
 class Held:
     """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
 
-    __slots__ = ("_indices", "_weak", "tensors")
+    __slots__ = ("_are_plain", "_indices", "_weak", "tensors")
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self.tensors = tensors
         self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._are_plain = all(type(tensor) in PLAIN_TENSORS for tensor in tensors)
 
     def refer_to(self, value: object) -> Callable[[], object] | None:
         """A reference to one of the tensors; None for anything else."""
@@ -114,6 +116,9 @@ class Held:
     def wants_grad(self, indices: tuple[int, ...]) -> bool:
         """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
         tensors = self.tensors
+        if not self._are_plain:
+            with torch._C.DisableTorchFunctionSubclass():
+                return any(tensors[i].requires_grad for i in indices) if tensors else False
         return any(tensors[i].requires_grad for i in indices) if tensors else False
 
     def release(self) -> None:
@@ -362,7 +367,7 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, FunctionType):
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
-        return (mro_of(value),)
+        return (mro(value),)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     return ()
@@ -432,6 +437,8 @@ class PulledWire:
                 return None
             names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
+        if isinstance(self._kind, Slots):
+            return self._spell_slots(owner, constant)
         if isinstance(self._kind, Elements) and type(owner) is list and self._wanted is None:
             items = tuple(k.item for k in kept)
             if all(item is not ABSENT for item in items):
@@ -444,6 +451,20 @@ class PulledWire:
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"
         return None
+
+    def _spell_slots(self, owner: object, constant: Callable[[object], str]) -> str | None:
+        slots = slots_of(type(owner))
+        wanted = slots if self._wanted is None else slots.keys() & self._wanted
+        if not wanted or set(wanted) != set(self._keys):  # an empty one raises when it is asked
+            return None
+        if type(self._owner) is weakref.ref or not isinstance(
+            type(owner).__getattribute__, WrapperDescriptorType
+        ):
+            return None
+        if any(find_in_class(type(owner), key) is not slots[key] for key in self._keys):
+            return None
+        name, pairs = constant(owner), zip(self._keys, self._kept, strict=True)
+        return " and ".join(kept.spell(f"{name}.{key}", constant) for key, kept in pairs)
 
     def is_same(self) -> bool:
         """Whether it holds what it held."""

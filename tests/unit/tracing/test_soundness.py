@@ -186,12 +186,25 @@ def callable_object(x):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: (x, SubDict(y=x * 3)),
-        lambda x: (x, SubList([x * 3])),
+        lambda x: SubDict(y=x * 3),
+        lambda x: SubList([x * 3]),
+        lambda x: collections.Counter({"y": x * 3}),
+    ],
+)
+def test_subclasses_of_containers_are_built_anew(make) -> None:
+    trace = quiet_trace(make, torch.ones(2))
+    for scale in (1, 2):
+        made, plain = trace(torch.ones(2) * scale), make(torch.ones(2) * scale)
+        assert type(made) is type(plain)
+        assert str(made) == str(plain)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
         lambda x: (x, functools.partial(torch.neg, x * 3)),
         lambda x: {x * 2: x},
         lambda x: (x, (lambda y: lambda: y)(x * 3)),
-        lambda x: (x, collections.Counter({"a": x * 2})),
     ],
 )
 def test_results_that_would_keep_the_runs_own_tensors_are_refused(make) -> None:
