@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -359,7 +360,7 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, torch.Tensor):
         return meta_of(value), traits_of(value)
     if isinstance(value, FunctionType):
-        return value.__code__, value.__defaults__, value.__kwdefaults__
+        return code_of(value), value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
         return (value.__mro__,)
     if isinstance(value, functools.partial):
