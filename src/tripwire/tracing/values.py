@@ -112,13 +112,21 @@ def _describe_part(part: object) -> object:
     return (meta_of(part), wraps_of(part)) if isinstance(part, torch.Tensor) else part
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no past; a view whose past torch can't tell any more has one."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one of several views, whose base was changed without gradients
+        return False
+
+
 def traits_of(tensor: torch.Tensor) -> Traits:
     """The traits of a tensor as it is now."""
     return Traits(
         type(tensor),
         tensor.layout,
         (tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
-        tensor.is_leaf,
+        is_leaf(tensor),
         int(tensor.storage_offset()) if tensor.layout is torch.strided else None,
         tensor._is_view(),
         wraps_of(tensor),
