@@ -28,6 +28,7 @@ from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
 from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
@@ -382,10 +383,19 @@ def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
         state = _recording()
         if state is None:
             return plain(*args, **kwargs)
+        if args and issubclass(args[0], (UninitializedParameter, UninitializedBuffer)):
+            state.refuse(Refusal("lazy-parameter", _HAS_NO_SHAPE, _range(state)))
+            return plain(*args, **kwargs)
         target = Target(plain, "make_subclass")
         return _observe(state, Call("call_function", target, "subclass"), plain, args, kwargs)
 
     return staticmethod(make_subclass)
+
+
+_HAS_NO_SHAPE = (
+    "a lazy module's tensor is made here, and it has no shape before the module is called. Make "
+    "the module outside, and call it once before tracing."
+)
 
 
 def _wrap_from_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -295,7 +295,20 @@ def build_arguments(
         converted.insert(1, rule.attribute)
     if not kwargs:
         return tuple(converted), kwargs
-    return tuple(converted), {k: _convert(state, rule, v, where) for k, v in kwargs.items()}
+    named = {k: _convert(state, rule, v, where) for k, v in kwargs.items()}
+    if _WORD in named:
+        if rule.name not in _TAKES_WORD_FIRST or len(converted) > 1:
+            raise Refused(
+                "opaque-object",
+                f"`{rule.name}` takes an argument called `{_WORD}`, which Python can't spell in a "
+                "graph. Pass it by position.",
+            )
+        converted.append(named.pop(_WORD))
+    return tuple(converted), named
+
+
+_WORD = "from"  # the one keyword of Python's that is also the name of a parameter of torch's
+_TAKES_WORD_FIRST = frozenset({"random_", "uniform_"})
 
 
 def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], SourceRange]) -> Any:
