@@ -41,7 +41,7 @@ def compile(
     name: str | None = None,
     cache_size: int = 8,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
-    on_backend_error: str = "raise",
+    on_backend_error: str | None = None,
     check: bool = False,
 ) -> Any:
     """Compile a function or a module; without one, a decorator.
@@ -65,7 +65,8 @@ def compile(
         TRIPWIRE_RECORD_CHECK=0 turns that off. `tripwire.record_on_error(folder, ...)` in place
         of a folder says how much of each tensor is kept.
     on_backend_error: "raise" where the back end fails, or "eager": say so, and run the graph as
-        it is, one torch call after another.
+        it is, one torch call after another. By default a back end that has a name falls back to
+        that, unless fullgraph is set; a callable of your own raises.
     check: run new compiled code once, on copies of the inputs, and raise WrongResult if it
         returns or writes something else than the call that it was made of did.
     """
@@ -98,7 +99,7 @@ def compile(
         )
     if cache_size < 1:
         raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
-    if on_backend_error not in ("raise", "eager"):
+    if on_backend_error not in ("raise", "eager", None):
         raise BadOption(
             f'on_backend_error is {on_backend_error!r}; it can be "raise" or "eager".',
             slug="bad-option",
@@ -115,7 +116,8 @@ def compile(
             os.environ.get("TRIPWIRE_RECORD_DIR") if record_on_error is None else record_on_error
         ),
         _note_failed,
-        on_backend_error == "eager",
+        on_backend_error == "eager"
+        or (on_backend_error is None and not callable(backend) and not fullgraph),
         check,
     )
     called = name or _name_of(fn_or_module)

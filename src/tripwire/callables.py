@@ -45,4 +45,13 @@ def find_in_class(cls: type, name: str) -> object:
     Like `inspect.getattr_static`, which keeps every class that it is asked about alive (3.12.0 to
     3.12.3, cpython#118013).
     """
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return next((vars(base)[name] for base in mro_of(cls) if name in vars(base)), None)
+
+
+def mro_of(cls: type) -> tuple[type, ...]:
+    """The classes that Python looks through, whatever a metaclass says of itself."""
+    found: tuple[type, ...] = _MRO.__get__(cls)
+    return found
+
+
+_MRO = type.__dict__["__mro__"]

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.values import TensorMeta
 
@@ -41,9 +40,9 @@ def keeping_saved() -> Iterator[None]:
         yield
 
 
-def mend_backward(trace: Trace, runtime: Runtime) -> Runtime:
-    """The runtime, with the backward of plain autograd."""
-    feeds = find_feeds(trace.graph)
+def mend_backward(graph: fx.Graph, runtime: Runtime) -> Runtime:
+    """The runtime of a graph, with the backward of plain autograd."""
+    feeds = find_feeds(graph)
     return FirstRun(runtime, feeds) if any(feeds.values()) else runtime
 
 
@@ -61,7 +60,7 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
 
     inputs = graph.find_nodes(op="placeholder")
     for index, node in enumerate(inputs):
-        leads[node] = frozenset({index}) if _wants_grad(node.meta[FACTS].value) else none
+        leads[node] = frozenset({index}) if wants_grad(node.meta[FACTS].value) else none
     feeds: dict[int, set[int]] = {i: set() for i, node in enumerate(inputs) if leads[node]}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -79,14 +78,15 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
         changed = facts.written if facts.value is None else set(facts.written) & set(facts.memory)
         for memory in changed:
             written[memory] = written.get(memory, none) | found
-        leads[node] = found if _wants_grad(facts.value) else none
+        leads[node] = found if wants_grad(facts.value) else none
     return feeds
 
 
-def _wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:
+def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:
+    """Whether a result, or one of several, has a gradient."""
     if isinstance(value, TensorMeta):
         return value.requires_grad
-    return value is not None and any(map(_wants_grad, value))
+    return value is not None and any(map(wants_grad, value))
 
 
 class FirstRun:

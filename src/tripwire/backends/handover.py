@@ -35,8 +35,18 @@ def handing_over(
     copied = _copy(module)
     _add_examples(copied.graph, fake_mode)
     _name_inputs(copied)
-    with tracing(TracingContext(fake_mode)):
-        yield copied
+    try:
+        with tracing(TracingContext(fake_mode)):
+            yield copied
+    finally:
+        _forget_inputs(fake_mode)
+
+
+def _forget_inputs(fake_mode: FakeTensorMode) -> None:
+    """Compiled code keeps the mode: its weak references would get in the way of swap_tensors."""
+    describer = fake_mode.fake_tensor_converter.meta_converter.describer
+    describer.lookup_tensor.clear()
+    describer.lookup_storage.clear()
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -11,15 +11,17 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
+from tripwire.backends.cuts import cut, find_cuts
 from tripwire.backends.limits import check_functional
+from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.backends.torchs import out_of_dynamo
@@ -375,18 +377,26 @@ class Dispatcher(Counted):
 
     def _compile(self, trace: Trace) -> Runtime:
         if self.options.backend is eager:
-            return self._run_backend(trace)
+            return self._run_backend(trace.graph_module, _find_examples(trace))
         check_functional(trace)
-        with keeping_saved():
-            return mend_backward(trace, self._run_backend(trace))
+        module = spell_picks(trace.graph_module)
+        cuts = find_cuts(module.graph)
+        if not cuts:
+            return self._compile_part(module, _find_examples(trace))
+        for refusal in cuts.refusals():
+            if self.options.fullgraph:
+                raise Refused(refusal.slug, refusal.reason, refusal.where)
+            self._count_refusal(refusal)
+            self._warn_once("%s is compiled in parts: %s [%s]", self.name, refusal, refusal.slug)
+        return cut(module, cuts, self._compile_part)
 
-    def _run_backend(self, trace: Trace) -> Runtime:
-        assert trace.completion is not None
-        options = dict(self.options.backend_options)
-        pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
-        examples = [t if t is not None else wanted.meta.build() for t, wanted in pairs]
+    def _compile_part(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
+        with keeping_saved():
+            return mend_backward(module.graph, self._run_backend(module, examples))
+
+    def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         try:
-            return self.options.backend(trace.graph_module, examples, **options)
+            return self.options.backend(module, examples, **dict(self.options.backend_options))
         except BadOption:
             raise
         except Exception as error:
@@ -397,9 +407,9 @@ class Dispatcher(Counted):
             if self.options.eager_on_backend_error:
                 self._count_refusal(Refusal("backend-failed", reason))
                 self._warn_once("%s The graph runs as it is.", reason)
-                return eager(trace.graph_module, examples)
+                return eager(module, examples)
             failed = BackendFailed(reason, slug="backend-failed")
-            failed.graph_module = trace.graph_module
+            failed.graph_module = module
             raise failed from error
 
     def _note_retired(self, cause: Cause, compile_id: str | None) -> None:
@@ -520,6 +530,13 @@ class Dispatcher(Counted):
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
+
+
+def _find_examples(trace: Trace) -> list[torch.Tensor]:
+    """The graph's inputs, or tensors of their kind where the run let go of them."""
+    assert trace.completion is not None
+    pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
+    return [wanted.build() if tensor is None else tensor for tensor, wanted in pairs]
 
 
 def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
+from tripwire.callables import mro_of
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.tracing.structure import own_dict
 
@@ -89,7 +90,7 @@ def hides_state(cls: type) -> bool:
     """Whether part of an object is in C, where Python can't see it change."""
     return any(
         base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
-        for base in cls.__mro__
+        for base in mro_of(cls)
     )
 
 

@@ -231,12 +231,16 @@ def plan_effects(
     plan: Callable[[object], Plan],
     facts_of: Callable[[Holder, Any], tuple[TensorMeta, Traits] | None],
     attributes_of: Callable[[object], dict[str, object]],
+    inner: Iterable[Write] = (),
 ) -> Effects:
     """The steps that repeat these writes.
 
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
+    `inner`: what code that runs again on each call writes by itself.
     """
     planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
+    for write in inner:
+        planner.add_inner(write)
     for _, group in groupby(writes, key=lambda write: id(write.holder)):
         planner.add(list(group))
     return Effects(
@@ -295,6 +299,18 @@ class _EffectPlanner:
             return
         for write in writes:
             self._add(write, place)
+
+    def add_inner(self, write: Write) -> None:
+        """Whoever reads what others write finds something else on the next call."""
+        holder = write.holder
+        self.written.add((id(holder), write.key))
+        if not isinstance(holder.kind, Elements):
+            self._note_volatile([write])
+            return
+        use = self.reads.use_of_container(holder.owner)
+        if holder.anchored and (use.whole or use.keys or use.attributes or use.stored_keys):
+            before, now = list(holder.before().values()), list(holder.owner)
+            self.volatile.append(Volatile(holder.path, before, now, id(holder), ABSENT))
 
     def _add(self, write: Write, place: Place) -> None:
         holder = write.holder

@@ -1,10 +1,13 @@
-"""Forwards: custom autograd functions whose results are sized by shapes alone.
+"""Forwards: custom autograd functions that depend on their arguments alone.
 
 `apply` is one node, and a compiled call runs the forward again: what it reads of Python's world
 needs no watch, as long as no size hangs on it. So that sizes can be trusted, a forward must be
 simple enough to be read from its bytecode: it and the functions that it names touch tensors,
 plain values, torch and `math`, and write to nothing but tensors and their context. They are then
 watched like the rest of the run, and the torch calls inside are looked at as they happen.
+
+A compiler may look inside where the backward is as simple, and leaves its context alone: it runs
+both once, and keeps what came of them. See docs/design/0010.
 """
 
 from __future__ import annotations
@@ -35,14 +38,30 @@ _REFUSED = words(
 )
 _ABSENT = object()
 _GRAD_NAMES = words("needs_input_grad requires_grad grad_fn grad is_leaf")
+# What a forward asks of autograd that a compiler answers otherwise.
+_OF_AUTOGRAD = words("mark_dirty set_materialize_grads")
 
 
 def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
     """All Python functions that `cls.apply(*args)` can run; None where they aren't simple."""
     if type(cls) is not FunctionMeta or not all(map(_is_plain_argument, args)):
         return None
+    return _find_all(_starts_of(cls), _GRAD_NAMES)
+
+
+def find_backward(cls: Any, forward: Functions) -> Functions | None:
+    """All that its backward can run; None where a compiler may not look inside."""
+    for function in forward:
+        if any(_OF_AUTOGRAD.intersection(code.co_names) for code in codes_of(function.__code__)):
+            return None
+    if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
+        return None
+    return _find_all({cls.backward: None}, frozenset())
+
+
+def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Functions | None:
+    """These functions, and all that they name; each may write to its context."""
     found: dict[FunctionType, None] = {}
-    contexts = _starts_of(cls)
     open_: list[Any] = list(contexts)
     while open_:
         function = open_.pop()
@@ -52,6 +71,8 @@ def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
             return None
         found[function] = None
         for code in codes_of(function.__code__):
+            if refused.intersection(code.co_names):
+                return None
             named = _find_named(code, function.__globals__, contexts.get(function))
             if named is None:
                 return None
@@ -102,8 +123,6 @@ def _find_named(
     code: CodeType, namespace: Mapping[str, Any], context: str | None
 ) -> list[FunctionType] | None:
     """The user's functions that a code names; None where it does more than is simple."""
-    if _GRAD_NAMES.intersection(code.co_names):
-        return None
     found: list[FunctionType] = []
     before: dis.Instruction | None = None
     module: object = None  # on top of the stack

@@ -28,20 +28,27 @@ from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
 from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
-from tripwire.tracing.forwards import Functions, codes_of, find_functions
+from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange
-from tripwire.tracing.recorder import Recorder, build_arguments, note_failure, record
+from tripwire.tracing.recorder import (
+    AUTOCAST_BY_HAND,
+    Recorder,
+    build_arguments,
+    note_failure,
+    record,
+)
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
+from tripwire.tracing.values import iter_given
 
 _ABSENT = object()
 
@@ -189,6 +196,8 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         state.inside = inside = Inside(is_plain=functions is not None)
+        acts = functions is None and python is not None and state.quiet
+        written = state.inner.look() if acts else {}
         try:
             value = run(*args, **kwargs)
         except Exception as error:
@@ -199,6 +208,10 @@ def _observe(
         if functions is not None and inside.is_plain:
             _watch_functions(state, functions)
             rule = replace(rule, opaque=False)
+            if python is not None and _can_look_inside(state, python.function, functions, value):
+                rule = replace(rule, as_it_is=None)
+        if acts:
+            state.inner.note(written)
         if nodes is not None:
             try:
                 record(state, rule, nodes, args, kwargs, value, where, python)
@@ -312,11 +325,14 @@ def _wrap_apply(plain: Any) -> Any:
             ... if holds_tensor(arg) else arg for arg in args if not isinstance(arg, torch.Tensor)
         )
         target = Target(cls.apply, f"{cls.__name__}_apply")
-        rule = Call("call_function", target, cls.__name__, opaque=True)
+        rule = Call("call_function", target, cls.__name__, opaque=True, as_it_is=_OWN_CODE)
         functions = _find_watchable(state, cls, args) if not kwargs else None
         return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars), functions)
 
     return classmethod(apply_observed)
+
+
+_OWN_CODE = "its code reads or writes more than its arguments, or may"
 
 
 def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
@@ -333,6 +349,18 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
     for function in functions:
         for code in codes_of(function.__code__):
             state.observer.adopt(code, function.__globals__)
+
+
+def _can_look_inside(state: TracingState, cls: Any, functions: Functions, value: object) -> bool:
+    """Whether a compiler may run a custom function once, for all calls."""
+    if not any(tensor.requires_grad for tensor in iter_given(value)):
+        return True
+    backward = find_backward(cls, functions)
+    if backward is None:
+        return False
+    _watch_functions(state, backward)
+    state.computed_names.add("backward")
+    return True
 
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
@@ -383,19 +411,10 @@ def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
         state = _recording()
         if state is None:
             return plain(*args, **kwargs)
-        if args and issubclass(args[0], (UninitializedParameter, UninitializedBuffer)):
-            state.refuse(Refusal("lazy-parameter", _HAS_NO_SHAPE, _range(state)))
-            return plain(*args, **kwargs)
         target = Target(plain, "make_subclass")
         return _observe(state, Call("call_function", target, "subclass"), plain, args, kwargs)
 
     return staticmethod(make_subclass)
-
-
-_HAS_NO_SHAPE = (
-    "a lazy module's tensor is made here, and it has no shape before the module is called. Make "
-    "the module outside, and call it once before tracing."
-)
 
 
 def _wrap_from_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -513,17 +532,30 @@ def _watch_context(
     """Patches that record entering and leaving a context as a pair of nodes."""
 
     def wrap_enter(plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: entered(self, plain(self))
+        def enter_observed(self: Any) -> Any:
+            check()
+            return entered(self, plain(self))
+
+        return enter_observed
 
     def wrap_exit(plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, *error: left(self, plain(self, *error))
+        def exit_observed(self: Any, *error: Any) -> Any:
+            check()
+            return left(self, plain(self, *error))
+
+        return exit_observed
+
+    def check() -> None:
+        state = _recording()
+        if state is not None and find_autocast() != state.autocast:
+            state.refuse(Refusal("torch-state-changed", AUTOCAST_BY_HAND, _range(state)))
 
     def entered(self: Any, result: Any) -> Any:
         state = _recording()
         if state is not None:
             rule = Call("call_function", enter, enter.__name__)
             values = tuple(getattr(self, name) for name in settings)
-            where = _range(state)
+            where, state.autocast = _range(state), find_autocast()
             with _aside(state):
                 node = record(state, rule, (values, {}), (), {}, None, where)
             assert node is not None  # a call without a result is always recorded
@@ -536,7 +568,7 @@ def _watch_context(
             opened = state.contexts.get(id(self))
             if opened:
                 rule = Call("call_function", leave, leave.__name__)
-                where = _range(state)
+                where, state.autocast = _range(state), find_autocast()
                 with _aside(state):
                     record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
             else:

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import mro_of
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import Refuse
 
@@ -82,7 +83,7 @@ _RESEEDS = Refuse(
 _FLAGS = Refuse(
     "torch-state-changed",
     "sets one of torch's flags, and compiled code wouldn't set it again. Set it outside the traced "
-    "function, or use torch.autocast and its like.",
+    "function, or write `with torch.autocast(...)` where it is about that.",
 )
 _HIDDEN = Refuse(
     "process-state",
@@ -352,7 +353,7 @@ def _origin_of_method(owner: type, name: str) -> tuple[str, str]:
 
 def _find_definer(cls: type, name: str) -> type | None:
     """The first class in line that defines a name in C."""
-    for base in cls.__mro__:
+    for base in mro_of(cls):
         if type(base.__dict__.get(name)) not in (type(None), FunctionType, property):
             return base
     return None
@@ -362,7 +363,7 @@ def _origin_of_instance(callee: Any) -> tuple[str, str] | None:
     cls = type(callee)
     if cls.__name__ in _CYTHON:  # one class for all its functions, which know their module
         return callee.__module__, callee.__qualname__
-    for base in cls.__mro__:
+    for base in mro_of(cls):
         call = base.__dict__.get("__call__")
         if type(call) is BuiltinFunctionType:
             return _find_origin(call)

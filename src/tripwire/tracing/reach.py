@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, mro_of
 from tripwire.env import is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -470,7 +470,7 @@ class Reach:
     def _class_children(self, cls: type, path: Source) -> Reached:
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._alive.append(path)
-        for base in cls.__mro__:
+        for base in mro_of(cls):
             self.homes.add(module_of(base))
             if is_library_class(base):
                 self._remember_library_class(base, path)

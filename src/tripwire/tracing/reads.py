@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from tripwire.callables import mro_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import IS_HEAP_TYPE, is_library_class
 from tripwire.tracing.holders import (
@@ -269,7 +270,7 @@ class ReadSet:
 
     def is_open(self, cls: type) -> bool:
         """Whether names in the code tell nothing of what was read of an object."""
-        if not self._opened.isdisjoint(cls.__mro__):
+        if not self._opened.isdisjoint(mro_of(cls)):
             return True
         written_in_python = bool(cls.__flags__ & IS_HEAP_TYPE)
         return written_in_python and is_library_class(cls) and not issubclass(cls, nn.Module)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import cmath
 import functools
+import keyword
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,6 +36,7 @@ from tripwire.tracing.rules import (
     Query,
     Refuse,
     Rule,
+    Target,
     rule_for,
 )
 from tripwire.tracing.sizes import find_decisive, find_inherited
@@ -45,9 +48,18 @@ from tripwire.tracing.state import (
     NodeFacts,
     PythonCall,
     TracingState,
+    check_class,
 )
 from tripwire.tracing.structure import holds_tensor
-from tripwire.tracing.values import TensorMeta, iter_given, meta_of, storage_of, version_of
+from tripwire.tracing.torchstate import find_autocast
+from tripwire.tracing.values import (
+    TensorMeta,
+    find_leaf,
+    iter_given,
+    meta_of,
+    storage_of,
+    version_of,
+)
 from tripwire.tracing.writes import (
     CAST,
     dtype_of_result,
@@ -295,20 +307,7 @@ def build_arguments(
         converted.insert(1, rule.attribute)
     if not kwargs:
         return tuple(converted), kwargs
-    named = {k: _convert(state, rule, v, where) for k, v in kwargs.items()}
-    if _WORD in named:
-        if rule.name not in _TAKES_WORD_FIRST or len(converted) > 1:
-            raise Refused(
-                "opaque-object",
-                f"`{rule.name}` takes an argument called `{_WORD}`, which Python can't spell in a "
-                "graph. Pass it by position.",
-            )
-        converted.append(named.pop(_WORD))
-    return tuple(converted), named
-
-
-_WORD = "from"  # the one keyword of Python's that is also the name of a parameter of torch's
-_TAKES_WORD_FIRST = frozenset({"random_", "uniform_"})
+    return tuple(converted), {k: _convert(state, rule, v, where) for k, v in kwargs.items()}
 
 
 def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], SourceRange]) -> Any:
@@ -387,6 +386,10 @@ def record(
     python: PythonCall | None = None,
 ) -> fx.Node | None:
     """Append the node of a call that ran, and let it stand for what the call returned."""
+    if find_autocast() != state.autocast:
+        raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
+    if type(value) is not torch.Tensor:
+        check_class(value)
     if not _is_recordable(value):
         inputs = _tensor_nodes(nodes)
         if inputs:
@@ -398,7 +401,7 @@ def record(
         return None
     state.calls += 1
     state.written = {}
-    deciders = None if rule.opaque else _find_deciders(state, rule, args, kwargs, where)
+    deciders, makes_size = _find_deciders(state, rule, args, kwargs, where)
     if rule.writes_also is not None:
         note_writes(state, rule.writes_also.find(args, kwargs))
     if rule.may_write or kwargs:
@@ -412,6 +415,8 @@ def record(
             note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
+    if not nodes[1].keys().isdisjoint(keyword.kwlist):
+        rule, nodes = _spell_keywords(rule, nodes)
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None
     node = _create_node(state.graph(), rule, nodes, first or _hint(rule))
@@ -427,6 +432,9 @@ def record(
         tuple(state.written),
         rule.opaque,
         deciders if rule.of_shapes else None,
+        deciders != () and _has_sizes(value),
+        makes_size,
+        rule.as_it_is or _find_special(rule, args, kwargs, value),
     )
     state.writes += bool(state.written)
     if not rule.writes and args and value is args[0]:
@@ -453,6 +461,10 @@ def record(
     return node
 
 
+AUTOCAST_BY_HAND = (
+    "autocast was set by hand before this call (torch.set_autocast_enabled, "
+    "torch.set_autocast_dtype), and a graph wouldn't set it again. Use `with torch.autocast(...)`."
+)
 # Attributes that are made of the tensor itself.
 _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 
@@ -460,6 +472,47 @@ _WRITES_AND_RETURNS = (
     "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
     "can't be computed before the call."
 )
+
+
+def _spell_keywords(rule: Call, nodes: Arguments) -> tuple[Call, Arguments]:
+    """`random_(**{"from": 0})`: an argument's name that generated code can't spell."""
+    call = functools.partial(_call_with, _taker(rule), tuple(nodes[1]))
+    spelled = replace(rule, op="call_function", target=Target(call, rule.name))
+    return spelled, ((*nodes[1].values(), *nodes[0]), {})
+
+
+def _call_with(call: Callable[..., Any], names: tuple[str, ...], *args: Any) -> Any:
+    given = dict(zip(names, args, strict=False))
+    return call(*args[len(names) :], **given)
+
+
+def _has_sizes(value: object) -> bool:
+    """Whether a result holds more than numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0
+    return isinstance(value, (tuple, list)) and any(map(_has_sizes, value))
+
+
+def _find_special(
+    rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any], value: object
+) -> str | None:
+    """What a result has that a compiler of functions of values would lose."""
+    if type(value) is torch.Tensor:
+        if not (value.requires_grad and find_leaf(value)):
+            return None
+        why = LEAF
+    elif isinstance(value, torch.Tensor):
+        why = _SUBCLASS
+    elif isinstance(value, (tuple, list)):
+        return next(filter(None, (_find_special(rule, args, kwargs, v) for v in value)), None)
+    else:
+        return LEAF if rule.attribute == "requires_grad" and rule.writes else None
+    had_before = any(value is given for given in iter_given((args, kwargs)))
+    return None if had_before and rule.name != "requires_grad_" else why
+
+
+LEAF = "it makes a tensor that gets a gradient of its own"
+_SUBCLASS = "it makes a tensor of another class"
 
 
 def _may_be_outside(rule: Call) -> bool:
@@ -643,20 +696,25 @@ def _find_deciders(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     where: SourceRange,
-) -> tuple[Branch, ...] | None:
-    """What decides on the shape of a call's result by values; None: nothing but the result."""
+) -> tuple[tuple[Branch, ...] | None, bool]:
+    """What decides on the shape of a call's result by values; None: nothing but the result.
+
+    And whether this very call makes a size of values. Custom operators say so to compilers.
+    """
+    if rule.opaque:
+        return None, rule.as_it_is is not None
     decisive = find_decisive(rule, args, kwargs)
     if decisive is None:
-        return None
+        return None, True
     inherited = find_inherited(state, rule, args, kwargs)
     if not decisive:
-        return inherited
+        return inherited, False
     found = []
     for op, tensor in decisive:
         node, take = state.node_of(tensor), functools.partial(_take_number, op)
         value, scope = take(tensor), state.scopes.current
         found.append(Branch(op, take, (node,), (node,), {}, value, where, scope, state.writes))
-    return (*inherited, *found)
+    return (*inherited, *found), True
 
 
 def _take_number(op: str, tensor: torch.Tensor) -> object:

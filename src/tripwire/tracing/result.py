@@ -42,6 +42,14 @@ class Input:
     traits: Traits
     written: bool  # the run changed it in place
 
+    def build(self) -> torch.Tensor:
+        """Another tensor of its kind; its values are anything."""
+        tensor = self.meta.build()
+        if self.traits.is_leaf:
+            return tensor
+        with torch.enable_grad():  # AOTAutograd tells what has a past from what has none
+            return tensor.view_as(tensor)
+
     def __str__(self) -> str:
         also = "".join(f" = {alias}" for alias in self.aliases)
         return f"{self.name}: {self.meta} from {self.source}{also}"

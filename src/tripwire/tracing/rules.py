@@ -85,6 +85,7 @@ class Call:
     splits: bool = False  # the number of results depends on a shape
     opaque: bool = False  # Python or scripted code runs inside: any size may depend on values
     of_shapes: bool = False  # the result's values depend on the arguments' shapes alone
+    as_it_is: str | None = None  # why no compiler may look inside; None: it may
 
 
 @dataclass(frozen=True, slots=True)

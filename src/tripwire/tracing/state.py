@@ -23,9 +23,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.inner import InnerWrites
 from tripwire.tracing.memory import OUTSIDE, MemoryTable
 from tripwire.tracing.observe import Observer
 from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
@@ -34,12 +36,15 @@ from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
 from tripwire.tracing.structure import own_dict
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.values import (
     LAZY,
     Known,
     TensorMeta,
     Traits,
     ValueTable,
+    find_leaf,
+    has_own_code,
     meta_of,
     storage_of,
     traits_of,
@@ -69,6 +74,9 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     opaque: bool = False  # code runs inside that may read any memory
     # Where it is made of shapes alone: what decides on those by values.
     of_shapes: tuple[Branch, ...] | None = None
+    sized_by_values: bool = False  # the result's shape may be another on the next call,
+    makes_size: bool = False  # since this call makes a size of values
+    as_it_is: str | None = None  # why no compiler may look inside this call; None: it may
 
 
 FACTS = "tripwire"
@@ -114,6 +122,8 @@ class TracingState:
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
+        self.inner = InnerWrites(self.reach.holders)  # of such functions
+        self.autocast = find_autocast()  # as the graph has it, so far
         self.regions: list[int] = []  # open checkpointed calls
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
@@ -218,7 +228,10 @@ class TracingState:
             self.written_storages[storage_of(tensor)] = self.calls
 
     def lift(self, tensor: torch.Tensor, known: Known) -> fx.Node:
-        """Make a reached tensor an input of the graph."""
+        """Make a reached tensor an input of the graph. Raises Refused."""
+        check_class(tensor)
+        if find_leaf(tensor) is None:
+            raise Refused("forbidden-view", _FORBIDDEN)
         graph = self._graph
         name = _input_name(next(iter(known.sources)))
         known.node = graph.create_node("placeholder", name, name=name)
@@ -263,6 +276,28 @@ def _input_name(source: Source) -> str:
     name = re.sub(r"\W+", "_", text).strip("_")
     usable = name.isidentifier() and not keyword.iskeyword(name)
     return name if usable else f"self_{name}"
+
+
+_FORBIDDEN = (
+    "a view that was made under torch.no_grad() is used, and what it is a view of was changed in "
+    "place outside of that. Autograd refuses to say what it is. Make the view where it is used."
+)
+
+
+def check_class(tensor: object) -> None:
+    """Raise Refused for a tensor whose class runs code of the user's, or that has no shape yet."""
+    if isinstance(tensor, torch.Tensor) and is_lazy(tensor):
+        raise Refused(
+            "lazy-parameter",
+            "a lazy module is made here, and a graph would make and initialise it again in other "
+            "steps. Make it outside.",
+        )
+    if has_own_code(type(tensor)):
+        raise Refused(
+            "tensor-subclass",
+            f"{type(tensor).__qualname__} has a __torch_function__ of its own, which runs for "
+            "whatever is asked of such a tensor. Pass tensors of plain classes.",
+        )
 
 
 def _unknown_origin(tensor: torch.Tensor) -> Refused:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tripwire.callables import mro_of
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
@@ -86,7 +87,7 @@ def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
     """A class's slots by name, those of its bases included."""
     return {
         name: value
-        for base in reversed(cls.__mro__)
+        for base in reversed(mro_of(cls))
         if "__slots__" in vars(base)
         for name, value in at_once(vars(base).items)
         if isinstance(value, MemberDescriptorType)

@@ -62,7 +62,7 @@ def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) 
             parts.append(f"{constant(_ask_matmul_precision)}() == {constant(seen)}")
         elif seen is not None:
             parts.append(f"{constant(sample)}() == {constant(seen)}")
-        elif sample is _find_autocast:
+        elif sample is find_autocast:
             parts.append(f"not {constant(torch._C._is_any_autocast_enabled)}()")
         elif sample is _find_dual_level:
             parts.append(f"{constant(forward_ad)}._current_level < 0")
@@ -73,7 +73,8 @@ def spell_quickly(state: tuple[object, ...], constant: Callable[[object], str]) 
     return " and ".join(parts)
 
 
-def _find_autocast() -> object:
+def find_autocast() -> object:
+    """What autocast does; None where it is off."""
     return sample_autocast() if torch._C._is_any_autocast_enabled() else None
 
 
@@ -112,7 +113,7 @@ _len_dispatch_stack = torch._C._len_torch_dispatch_stack
 _QUICK: tuple[tuple[str, Callable[[], object]], ...] = (
     ("grad mode", torch.is_grad_enabled),
     ("inference mode", torch.is_inference_mode_enabled),
-    ("autocast", _find_autocast),
+    ("autocast", find_autocast),
     ("default dtype", torch.get_default_dtype),
     ("default device", _find_default_device),
     ("number of torch-function modes", _len_function_stack),

@@ -147,6 +147,9 @@ class Tracer:
             except ReferenceError:  # nothing of the user's has run yet
                 result = fn(*args, **kwargs)
                 return Run(result, None, Refusal("hidden-state", _GONE))
+            except Refused as refused:
+                result = fn(*args, **kwargs)
+                return Run(result, None, Refusal(refused.slug, refused.reason, refused.where))
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         contexts, depth = sample_contexts(), sample_depth()
         try:
@@ -392,7 +395,10 @@ class _Session:
         try:
             if self.complete:
                 facts_of = state.reach.holders.facts_of
-                effects = plan_effects(writes, reads, planner.plan, facts_of, self._attributes_of)
+                own, inner = state.inner.split(writes)
+                effects = plan_effects(
+                    own, reads, planner.plan, facts_of, self._attributes_of, inner
+                )
             plan = planner.plan(result)
             if effects is not None:
                 effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tripwire.callables import find_in_class
+from tripwire.env import is_library_module
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
 
@@ -48,8 +53,29 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
+def has_own_code(cls: type) -> bool:
+    """Whether a tensor's class runs code of the user's for whatever is asked of the tensor."""
+    if cls is torch.Tensor or cls is nn.Parameter or not issubclass(cls, torch.Tensor):
+        return False
+    found = find_in_class(cls, "__torch_function__")
+    function = getattr(found, "__func__", found)
+    return isinstance(function, FunctionType) and not is_library_module(function.__module__)
+
+
+def _asking(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Inside, questions to a tensor run no code of its class."""
+    return DisableTorchFunctionSubclass() if has_own_code(type(tensor)) else nullcontext()
+
+
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """The metadata of a tensor as it is now."""
+    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+        return _meta_of(tensor)
+    with _asking(tensor):
+        return _meta_of(tensor)
+
+
+def _meta_of(tensor: torch.Tensor) -> TensorMeta:
     nested = tensor.is_nested
     return TensorMeta(
         () if nested else tuple(tensor.shape),
@@ -71,7 +97,10 @@ LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
     try:
-        return None if tensor.is_inference() else tensor._version
+        if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+            return None if tensor.is_inference() else tensor._version
+        with _asking(tensor):
+            return None if tensor.is_inference() else tensor._version
     except ValueError:
         return LAZY
 
@@ -115,21 +144,29 @@ def _describe_part(part: object) -> object:
     return (meta_of(part), wraps_of(part)) if isinstance(part, torch.Tensor) else part
 
 
-def is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no past; a view whose past torch can't tell any more has one."""
+def find_leaf(tensor: torch.Tensor) -> bool | None:
+    """Whether it is a leaf; None where autograd refuses to say.
+
+    That is a view that was made under `no_grad` of a tensor that was changed outside of it.
+    """
     try:
         return tensor.is_leaf
-    except RuntimeError:  # one of several views, whose base was changed without gradients
-        return False
+    except RuntimeError:
+        return None
 
 
 def traits_of(tensor: torch.Tensor) -> Traits:
     """The traits of a tensor as it is now."""
+    with _asking(tensor):
+        return _traits_of(tensor)
+
+
+def _traits_of(tensor: torch.Tensor) -> Traits:
     return Traits(
         type(tensor),
         tensor.layout,
         (tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
-        is_leaf(tensor),
+        bool(find_leaf(tensor)),
         int(tensor.storage_offset()) if tensor.layout is torch.strided else None,
         tensor._is_view(),
         wraps_of(tensor),

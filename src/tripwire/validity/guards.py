@@ -25,7 +25,7 @@ from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
 from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import TensorMeta, Traits, is_leaf, meta_of, traits_of, wraps_of
+from tripwire.tracing.values import TensorMeta, Traits, find_leaf, meta_of, traits_of, wraps_of
 from tripwire.validity.wires import Kept
 
 _dispatch_keys = torch._C._dispatch_keys
@@ -181,7 +181,7 @@ class GuardWriter:
             parts.append(f"{name}.stride() == {meta.stride!r}")
             parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
-            parts.append(f"{self.constant(is_leaf)}({name}) is {traits.is_leaf}")
+            parts.append(f"bool({self.constant(find_leaf)}({name})) is {traits.is_leaf}")
         if traits.wrapped is not None:
             wrapped = self.constant(traits.wrapped)
             parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")

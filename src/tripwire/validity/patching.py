@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
+from tripwire.callables import mro_of
 from tripwire.tracing.hooks import Patch
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 
@@ -158,7 +159,7 @@ def can_patch(cls: type) -> bool:
 
 
 def _inherited(cls: type, name: str) -> object:
-    for base in cls.__mro__:
+    for base in mro_of(cls):
         space = see_through({name: vars(base)[name]} if name in vars(base) else {})
         if name in space:
             return space[name]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import mro_of
 from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
@@ -362,7 +363,7 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, FunctionType):
         return code_of(value), value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
-        return (value.__mro__,)
+        return (mro_of(value),)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     return ()

@@ -1,0 +1,290 @@
+"""Cuts: what no compiler can hold runs as it is, between parts that are compiled.
+
+AOTAutograd runs a graph once, with fake tensors, and keeps what came of it. A custom autograd
+function whose code reads or writes something would do so once and never again; a size that hangs
+on values has no number then; a leaf or a tensor of a class of its own comes out as neither. Such
+calls stay calls. The stretches between them become parts: graphs of their own, each compiled when
+it first runs, with the tensors that it then gets. So a part's inputs share memory as they do on
+every later call.
+
+Order is kept: a part is a stretch of the graph. What enters and leaves contexts stays outside the
+parts, which are compiled and run inside them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.backends.backwards import FirstRun, wants_grad
+from tripwire.backends.picks import is_pick
+from tripwire.backends.rounds import one_round
+from tripwire.tracing.recorder import LEAF
+from tripwire.tracing.refusals import Refusal
+from tripwire.tracing.result import build_module
+from tripwire.tracing.rules import Target, words
+from tripwire.tracing.state import FACTS, STATE, NodeFacts
+from tripwire.tracing.values import TensorMeta
+
+Runtime = Callable[..., Any]
+Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
+
+_SIZE = "its result is sized by values"
+_SIZED = "it takes a tensor whose size hangs on values"
+_NUMBER = "it takes a number out of a tensor"
+_MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The calls of a graph that run as they are, and why."""
+
+    why: dict[fx.Node, str]
+    # Gradients are asked for inside. What is compiled in parts has no gradient of gradients, so
+    # then no part is compiled.
+    is_whole: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.why)
+
+    def refusals(self) -> Iterator[Refusal]:
+        """The first call of each kind, for people."""
+        told: set[str] = set()
+        for node, why in self.why.items():
+            if why not in told and why != _SIZED:
+                told.add(why)
+                facts: NodeFacts = node.meta[FACTS]
+                told_so = _WHOLE if self.is_whole else _APART
+                yield Refusal("graph-cut", f"`{_name_of(node)}`: {why}. {told_so}", facts.where)
+
+
+_APART = "It runs as it is, and what comes before and after it is compiled apart."
+_WHOLE = "The graph runs as it is, since it also asks for gradients."
+
+
+def find_cuts(graph: fx.Graph) -> Cuts:
+    """What must run as it is."""
+    why: dict[fx.Node, str] = {}
+    shown = _find_shown(graph)
+    unsized: set[fx.Node] = set()  # whose sizes may be others on the next call
+    for node in graph.nodes:
+        facts: NodeFacts | None = node.meta.get(FACTS)
+        if facts is None or node.op in ("placeholder", "get_attr"):
+            continue
+        takes_unsized = any(given in unsized for given in node.all_input_nodes)
+        if facts.makes_size or (takes_unsized and facts.sized_by_values):
+            unsized.add(node)
+        found = facts.as_it_is or (_SIZE if facts.makes_size else None) or _find_number(node)
+        if found is LEAF and node not in shown:
+            found = None
+        if found is None and takes_unsized:
+            found = _SIZED
+        if found is not None:
+            why[node] = found
+    return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
+
+
+def _find_shown(graph: fx.Graph) -> set[fx.Node]:
+    """The calls through which gradients of results go, also by way of in-place changes."""
+    (output,) = graph.find_nodes(op="output")
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for memory in () if node is output else node.meta[FACTS].written:
+            so_far = writers.get(memory, [])
+            if node.target == "detach_":  # what was a leaf before is none any more
+                so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
+            writers[memory] = [*so_far, node]
+    found: set[fx.Node] = set()
+    open_ = list(output.all_input_nodes)
+    while open_:
+        node = open_.pop()
+        facts: NodeFacts = node.meta[FACTS]
+        if node not in found:
+            found.add(node)
+            open_ += [one for memory in facts.memory for one in writers.get(memory, ())]
+            if facts.value is None or wants_grad(facts.value):
+                open_ += node.all_input_nodes
+    return found
+
+
+def _find_number(node: fx.Node) -> str | None:
+    """Whether torch looks at a value inside the call, which fake tensors don't have."""
+    if is_pick(node):
+        return _NUMBER
+    if _name_of(node) in _MAKES_TENSORS and any(map(_holds_node, _sequences(node.args))):
+        return _NUMBER
+    return _NUMBER if any(isinstance(bound, fx.Node) for bound in _bounds(node.args)) else None
+
+
+def _sequences(args: Iterable[Any]) -> Iterator[Any]:
+    return (arg for arg in args if isinstance(arg, (tuple, list)))
+
+
+def _holds_node(items: Iterable[Any]) -> bool:
+    return any(isinstance(i, fx.Node) for i in items) or any(map(_holds_node, _sequences(items)))
+
+
+def _bounds(args: Iterable[Any]) -> Iterator[Any]:
+    """The bounds of slices among the arguments."""
+    for arg in args:
+        if isinstance(arg, slice):
+            yield from (arg.start, arg.stop, arg.step)
+        elif isinstance(arg, (tuple, list)):
+            yield from _bounds(arg)
+
+
+def _name_of(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    name = str(getattr(node.target, "__name__", node.target))
+    return name.removesuffix("_apply")
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def cut(module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> Runtime:
+    """A runtime for a graph, with calls that run as they are."""
+    if cuts.is_whole:
+        return module.forward
+    run = _Cutter(module, cuts, compile_part).build().forward
+
+    def run_parts(*inputs: Any) -> Any:
+        with one_round():
+            return run(*inputs)
+
+    return run_parts
+
+
+class Part:
+    """A stretch of a graph, which is compiled when it first runs."""
+
+    def __init__(self, module: fx.GraphModule, compile_part: Compile) -> None:
+        self._module = module
+        self._compile = compile_part
+        self._runtime: Runtime | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        runtime = self._runtime
+        if runtime is None:
+            runtime = self._compile(self._module, inputs)
+        outputs = runtime(*inputs)
+        if isinstance(runtime, FirstRun):
+            runtime = runtime.settled
+        self._runtime = runtime
+        return outputs
+
+
+class _Cutter:
+    """Copies a graph; each stretch of calls that may be compiled becomes one call."""
+
+    def __init__(self, module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> None:
+        self._module = module
+        self._why = cuts.why
+        self._compile = compile_part
+        self._graph = fx.Graph()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._given: set[fx.Node] = set()  # inputs of the whole
+        self._open: list[fx.Node] = []  # the stretch so far
+        self._parts = 0
+
+    def build(self) -> fx.GraphModule:
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._given.add(node)
+                self._copy(node)
+            elif node.op == "get_attr":  # constants are copied to where they are used
+                continue
+            elif self._is_plain(node):
+                self._close()
+                self._copy(node)
+            else:
+                self._open.append(node)
+        return build_module(self._module, self._graph, "Cut")
+
+    def _is_plain(self, node: fx.Node) -> bool:
+        if node.op == "output" or node in self._why:
+            return True
+        maker = _maker_of(node)
+        if maker is not None:  # results of one call are one value, which no part can return
+            return maker not in self._open
+        facts: NodeFacts = node.meta[FACTS]
+        given = (one for one in node.all_input_nodes if one.op != "get_attr")
+        return facts.value is None and all(one.meta[FACTS].value is None for one in given)
+
+    def _copy(self, node: fx.Node) -> None:
+        self._copies[node] = self._graph.node_copy(node, self._find)
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        if node not in self._copies and node.op == "get_attr":
+            self._copy(node)
+        return self._copies[node]
+
+    def _close(self) -> None:
+        """End the stretch."""
+        stretch, self._open = self._open, []
+        inside = set(stretch)
+        given = dict.fromkeys(
+            one
+            for node in stretch
+            for one in node.all_input_nodes
+            if one not in inside and one.op != "get_attr"
+        )
+        outputs = [node for node in stretch if any(user not in inside for user in node.users)]
+        if not outputs or self._writes_to_graph(stretch, given):
+            for node in stretch:
+                self._copy(node)
+            return
+        part = Part(self._build_part(stretch, given, outputs), self._compile)
+        target = Target(part, f"part_{self._parts}")
+        called = self._graph.call_function(target, tuple(map(self._find, given)))
+        for index, node in enumerate(outputs):
+            self._copies[node] = self._graph.call_function(operator.getitem, (called, index))
+        self._parts += 1
+
+    def _writes_to_graph(self, stretch: list[fx.Node], given: Iterable[fx.Node]) -> bool:
+        """Whether it changes a result of another part through which gradients go.
+
+        AOTAutograd keeps the value before for the backward, and then writes over it.
+        """
+        written = {memory for node in stretch for memory in node.meta[FACTS].written}
+        for node in given:
+            facts: NodeFacts = node.meta[FACTS]
+            if node not in self._given and not written.isdisjoint(facts.memory):
+                if not isinstance(facts.value, TensorMeta) or facts.value.requires_grad:
+                    return True
+        return False
+
+    def _build_part(
+        self, stretch: list[fx.Node], given: Iterable[fx.Node], outputs: list[fx.Node]
+    ) -> fx.GraphModule:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in given:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
+            copies[node].meta[STATE] = bool(node.meta.get(STATE)) and node in self._given
+
+        def find(node: fx.Node) -> fx.Node:
+            if node not in copies and node.op == "get_attr":
+                copies[node] = graph.node_copy(node)
+            return copies[node]
+
+        for node in stretch:
+            copies[node] = graph.node_copy(node, find)
+        graph.output(tuple(copies[node] for node in outputs))
+        return build_module(self._module, graph, f"Part{self._parts}")
+
+
+def _maker_of(node: fx.Node) -> fx.Node | None:
+    """The call that a node is one of several results of."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return None
+    value = node.args[0].meta[FACTS].value
+    is_one = value is None or isinstance(value, TensorMeta)
+    return None if is_one else node.args[0]

@@ -1,0 +1,480 @@
+"""Custom autograd functions: their code runs on every call and every backward, or might as well."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+
+import tripwire
+from tripwire.dispatch.compiled import find_dispatcher
+
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+def make_function(forward, backward):
+    space = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(Function)("Custom", (Function,), space)
+
+
+def leave_alone(n):
+    """Nothing is written between the calls."""
+
+
+# --- reads: each gives a program, what is written between its calls, and what to look at ----------
+
+
+def class_attribute():
+    class Scale(Function):
+        factor = 2.0
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * Scale.factor
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * Scale.factor
+
+    def write(n):
+        Scale.factor = float(n)
+
+    return lambda x: Scale.apply(x.sin()) + 1, write, None
+
+
+def item_of_a_dict():
+    table = {"factor": 2.0}
+    custom = make_function(
+        lambda ctx, x: x * table["factor"], lambda ctx, grad: grad * table["factor"]
+    )
+
+    def write(n):
+        table["factor"] = float(n)
+
+    return lambda x: custom.apply(x.sin()) + 1, write, None
+
+
+def element_of_a_list():
+    factors = [2.0]
+    custom = make_function(lambda ctx, x: x * factors[0], lambda ctx, grad: grad * factors[0])
+
+    def write(n):
+        factors[0] = float(n)
+
+    return lambda x: custom.apply(x.sin()) + 1, write, None
+
+
+def cell():
+    factor = 2.0
+    custom = make_function(lambda ctx, x: x * factor, lambda ctx, grad: grad * factor)
+
+    def write(n):
+        nonlocal factor
+        factor = float(n)
+
+    return lambda x: custom.apply(x.sin()) + 1, write, None
+
+
+def object_that_is_passed():
+    config = SimpleNamespace(factor=2.0)
+
+    def forward(ctx, x, given):
+        ctx.given = given
+        return x * given.factor
+
+    custom = make_function(forward, lambda ctx, grad: (grad * ctx.given.factor, None))
+
+    def write(n):
+        config.factor = float(n)
+
+    return lambda x: custom.apply(x.sin(), config) + 1, write, None
+
+
+def only_in_the_backward():
+    config = SimpleNamespace(factor=2.0)
+    custom = make_function(lambda ctx, x: x * 2, lambda ctx, grad: grad * config.factor)
+
+    def write(n):
+        config.factor = float(n)
+
+    return lambda x: custom.apply(x.sin()) + 1, write, None
+
+
+FACTOR = 2.0
+
+
+class OfGlobals(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * FACTOR
+
+    @staticmethod
+    def backward(ctx, grad):
+        return scaled(grad)
+
+
+SLOPE = 2.0
+
+
+def scaled(grad):
+    return grad * SLOPE
+
+
+def globals_of_both():
+    globals().update(FACTOR=2.0, SLOPE=2.0)
+
+    def write(n):
+        globals().update(FACTOR=float(n), SLOPE=n + 0.5)
+
+    return lambda x: OfGlobals.apply(x.sin()) + 1, write, None
+
+
+class Replaced(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+def replaced_backward():
+    Replaced.backward = staticmethod(lambda ctx, grad: grad * 3)
+
+    def write(n):
+        Replaced.backward = staticmethod(lambda ctx, grad: grad * n)
+
+    return lambda x: Replaced.apply(x.sin()) + 1, write, None
+
+
+READS = [
+    class_attribute,
+    item_of_a_dict,
+    element_of_a_list,
+    cell,
+    object_that_is_passed,
+    only_in_the_backward,
+    globals_of_both,
+    replaced_backward,
+]
+
+
+# --- writes ------------------------------------------------------------------------------------
+
+
+def appends():
+    log = []
+
+    def forward(ctx, x):
+        log.append("forward")
+        return x * 2
+
+    def backward(ctx, grad):
+        log.append("backward")
+        return grad * 2
+
+    custom = make_function(forward, backward)
+    return lambda x: custom.apply(x.sin()) + 1, leave_alone, lambda: list(log)
+
+
+def appends_to_an_argument():
+    log = []
+
+    def forward(ctx, x, given):
+        given.append(len(given))
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: (grad * 2, None))
+    return lambda x: custom.apply(x.sin(), log) + 1, leave_alone, lambda: list(log)
+
+
+def counts_on_its_class():
+    class Counting(Function):
+        runs = 0
+
+        @staticmethod
+        def forward(ctx, x):
+            Counting.runs += 1
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            Counting.runs += 10
+            return grad * 2
+
+    return lambda x: Counting.apply(x.sin()) + 1, leave_alone, lambda: Counting.runs
+
+
+def counts_beside_other_code():
+    seen = {"inside": 0, "outside": 0}
+
+    def forward(ctx, x):
+        seen["inside"] += 1
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+
+    def f(x):
+        seen["outside"] += 1
+        return custom.apply(x.sin()) + 1
+
+    return f, leave_alone, lambda: dict(seen)
+
+
+def counts_what_other_code_counts():
+    seen = {"runs": 0}
+
+    def forward(ctx, x):
+        seen["runs"] += 1
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+
+    def f(x):
+        y = custom.apply(x.sin())
+        seen["runs"] *= 2
+        return y + 1
+
+    return f, leave_alone, lambda: dict(seen)
+
+
+def counts_what_other_code_takes_back():
+    seen = {"runs": 0}
+
+    def forward(ctx, x):
+        seen["runs"] += 1
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+
+    def f(x):
+        y = custom.apply(x.sin())
+        seen["runs"] -= 1
+        return y + 1
+
+    return f, leave_alone, lambda: dict(seen)
+
+
+def counts_what_other_code_reads():
+    seen = {"runs": 0}
+
+    def forward(ctx, x):
+        seen["runs"] += 1
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+    return lambda x: custom.apply(x.sin()) * seen["runs"], leave_alone, lambda: dict(seen)
+
+
+def changes_its_context():
+    class Stateful(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.slope = 2.0
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            ctx.slope = ctx.slope + 1
+            return grad * ctx.slope
+
+    return lambda x: Stateful.apply(x.sin()) + 1, leave_alone, None
+
+
+def changes_a_tensor():
+    total = torch.zeros(3)
+
+    def forward(ctx, x):
+        total.add_(x)
+        return x * 2
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+    return lambda x: custom.apply(x.sin()) + 1, leave_alone, total.tolist
+
+
+def changes_its_argument():
+    factors = [2.0]
+
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(factors[0])
+
+    custom = make_function(forward, lambda ctx, grad: grad * factors[0])
+
+    def f(x):
+        y = x.sin()
+        return custom.apply(y) + y
+
+    def write(n):
+        factors[0] = float(n)
+
+    return f, write, None
+
+
+def result_is_changed_in_place():
+    factors = [2.0]
+    custom = make_function(lambda ctx, x: x * factors[0], lambda ctx, grad: grad * factors[0])
+
+    def f(x):
+        y = custom.apply(x.sin())
+        y.add_(1)
+        y[:2].mul_(2)
+        return y * 2
+
+    def write(n):
+        factors[0] = float(n)
+
+    return f, write, None
+
+
+WRITES = [
+    appends,
+    appends_to_an_argument,
+    counts_on_its_class,
+    counts_beside_other_code,
+    counts_what_other_code_counts,
+    counts_what_other_code_takes_back,
+    counts_what_other_code_reads,
+    changes_its_context,
+    changes_a_tensor,
+    changes_its_argument,
+    result_is_changed_in_place,
+]
+
+
+def play(program, backend):
+    """What six calls show, each with two backwards; something is written after the third."""
+    fn, write, look = program()
+    call = fn if backend is None else tripwire.compile(fn, backend=backend)
+    shown = []
+    for n in range(6):
+        x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+        result = call(x)
+        loss = result.sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        shown.append((result.detach(), x.grad, look() if look else None))
+        if n >= 2:
+            write(n)
+    return shown, call
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", READS, ids=lambda program: program.__name__)
+def test_what_a_custom_function_reads_is_read_on_every_call(program, backend) -> None:
+    shown, compiled = play(program, backend)
+    for mine, plain in zip(shown, play(program, None)[0], strict=True):
+        torch.testing.assert_close(mine[:2], plain[:2])
+    assert compiled.statistics().hits > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", WRITES, ids=lambda program: program.__name__)
+def test_what_a_custom_function_writes_is_written_once_per_call(program, backend) -> None:
+    shown, _ = play(program, backend)
+    for mine, plain in zip(shown, play(program, None)[0], strict=True):
+        torch.testing.assert_close(mine[:2], plain[:2])
+        assert mine[2] == plain[2]
+
+
+# --- those that a compiler may look into ---------------------------------------------------------
+
+
+class Sine(Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sin() * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * ctx.factor if ctx.needs_input_grad[0] else None, None
+
+
+class Doubling(Function):
+    """Its backward does more than compute."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.ran = True
+        return grad * 2
+
+
+def net(x):
+    return Sine.apply(Sine.apply(x * 2, 3.0).relu(), 2.0) + 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_of_its_arguments_alone_is_part_of_the_graph(backend) -> None:
+    compiled = tripwire.compile(net, backend=backend, fullgraph=True)
+    for _ in range(3):
+        sides = []
+        for call in (compiled, net):
+            x = torch.linspace(-1, 1, 5).requires_grad_()
+            call(x).sum().backward()
+            sides.append(x.grad)
+        torch.testing.assert_close(*sides)
+    assert compiled.statistics().hits == 2
+    assert not find_dispatcher(compiled).refusals
+
+
+def test_without_gradients_no_backward_matters() -> None:
+    compiled = tripwire.compile(
+        lambda x: Doubling.apply(x) + 1, backend="aot_eager", fullgraph=True
+    )
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert compiled.statistics().hits == 2
+
+
+def test_with_gradients_the_graph_is_cut_around_it(caplog) -> None:
+    compiled = tripwire.compile(lambda x: Doubling.apply(x.sin()) + 1, backend="aot_eager")
+    for _ in range(3):
+        compiled(torch.ones(2, requires_grad=True)).sum().backward()
+    assert compiled.statistics().hits == 2
+    assert caplog.text.count("`Doubling`") == 1
+    assert "[graph-cut]" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_with_one_in_its_middle_trains(backend) -> None:
+    slopes = {"slope": 0.5}
+    custom = make_function(lambda ctx, x: x.clamp(min=0), lambda ctx, grad: grad * slopes["slope"])
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            y = custom.apply(self.norm(self.first(x)))
+            with torch.no_grad():
+                scale = custom.apply(y).max()
+            with torch.autocast("cpu"):
+                z = self.last(y)
+            return z.float() / scale
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Net())
+    calls = (tripwire.compile(models[0], backend=backend), models[1])
+    steps = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    for n in range(5):
+        slopes["slope"] = 0.5 + n
+        for call, step in zip(calls, steps, strict=True):
+            step.zero_grad()
+            call(torch.randn(5, 3, generator=torch.Generator().manual_seed(n))).sum().backward()
+            step.step()
+        torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+    assert calls[0].statistics().hits == 4
