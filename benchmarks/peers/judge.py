@@ -35,7 +35,7 @@ CLASSES = {
     "wrong": "a result or an effect differs from plain Python's",
     "crashed": "tripwire raises where plain Python doesn't",
     "back end": "the back end fails on tripwire's graph",
-    "its own": "the back end that the test brings raises on purpose",
+    "its own": "the back end fails for a reason of the test's: see below",
     "too slow": "it took too long, or ended the process",
 }
 NOT_COUNTED = ("skip", "absent", "setup-error", "import-error")
@@ -54,7 +54,7 @@ class Reasons:
     """Verdicts on tests by hand, and why they stand."""
 
     left: dict[str, str]  # wrong, crashed or failing in the back end, and why that stays
-    own: dict[str, str]  # the test's own back end raises
+    own: dict[str, str]  # the back end fails for a reason of the test's
     internals: dict[str, str]  # what a line asks for is Dynamo's, though no word in it says so
 
     @staticmethod
@@ -182,7 +182,17 @@ def render(summary: dict[str, Any], reasons: Reasons) -> str:
     written = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     head = _HEAD.format(tests=total.total(), files=len(files), versions=written)
     listed = left if summary["left"] else "None."
-    return f"{head}\n{by_class}\n\n## Left\n\n{listed}\n\n{_HOW}\n{by_file}\n"
+    by_hand = _tabulate(
+        ("test", "is", "because"),
+        (
+            *((name, "its own", why) for name, why in reasons.own.items()),
+            *((name, "internals", why) for name, why in reasons.internals.items()),
+        ),
+    )
+    return (
+        f"{head}\n{by_class}\n\n## Left\n\n{listed}\n\n{_HOW}\n{by_file}\n\n"
+        f"## Judged by hand\n\n{by_hand}\n"
+    )
 
 
 def _tabulate(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:

@@ -38,7 +38,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = os.environ.get("DYNAMO_TESTS", "")
-PER_TEST = 25  # seconds
+PER_TEST = 60  # seconds
 TO_START = 150  # seconds, for imports
 ENDED = ("killed", "worker-died")
 
@@ -66,10 +66,17 @@ def main() -> None:
         todo = [n for n in names if n not in found and re.search(options.only, n)]
         while todo:
             found.update(_run_some(options.side, file, todo, options.out))
-            options.out.write_text(json.dumps(results))
+            _save(options.out, results)
             todo = [name for name in todo if name not in found]
-        options.out.write_text(json.dumps(results))
+        _save(options.out, results)
         print(f"{file}: {len(found)} tests, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _save(path: Path, results: dict[str, dict[str, Row]]) -> None:
+    """Write the whole or nothing: somebody may read it meanwhile."""
+    whole = path.with_suffix(".new")
+    whole.write_text(json.dumps(results))
+    whole.replace(path)
 
 
 def _list_tests(file: str) -> tuple[list[str], str]:
