@@ -27,6 +27,12 @@ CAN_APPEND_NODES = all(
     for name in ("_graph_namespace", "_insert", "_find_nodes_lookup_table", "_len")
 )
 
+
+def is_fx_tracing() -> bool:
+    """Whether torch.fx traces symbolically, or with make_fx. Its own question warns each time."""
+    return fx._symbolic_trace._is_fx_tracing_flag
+
+
 _PACKAGE_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # torch needs it, and on 3.12 it takes the place of parts of `typing`: `Union[int, str]` runs it.

@@ -71,3 +71,15 @@ def test_nodes_appended_by_hand_are_as_create_node_makes_them(monkeypatch) -> No
         assert len(graph.nodes) == len(graphs[-1])
         assert [n.name for n in graph.find_nodes(op="call_method", target="sin")] == ["hidden"]
     assert graphs[0] == graphs[1]
+
+
+def test_torch_fx_says_when_it_traces() -> None:
+    seen = []
+
+    def f(x):
+        seen.append(env.is_fx_tracing())
+        return x * 2
+
+    torch.fx.symbolic_trace(f)
+    f(torch.ones(1))
+    assert seen == [True, False]

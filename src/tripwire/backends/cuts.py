@@ -29,7 +29,7 @@ from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import build_module
 from tripwire.tracing.rules import Target, words
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
-from tripwire.tracing.values import TensorMeta
+from tripwire.tracing.values import TensorMeta, meta_of
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
@@ -87,6 +87,12 @@ def find_cuts(graph: fx.Graph) -> Cuts:
         if found is not None:
             why[node] = found
     return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
+
+
+def runs_user_code(graph: fx.Graph) -> bool:
+    """Whether a custom function is in a graph that may do more than compute."""
+    found = (node.meta.get(FACTS) for node in graph.nodes)
+    return any(facts is not None and facts.python and facts.as_it_is for facts in found)
 
 
 def _find_shown(graph: fx.Graph) -> set[fx.Node]:
@@ -162,17 +168,29 @@ def cut(module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> Runtime:
 
 
 class Part:
-    """A stretch of a graph, which is compiled when it first runs."""
+    """A stretch of a graph, which is compiled when it first runs.
 
-    def __init__(self, module: fx.GraphModule, compile_part: Compile) -> None:
+    What comes from other parts, and from calls between them, must have the form that it had then:
+    code of the user's may have chosen another dtype. If it hasn't, the stretch runs as it is.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, compile_part: Compile, made: tuple[int, ...]
+    ) -> None:
         self._module = module
         self._compile = compile_part
+        self._made = made  # positions of what isn't an input of the whole
+        self._forms: list[TensorMeta] = []
         self._runtime: Runtime | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         runtime = self._runtime
+        forms = [meta_of(inputs[index]) for index in self._made]
         if runtime is None:
             runtime = self._compile(self._module, inputs)
+            self._forms = forms
+        elif forms != self._forms:
+            return self._module.forward(*inputs)
         outputs = runtime(*inputs)
         if isinstance(runtime, FirstRun):
             runtime = runtime.settled
@@ -240,7 +258,8 @@ class _Cutter:
             for node in stretch:
                 self._copy(node)
             return
-        part = Part(self._build_part(stretch, given, outputs), self._compile)
+        made = tuple(index for index, node in enumerate(given) if node not in self._given)
+        part = Part(self._build_part(stretch, given, outputs), self._compile, made)
         target = Target(part, f"part_{self._parts}")
         called = self._graph.call_function(target, tuple(map(self._find, given)))
         for index, node in enumerate(outputs):

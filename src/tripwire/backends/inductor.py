@@ -104,9 +104,17 @@ def _compile(
             _log.warning("A graph is compiled again, without blocks, since with them: %s", error)
             return _compile(module, example_inputs, patches, store, key, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
-            payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
-            store.write(key, Artifact(payload, {"best_isa": _has_best_isa()}))
+            _keep(store, key, compiled)
     return compiled
+
+
+def _keep(store: Store, key: str, compiled: Runtime) -> None:
+    try:
+        payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
+    except Exception as error:  # pickle's, or any of those that it calls
+        _log.info("Compiled code isn't kept, since it can't be pickled: %s", error)
+        return
+    store.write(key, Artifact(payload, {"best_isa": _has_best_isa()}))
 
 
 def _load(store: Store, key: str) -> Runtime | None:

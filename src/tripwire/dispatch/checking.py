@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from tripwire.errors import WrongResult
-from tripwire.tracing.result import Trace
+from tripwire.tracing.result import Input, Trace
 from tripwire.tracing.sources import Local
 from tripwire.tracing.state import CURRENT, FACTS, Kept, TracingState
 from tripwire.tracing.structure import iter_tensors
@@ -40,6 +40,8 @@ class Originals:
         self._state: TracingState | None = None
         self._copies: dict[_Memory, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
+        # The memory that each tensor had: `x.data = y` gives it another.
+        self._memories: dict[int, tuple[torch.Tensor, _Memory]] = {}
         self._generators = _Generators()
 
     # --- what the run tells (tracing.state.Kept) ---
@@ -90,11 +92,13 @@ class Originals:
                 self._others[id(tensor)] = tensor, tensor.detach().clone()
             return
         storage = tensor.untyped_storage()
-        if _memory_of(storage) not in self._copies:
+        memory = _memory_of(storage)
+        self._memories.setdefault(id(tensor), (tensor, memory))
+        if memory not in self._copies:
             # The storage is held, so that no other comes to lie where it is.
-            self._copies[_memory_of(storage)] = storage, storage.clone()  # type: ignore[no-untyped-call]
+            self._copies[memory] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, tensor: torch.Tensor, wanted: Input) -> torch.Tensor:
         """An input as it was; those that shared memory share that of their copies."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._keep(tensor)  # one that no call has seen is as it was
@@ -103,12 +107,17 @@ class Originals:
             elif tensor.layout is not torch.strided:
                 made = self._others[id(tensor)][1]
             else:
-                storage = self._copies[_memory_of(tensor.untyped_storage())][1]
-                made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-                made = torch._conj(made) if tensor.is_conj() else made
-                made = torch._neg_view(made) if tensor.is_neg() else made
+                made = self._build(self._memories[id(tensor)][1], wanted)
         return made
+
+    def _build(self, memory: _Memory, wanted: Input) -> torch.Tensor:
+        """In the form that it had: the run may have given it another."""
+        meta, (is_conj, is_neg, _) = wanted.meta, wanted.traits.lazy_bits
+        assert meta.stride is not None
+        made = torch.empty(0, dtype=meta.dtype, device=meta.device)
+        made.set_(self._copies[memory][1], wanted.traits.offset or 0, meta.shape, meta.stride)
+        made = torch._conj(made) if is_conj else made
+        return torch._neg_view(made) if is_neg else made
 
     # --- the check ---
 
@@ -118,7 +127,10 @@ class Originals:
         assert trace is not None
         assert trace.completion is not None
         inputs = trace.completion.tensors
-        copies = [None if tensor is None else self._copy(tensor) for tensor in inputs]
+        copies = [
+            None if tensor is None else self._copy(tensor, wanted)
+            for tensor, wanted in zip(inputs, trace.inputs, strict=True)
+        ]
         if any(copy is None for copy in copies):
             raise WrongResult(
                 f"{name}: what {backend} made of it can't be checked: an input of the run is gone. "

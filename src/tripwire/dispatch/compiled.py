@@ -13,6 +13,7 @@ from torch import nn
 
 from tripwire.backends.torchs import out_of_dynamo
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
+from tripwire.env import is_fx_tracing
 from tripwire.tracing.structure import slots_of
 
 
@@ -72,7 +73,7 @@ class CompiledModule:
     @out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dispatcher = find_dispatcher(self)
-        if dispatcher is None:
+        if dispatcher is None or is_fx_tracing():  # which knows this module only
             return nn.Module.__call__(self, *args, **kwargs)
         return dispatcher(*args, **kwargs)
 

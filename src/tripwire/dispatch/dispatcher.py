@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
-from tripwire.backends.cuts import cut, find_cuts
+from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
@@ -40,6 +40,7 @@ from tripwire.dispatch.telling import (
     tell_retired,
     wants_reasons,
 )
+from tripwire.env import is_fx_tracing
 from tripwire.errors import BackendFailed, BadOption, CannotTrace
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, RETIRE, TRACE
 from tripwire.tracing import Refusal, Run, Trace, Tracer
@@ -224,6 +225,8 @@ class Dispatcher(Counted):
         checkpoint = find_checkpoint()
         if checkpoint is not None:
             run_plainly_in(checkpoint, self._plain, self._entries)
+        if is_fx_tracing():  # arguments are proxies: they stand for anything
+            return self._run_plainly(args, kwargs)
         if has_foreign_modes():
             own = None if CURRENT.kept is None else CURRENT.kept.find_own_mode()
             if own is None:
@@ -308,7 +311,9 @@ class Dispatcher(Counted):
             self._stay_plain(key)
             return refusal
         entry = Entry(trace, run.torch_state, self._compile, self._tell_retired)
-        if originals is not None:
+        if originals is not None and runs_user_code(trace.graph):
+            self._warn_once("%s isn't checked: a custom function in it would run twice.", self.name)
+        elif originals is not None:
             try:
                 with FIRST_RUN:
                     originals.check(run, entry.run_code, self.name, name_of(self.options.backend))

@@ -238,3 +238,90 @@ def test_the_check_itself_draws_nothing() -> None:
     found = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(found, torch.rand(3))
+
+
+# --- inputs whose form the run changes ----------------------------------------------------------
+
+
+def add_dimension(x):
+    x.unsqueeze_(1)
+    return x * 2
+
+
+def transpose(x):
+    x.t_()
+    return x + 1
+
+
+def add_dimension_alone(x):
+    x.unsqueeze_(0)
+
+
+def take_dimension(x):
+    x.unsqueeze_(0).add_(1)
+    x.squeeze_(0).mul_(2)
+    return x
+
+
+def grow(x):
+    x.resize_(9).fill_(1.0)
+    return x * 2
+
+
+def other_memory(x):
+    x.data = torch.ones(3)
+    return x * 2
+
+
+def other_memory_changed(x):
+    before = x * 1
+    x.data = torch.full((4,), 2.0)
+    x.add_(1)
+    return x * 2, before
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        add_dimension,
+        transpose,
+        add_dimension_alone,
+        take_dimension,
+        grow,
+        other_memory,
+        other_memory_changed,
+    ],
+    ids=lambda fn: fn.__name__,
+)
+def test_an_input_whose_form_changes_is_no_false_alarm(fn, backend) -> None:
+    compiled = tripwire.compile(fn, backend=backend, check=True)
+    for n in range(3):
+        sides = []
+        for call in (compiled, fn):
+            x = torch.arange(6.0).reshape(2, 3) + n
+            sides.append((call(x), x))
+        torch.testing.assert_close(*sides)
+
+
+class Counting(torch.autograd.Function):
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        Counting.runs += 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_code_of_the_users_inside_the_graph_runs_once_and_that_is_told(backend, caplog) -> None:
+    Counting.runs = 0
+    compiled = tripwire.compile(lambda x: Counting.apply(x) + 1, backend=backend, check=True)
+    for n in range(1, 4):
+        assert compiled(torch.ones(1)).item() == 3
+        assert Counting.runs == n
+    assert caplog.text.count("isn't checked") == 1

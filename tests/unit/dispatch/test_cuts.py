@@ -383,6 +383,7 @@ def test_what_is_made_inside_keeps_its_class_and_its_gradient(fn, backend) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
 @pytest.mark.parametrize(
     ("make", "calls"),
     [

@@ -151,7 +151,36 @@ def replaced_backward():
     return lambda x: Replaced.apply(x.sin()) + 1, write, None
 
 
+def dtype_of_its_result():
+    config = SimpleNamespace(dtype=torch.float64)
+    custom = make_function(lambda ctx, x: x.to(config.dtype), lambda ctx, grad: grad.float())
+
+    def write(n):
+        config.dtype = torch.float32 if n % 2 else torch.float64
+
+    return lambda x: custom.apply(x.sin()).exp() + 1, write, None
+
+
+def whether_its_result_wants_a_gradient():
+    config = SimpleNamespace(marks=False)
+
+    def forward(ctx, x):
+        y = x * 2
+        if config.marks:
+            ctx.mark_non_differentiable(y)
+        return y
+
+    custom = make_function(forward, lambda ctx, grad: grad * 2)
+
+    def write(n):
+        config.marks = bool(n % 2)
+
+    return lambda x: custom.apply(x.sin()).exp() + x, write, None
+
+
 READS = [
+    dtype_of_its_result,
+    whether_its_result_wants_a_gradient,
     class_attribute,
     item_of_a_dict,
     element_of_a_list,

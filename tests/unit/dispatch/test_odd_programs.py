@@ -1,0 +1,414 @@
+"""Programs that run plainly never raise here: they are compiled, or run as they are."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import tripwire
+from tripwire import env
+
+BACKENDS = ["eager", "aot_eager"]
+
+
+def check_like_plain(make, backend, calls=4, write=None):
+    """Both sides are made alike, and `write(side, n)` happens to both before the nth call."""
+    plain, mine = make(), make()
+    compiled = tripwire.compile(mine[0], backend=backend)
+    for n in range(calls):
+        results = []
+        for call, side in ((plain[0], plain), (compiled, mine)):
+            if write is not None:
+                write(side, n)
+            torch.manual_seed(n)
+            results.append(call(torch.arange(1.0, 4.0)))
+        torch.testing.assert_close(results[1], results[0])
+    return compiled
+
+
+# --- arguments whose names are keywords --------------------------------------------------------
+
+
+def from_and_to(x):
+    return x + torch.empty(3).random_(**{"from": -10, "to": 10})
+
+
+def from_alone(x):
+    return x.clone().random_(to=5, **{"from": 2}) + x
+
+
+def from_into_a_view(x):
+    room = torch.zeros(2, 3)
+    room[0].random_(**{"from": 0, "to": 100})
+    return room * x
+
+
+def from_by_a_function(x):
+    return torch.Tensor.random_(torch.empty(3), **{"from": 1, "to": 9}) * x
+
+
+def from_without_gradients(x):
+    with torch.no_grad():
+        return x * torch.empty(3).random_(**{"from": 1, "to": 3})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "fn",
+    [from_and_to, from_alone, from_into_a_view, from_by_a_function, from_without_gradients],
+    ids=lambda fn: fn.__name__,
+)
+def test_an_argument_may_be_called_from(fn, backend) -> None:
+    compiled = check_like_plain(lambda: (fn,), backend)
+    assert compiled.statistics().hits == 3
+
+
+# --- lazy modules made inside ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LazyLinear(2),
+        lambda: nn.Sequential(nn.LazyLinear(2), nn.ReLU(), nn.LazyLinear(3)),
+        lambda: nn.Sequential(nn.Unflatten(0, (1, 1, 3)), nn.LazyConv1d(2, 1)),
+        lambda: nn.Sequential(nn.Unflatten(0, (3, 1)), nn.LazyBatchNorm1d(), nn.Flatten(0)),
+        lambda: nn.LazyLinear(1, bias=False),
+    ],
+)
+def test_a_lazy_module_is_made_inside(make, backend, caplog) -> None:
+    def f(x):
+        return make()(x) * x.sum()
+
+    check_like_plain(lambda: (f,), backend)
+    assert "[lazy-parameter]" in caplog.text
+
+
+# --- metaclasses -------------------------------------------------------------------------------
+
+
+class Hiding(type):
+    def __getattribute__(cls, name):
+        if name == "__mro__":
+            raise AttributeError(name)
+        return type.__getattribute__(cls, name)
+
+
+class Empty(type):
+    @property
+    def __mro__(cls):
+        return ()
+
+
+class Number(type):
+    __mro__ = 5
+
+
+class Lying(type):
+    __mro__ = (int, object)
+
+
+class Raising(type):
+    @property
+    def __mro__(cls):
+        raise RuntimeError("no such luck")
+
+
+@pytest.mark.parametrize("base", [object, nn.Module])
+@pytest.mark.parametrize("metaclass", [Hiding, Empty, Number, Lying, Raising])
+def test_a_metaclass_says_what_it_likes_of_its_classes(metaclass, base) -> None:
+    def make():
+        class Scale(base, metaclass=metaclass):
+            factor = 2.0
+
+            def forward(self, x):
+                return x * self.factor
+
+        scale = Scale()
+        return lambda x: scale.forward(x), Scale
+
+    def write(side, n):
+        if n == 2:
+            side[1].factor = 3.0
+
+    compiled = check_like_plain(make, "eager", write=write)
+    assert compiled.statistics().hits == 2
+
+
+# --- tensors whose class runs code -------------------------------------------------------------
+
+
+class Refusing(torch.Tensor):
+    """Nothing may be asked of it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise ValueError("never")
+
+
+class Counting(torch.Tensor):
+    asked: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.asked.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def refusing():
+    return torch.Tensor._make_subclass(Refusing, torch.ones(3))
+
+
+def as_argument():
+    held = refusing()
+    return (lambda x, given=held: x * 2,)
+
+
+def as_attribute():
+    net = nn.ReLU()
+    net.held = refusing()
+    return (net,)
+
+
+def in_a_list():
+    held = [refusing()]
+    return (lambda x: x * len(held),)
+
+
+def caught():
+    held = refusing()
+
+    def f(x):
+        try:
+            return x + held
+        except ValueError:
+            return x * 3
+
+    return (f,)
+
+
+def made_inside():
+    def f(x):
+        torch.Tensor._make_subclass(Refusing, x)
+        return x * 2
+
+    return (f,)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "make",
+    [as_argument, as_attribute, in_a_list, caught, made_inside],
+    ids=lambda make: make.__name__,
+)
+def test_a_tensor_that_answers_no_question(make, backend) -> None:
+    check_like_plain(make, backend)
+
+
+def test_a_tensors_class_is_asked_as_often_as_in_plain_code() -> None:
+    compiled = tripwire.compile(lambda x: x * 2 + x.shape[0], backend="eager")
+    x = torch.ones(3).as_subclass(Counting)
+    asked = []
+    for call in (compiled, lambda x: x * 2 + x.shape[0]):
+        Counting.asked.clear()
+        for _ in range(4):
+            call(x)
+        asked.append(list(Counting.asked))
+    assert asked[0] == asked[1]
+
+
+# --- swapped tensors ---------------------------------------------------------------------------
+
+
+class Scaling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.shift = nn.Buffer(torch.zeros(3))
+        self.parts = [torch.ones(3)]
+
+    def forward(self, x):
+        return x * self.scale * self.parts[0] + self.shift
+
+
+def swap_parameter(side, n):
+    torch.utils.swap_tensors(side[0].scale, nn.Parameter(torch.full((3,), n + 2.0)))
+
+
+def swap_buffer(side, n):
+    torch.utils.swap_tensors(side[0].shift, nn.Buffer(torch.full((3,), n + 2.0)))
+
+
+def swap_element(side, n):
+    torch.utils.swap_tensors(side[0].parts[0], torch.full((3,), n + 2.0))
+
+
+def swap_shapes(side, n):
+    torch.utils.swap_tensors(side[0].parts[0], torch.full((1,), n + 2.0))
+
+
+def convert(side, n):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        side[0].to(torch.float64 if n % 2 else torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "swap",
+    [swap_parameter, swap_buffer, swap_element, swap_shapes, convert],
+    ids=lambda swap: swap.__name__,
+)
+def test_state_is_swapped_after_a_hit(swap, backend) -> None:
+    def write(side, n):
+        if n >= 3:
+            swap(side, n)
+
+    compiled = check_like_plain(lambda: (Scaling(),), backend, calls=6, write=write)
+    assert compiled.statistics().hits >= 2
+
+
+# --- views that autograd forbids ---------------------------------------------------------------
+
+
+def make_forbidden(base):
+    with torch.no_grad():
+        view = base[0]
+    base.add_(1)  # where gradients are on
+    return view
+
+
+def used():
+    view = make_forbidden(torch.ones(2, 3, requires_grad=True).clone())
+    return (lambda x: x * view,)
+
+
+def not_used():
+    view = make_forbidden(torch.ones(2, 3, requires_grad=True).clone())
+    return (lambda x: x * len([view]),)
+
+
+def in_an_attribute():
+    net = nn.ReLU()
+    net.view = make_forbidden(torch.ones(2, 3, requires_grad=True).clone())
+    return (net,)
+
+
+def changed_by_the_run():
+    base = torch.ones(2, 3, requires_grad=True).clone()
+    view = base[0]
+    return (lambda x: (base.add_(1), x * view)[1],)
+
+
+def only_its_form():
+    view = make_forbidden(torch.ones(2, 3, requires_grad=True).clone())
+    return (lambda x: x * view.shape[0],)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "make",
+    [used, not_used, in_an_attribute, changed_by_the_run, only_its_form],
+    ids=lambda make: make.__name__,
+)
+def test_a_view_of_what_was_changed_under_no_grad(make, backend) -> None:
+    with torch.no_grad():
+        sides = []
+        for _ in range(2):
+            with torch.enable_grad():
+                sides.append(make())
+        check_like_plain(lambda: sides.pop(), backend)
+
+
+# --- errors that can't be pickled --------------------------------------------------------------
+
+
+class NoReduce(Exception):
+    def __reduce__(self):
+        raise TypeError("can't be pickled")
+
+
+class HoldsLock(Exception):
+    def __init__(self):
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+class HoldsTensor(Exception):
+    def __init__(self):
+        super().__init__(torch.ones(2))
+
+
+class NoState(Exception):
+    def __getstate__(self):
+        raise RuntimeError("no state")
+
+
+class NoRepr(Exception):
+    def __repr__(self):
+        raise ValueError("no text")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("options", [{}, {"check": True}, {"record_on_error": True}])
+@pytest.mark.parametrize("error", [NoReduce, HoldsLock, HoldsTensor, NoState, NoRepr])
+def test_an_error_that_cannot_be_pickled_comes_out_as_it_is(
+    error, options, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
+    given = {"record_on_error": tmp_path} if "record_on_error" in options else options
+
+    def raises(x):
+        y = x * 2
+        raise error()
+        return y
+
+    def catches(x):
+        try:
+            raise error()
+        except error:
+            return x * 2
+
+    for _ in range(3):
+        with pytest.raises(error):
+            tripwire.compile(raises, backend="eager", **given)(torch.ones(2))
+    compiled = tripwire.compile(catches, backend="eager", **given)
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+# --- symbolic tracing --------------------------------------------------------------------------
+
+
+class Outer(nn.Module):
+    def __init__(self, backend):
+        super().__init__()
+        self.inner = tripwire.compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), backend=backend)
+        self.double = tripwire.compile(lambda x: x * 2, backend=backend)
+
+    def forward(self, x):
+        return self.double(self.inner(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("called_before", [False, True])
+def test_torch_fx_traces_what_is_compiled(called_before, backend) -> None:
+    outer, x = Outer(backend), torch.ones(2, 3)
+    for _ in range(2 * called_before):
+        outer(x)
+    for traced in (outer, outer.inner):
+        torch.testing.assert_close(torch.fx.symbolic_trace(traced)(x), traced(x))
+    traced = torch.fx.symbolic_trace(lambda x: outer.double(x) + 1)
+    assert traced(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert [node.op for node in traced.graph.nodes].count("call_function") == 2
+    assert not env.is_fx_tracing()
+    for _ in range(3):
+        outer(x)
+    assert outer.double.statistics().hits >= 2
