@@ -18,6 +18,17 @@ class TripwireError(Exception):
         super().__init__(f"{message} [{slug}]")
         self.slug = slug
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as its text and what can go to another process: a graph stays behind."""
+        kept = {name: value for name, value in vars(self).items() if name != "graph_module"}
+        return _restore, (type(self), str(self)), kept
+
+
+def _restore(cls: type[TripwireError], text: str) -> TripwireError:
+    error = cls.__new__(cls, text)
+    error.args = (text,)
+    return error
+
 
 class CannotTrace(TripwireError):
     """The callable can't become a graph that means the same as the run did."""

@@ -21,13 +21,13 @@ import msgspec
 from tripwire.recording import nodes
 from tripwire.recording.classes import ClassDraft
 from tripwire.recording.names import (
-    Import,
     Names,
     all_codes,
     deleted_globals,
     find_imports,
     free_use,
     global_use,
+    imports_by_name,
     opens_namespace,
 )
 from tripwire.recording.nodes import AnyNode, Reference, Slot
@@ -38,6 +38,7 @@ from tripwire.recording.origin import (
     module_dict,
     module_name,
 )
+from tripwire.recording.policy import Omission
 from tripwire.recording.recompiled import encode_recompiled
 from tripwire.recording.shelf import Codes, Space
 from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
@@ -58,6 +59,8 @@ class Programs:
         self._library_spaces: dict[str, Reference] = {}
         self._reached: list[_ModuleDraft] = []
         self._settling = False
+        self._awaited: list[tuple[_SpaceDraft, str, Use]] = []  # imported, and not loaded yet
+        self._before: tuple[_SpaceDraft, frozenset[str]] | None = None  # modules at the beginning
 
     def encode(self, encoder: Encoder, value: object) -> AnyNode | Draft | None:
         """The node of a value that is code, holds code, or lies in a library; None for others."""
@@ -100,7 +103,12 @@ class Programs:
             return number, known
         draft = self.space(encoder, space)
         draft.add(code, uses, any(one.level for one in find_imports(code)))
-        draft.imports.update(dict.fromkeys(self._reach_imports(encoder, code, space, uses)))
+        for name, use in self._find_imports(code, space, uses):
+            draft.imports.update(dict.fromkeys(self._reach_import(encoder, name, use)))
+            if name not in sys.modules:
+                self._awaited.append((draft, name, use))
+        if self._before is None and imports_by_name(uses):
+            self._before = draft, frozenset(sys.modules)
         return number, draft.reference
 
     def space(self, encoder: Encoder, space: Space) -> _SpaceDraft:
@@ -145,30 +153,52 @@ class Programs:
             for name in use.attributes & held.keys():
                 self.names.add_library(held[name])
 
-    def _reach_imports(
-        self, encoder: Encoder, code: types.CodeType, space: Space, uses: Uses
-    ) -> Iterator[Reference]:
-        """Modules that code imports when it runs: they are found by name then, as dummies."""
-        wanted = [
-            (_absolute(one, space), Use(attributes=frozenset(one.names)))
-            if one.names is not None and "*" not in one.names
-            else (_absolute(one, space), Use(whole=True))
-            for one in find_imports(code)
-        ]
-        if "import_module" in uses.attributes or "import_module" in uses.globals:
+    def _find_imports(self, code: types.CodeType, space: Space, uses: Uses) -> Iterator[_Wanted]:
+        """Modules that code imports when it runs, by their full names."""
+        for one in find_imports(code):
+            is_whole = one.names is None or "*" in one.names
+            use = Use(whole=True) if is_whole else Use(attributes=frozenset(one.names or ()))
+            yield _absolute(one.name, one.level, space), use
+        if imports_by_name(uses):
             consts = {c for one in all_codes(code) for c in one.co_consts if isinstance(c, str)}
-            wanted += [(name, Use(whole=True)) for name in sorted(consts) if name in sys.modules]
-        for name, use in wanted:
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                module = sys.modules.get(".".join(parts[:end]))
-                if is_users_module(module):
-                    assert isinstance(module, types.ModuleType)
-                    here = use if end == len(parts) else Use(whole=use.whole)
-                    asked = frozenset({"__file__", *parts[end : end + 1]})
-                    yield self.reach_module(encoder, module, merge(here, Use(attributes=asked)))
-                elif end == len(parts):
-                    self._reach_library(module, use)
+            for text in sorted(consts):
+                dots = len(text) - len(text.lstrip("."))
+                name = _absolute(text[dots:], dots, space)
+                if name in sys.modules:
+                    yield name, Use(whole=True)
+
+    def _reach_import(self, encoder: Encoder, name: str, use: Use) -> Iterator[Reference]:
+        """The modules that importing a name finds, as dummies; none if they aren't loaded."""
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            module = sys.modules.get(".".join(parts[:end]))
+            if is_users_module(module):
+                assert isinstance(module, types.ModuleType)
+                here = use if end == len(parts) else Use(whole=use.whole)
+                asked = frozenset({"__file__", *parts[end : end + 1]})
+                yield self.reach_module(encoder, module, merge(here, Use(attributes=asked)))
+            elif end == len(parts):
+                self._reach_library(module, use)
+
+    def take_loaded(self, encoder: Encoder) -> None:
+        """Take in the user's modules that were loaded since the code that imports them was.
+
+        The call imported them, so nobody knows what was in them when it began.
+        """
+        awaited, self._awaited = self._awaited, []
+        if self._before is not None:  # whatever names the code put together
+            draft, loaded = self._before
+            fresh = [name for name in list(sys.modules) if name not in loaded]
+            awaited += [(draft, name, Use(whole=True)) for name in fresh]
+        known = set(self._modules)
+        for draft, name, use in awaited:
+            draft.imports.update(dict.fromkeys(self._reach_import(encoder, name, use)))
+        for number in self._modules.keys() - known:
+            encoder.left_out.append(Omission(self._modules[number].name, _AS_THE_CALL_LEFT_IT))
+
+
+_Wanted = tuple[str, Use]  # a module's full name, and what is taken from it
+_AS_THE_CALL_LEFT_IT = "the call imported this module: its values are those that the call left"
 
 
 def is_users_module(value: object) -> bool:
@@ -176,13 +206,13 @@ def is_users_module(value: object) -> bool:
     return issubclass(type(value), types.ModuleType) and find_library(value) is None
 
 
-def _absolute(one: Import, space: Space) -> str:
-    """The full name of an import, relative ones counted from the importing module."""
-    if not one.level:
-        return one.name
+def _absolute(name: str, level: int, space: Space) -> str:
+    """The full name of an import; one that begins with dots counts from the importing module."""
+    if not level:
+        return name
     parts = package_of(space).split(".")
-    parts = parts[: len(parts) - one.level + 1]
-    return ".".join([*parts, one.name] if one.name else parts)
+    parts = parts[: len(parts) - level + 1]
+    return ".".join([*parts, name] if name else parts)
 
 
 def package_of(space: Space) -> str:
@@ -339,6 +369,7 @@ class _ModuleDraft:
     def __init__(self, programs: Programs, encoder: Encoder, module: types.ModuleType) -> None:
         self._programs = programs
         self._encoder = encoder
+        self.name = module_name(module)
         self._module = module
         self._asked: set[str] = set()
         self._whole = False
@@ -371,7 +402,7 @@ class _ModuleDraft:
 
     def node(self) -> AnyNode:
         return nodes.Module(
-            module_name(self._module),
+            self.name,
             tuple(self._kept),
             tuple(self._kept.values()),
             self._space,

@@ -94,6 +94,7 @@ class RecordDraft:
 
     def build(self, manifest: Manifest) -> NewRecord:
         """The record, to be written."""
+        self._programs.take_loaded(self._encoder)
         table = self.finish()
         manifest = msgspec.structs.replace(
             manifest,

@@ -193,6 +193,11 @@ def opens_namespace(uses: Uses) -> bool:
     return not _OPENS_NAMESPACE.isdisjoint(uses.globals.keys() | uses.attributes.keys())
 
 
+def imports_by_name(uses: Uses) -> bool:
+    """Whether code imports modules whose names it computes."""
+    return not {"import_module", "__import__"}.isdisjoint(uses.attributes.keys() | uses.globals)
+
+
 class Import(NamedTuple):
     """An import statement inside of a function."""
 

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import types
 import typing
@@ -144,7 +145,7 @@ class Rebuilder:
         define(self._defined, self._importable)
         ours = {n: m for n, m in self._importable.items() if not is_library_module(n)}
         for name, module in ours.items():
-            if any(other.startswith(f"{name}.") for other in ours):
+            if _is_package(module) or any(other.startswith(f"{name}.") for other in ours):
                 vars(module).setdefault("__path__", [])
         before: dict[str, types.ModuleType | None] = {n: sys.modules.get(n) for n in ours}
         sys.modules.update(ours)
@@ -156,6 +157,11 @@ class Rebuilder:
                     sys.modules.pop(name, None)
                 else:
                     sys.modules[name] = known
+
+
+def _is_package(module: types.ModuleType) -> bool:
+    """Whether what isn't found below a module is a missing module, and not a missing package."""
+    return os.path.basename(str(vars(module).get("__file__"))) == "__init__.py"
 
 
 def _items(node: nodes.Namespace | nodes.Module) -> Iterable[tuple[str, Slot]]:

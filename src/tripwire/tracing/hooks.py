@@ -4,7 +4,8 @@ A torch-function mode doesn't see everything. While at least one thread traces, 
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
 tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for
 the calling thread's state first and steps aside where there is none. The last tracer to leave
-puts back exactly what was there, also after an exception.
+puts back exactly what was there, also after an exception. A function of Python's or torch's that
+is written in Python stays the object that it is, for code that compares it: it runs other code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.callables import find_in_class
+from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
 from tripwire.tracing.ranges import SourceRange, is_library_caller
@@ -57,7 +59,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute that is replaced for a while, by something made from what was there."""
+    """One attribute that does something else for a while, made from what was there."""
 
     owner: Any
     name: str
@@ -66,6 +68,20 @@ class Patch:
     def apply(self, undo: list[Callable[[], None]]) -> None:
         """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
         before = vars(self.owner).get(self.name, _ABSENT)
+        if isinstance(before, FunctionType) and _can_run_other_code(before):
+            self._run_other_code(before, undo)
+        else:
+            self._replace(before, undo)
+
+    def _run_other_code(self, function: FunctionType, undo: list[Callable[[], None]]) -> None:
+        code = code_of(function)
+        plain = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+        plain.__kwdefaults__ = function.__kwdefaults__
+        other = _build_detour(self.wrap(plain), code)
+        undo.append(lambda: setattr(function, "__code__", code))
+        function.__code__ = other
+
+    def _replace(self, before: object, undo: list[Callable[[], None]]) -> None:
         value = self.wrap(getattr(self.owner, self.name))
         mark_hook(value, before)
 
@@ -77,6 +93,24 @@ class Patch:
 
         undo.append(put_back)
         setattr(self.owner, self.name, value)
+
+
+def _can_run_other_code(function: FunctionType) -> bool:
+    """A function that somebody put there is watched for its code, and so is replaced instead."""
+    return not function.__closure__ and is_library_function(function)
+
+
+def _detour(*args: Any, **kwargs: Any) -> Any:
+    hook: Any = "hook"
+    return hook(*args, **kwargs)
+
+
+def _build_detour(hook: object, code: CodeType) -> CodeType:
+    """Code that calls a hook, for a function whose globals aren't ours."""
+    consts = [hook if const == "hook" else const for const in _detour.__code__.co_consts]
+    return _detour.__code__.replace(
+        co_consts=(*consts, StandsFor(code)), co_name=code.co_name, co_qualname=code.co_qualname
+    )
 
 
 class Patches:

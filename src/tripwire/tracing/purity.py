@@ -27,6 +27,8 @@ from types import (
 )
 from typing import Any
 
+import torch
+
 from tripwire.callables import mro
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import Refuse
@@ -77,6 +79,11 @@ _RESEEDS = Refuse(
     "generator-reseeded",
     "sets the state of a random generator, and compiled code wouldn't set it again. Do it outside "
     "the traced function.",
+)
+_FLAGS = Refuse(
+    "torch-state-changed",
+    "sets one of torch's flags, and compiled code wouldn't set it again. Set it outside the traced "
+    "function, or write `with torch.autocast(...)` where it is about that.",
 )
 _HIDDEN = Refuse(
     "process-state",
@@ -152,12 +159,19 @@ _IN_POSIX = _module(
     ),
 )
 
+
+def _find_setters() -> str:
+    """Functions of torch's that set a flag; grad mode is recorded, and two are a tensor's own."""
+    others = {"_set_grad_enabled", "_set_conj", "_set_neg"}
+    return " ".join(n for n in dir(torch._C) if n.startswith("_set_") and n not in others)
+
+
 # By the module that a function or its class says it is from; a package's entry holds for what
 # is below it.
 _TABLE: dict[str, _Module] = {
     **_modules(
         None,
-        "torch math cmath _operator operator itertools _functools functools _collections "
+        "math cmath _operator operator itertools _functools functools _collections "
         "collections collections.abc _struct _sre re _string string unicodedata _decimal decimal "
         "fractions numbers _json json binascii _hashlib _md5 _sha1 _sha2 _sha256 _sha512 _sha3 "
         "_blake2 zlib _abc abc _weakref weakref types _typing typing _contextvars contextvars "
@@ -173,8 +187,20 @@ _TABLE: dict[str, _Module] = {
         "gc _signal signal atexit faulthandler _tracemalloc _locale _posixsubprocess resource "
         "_xxsubinterpreters _interpreters _lsprof",
     ),
+    "torch": _module(
+        None,
+        (_ForUsers(_FLAGS), "set_anomaly_enabled set_flush_denormal set_num_threads"),
+        (_ForUsers(_FLAGS), "set_num_interop_threads set_autocast_enabled set_autocast_dtype"),
+        (_ForUsers(_FLAGS), "set_autocast_cpu_enabled set_autocast_cpu_dtype"),
+        (_ForUsers(_FLAGS), "set_autocast_gpu_dtype set_autocast_cache_enabled"),
+        (_ForUsers(_FLAGS), "set_autocast_xla_enabled set_autocast_xla_dtype"),
+        (_ForUsers(_FLAGS), "set_autocast_ipu_enabled set_autocast_ipu_dtype"),
+        (_ForUsers(_FLAGS), "autocast_increment_nesting autocast_decrement_nesting"),
+        (_ForUsers(_FLAGS), "clear_autocast_cache"),
+    ),
     "torch._C": _module(
         None,
+        (_ForUsers(_FLAGS), _find_setters()),
         (
             _ForUsers(_RESEEDS),
             "Generator.manual_seed Generator.seed Generator.set_state Generator.set_offset "

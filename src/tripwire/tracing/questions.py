@@ -195,6 +195,33 @@ QUESTIONS = (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
     ),
     _question(
+        "whether the profiler runs",
+        "_profiler_enabled _profiler_type _is_profiler_enabled",
+        lambda: (torch._C._autograd._profiler_enabled(), torch._C._autograd._profiler_type()),
+    ),
+    _question(
+        "which torch.func transforms go on",
+        "_functorch functorch pyfunctorch peek_interpreter_stack get_interpreter_stack "
+        "maybe_current_level get_dynamic_layer_stack_depth _are_functorch_transforms_active "
+        "retrieve_current_functorch_interpreter",
+        torch._C._functorch.get_dynamic_layer_stack_depth,
+    ),
+    _question(
+        "the backward that runs",
+        "_current_graph_task_id _current_autograd_node _will_engine_execute_node",
+        torch._C._current_graph_task_id,
+    ),
+    _question(
+        "whether saved tensors may have hooks",
+        "_saved_tensors_hooks_is_enabled _saved_tensors_hooks_get_disabled_error_message",
+        torch._C._autograd._saved_tensors_hooks_get_disabled_error_message,
+    ),
+    _question(
+        "whether tensors have a say in torch's calls",
+        "_is_torch_function_enabled _is_torch_function_all_disabled",
+        lambda: (torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()),
+    ),
+    _question(
         "whether deterministic algorithms only warn",
         "is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode",
         torch.is_deterministic_algorithms_warn_only_enabled,

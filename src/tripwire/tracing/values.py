@@ -137,7 +137,10 @@ def wraps_of(tensor: torch.Tensor) -> object:
     """What a tensor that is made of others says of itself; a DTensor's placements are there."""
     if type(tensor) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
         return None
-    names, context = tensor.__tensor_flatten__()
+    try:
+        names, context = tensor.__tensor_flatten__()
+    except Exception:  # the user's code; a half-made tensor can't say, and is like no other
+        return object()
     return tuple(names), context, [_describe_part(getattr(tensor, name)) for name in names]
 
 

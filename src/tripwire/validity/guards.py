@@ -40,6 +40,7 @@ from tripwire.tracing.values import (
     PLAIN_TENSORS,
     TensorMeta,
     Traits,
+    find_leaf,
     meta_of,
     quietly,
     traits_of,
@@ -223,7 +224,7 @@ class GuardWriter:
             parts.append(f"{name}.stride() == {meta.stride!r}")
             parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
-            parts.append(f"{name}.is_leaf is {traits.is_leaf}")
+            parts.append(f"bool({self.constant(find_leaf)}({name})) is {traits.is_leaf}")
         if meta.device.type != "cpu":
             parts.append(f"{name}.device == {self.constant(meta.device)}")
         return parts

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tripwire.callables import find_in_class, mro
+from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -365,7 +366,7 @@ def _facts_of(value: object) -> Facts:
     if isinstance(value, torch.Tensor):
         return meta_of(value), traits_of(value)
     if isinstance(value, FunctionType):
-        return value.__code__, value.__defaults__, value.__kwdefaults__
+        return code_of(value), value.__defaults__, value.__kwdefaults__
     if isinstance(value, type):
         return (mro(value),)
     if isinstance(value, functools.partial):

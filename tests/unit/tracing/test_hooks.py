@@ -1,6 +1,7 @@
 """No trace left behind: whatever happens, every patch and hook is gone afterwards."""
 
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -21,10 +22,13 @@ X = torch.ones(2, 2)
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    before = [vars(p.owner).get(p.name) for p in hooks.PATCHES]
+    patched = (*hooks.PATCHES, *hooks.PYTHON_PATCHES)
+    before = [vars(p.owner).get(p.name) for p in patched]
+    codes = [getattr(value, "__code__", None) for value in before]
     profile = sys.getprofile()
     yield
-    assert [vars(p.owner).get(p.name) for p in hooks.PATCHES] == before
+    assert [vars(p.owner).get(p.name) for p in patched] == before
+    assert all(getattr(v, "__code__", None) is c for v, c in zip(before, codes, strict=True))
     assert sys.getprofile() is profile
     assert _get_current_function_mode_stack() == []
     assert get_tracing_state() is None
@@ -322,3 +326,83 @@ def test_traces_that_are_dropped_leave_nothing() -> None:
     gc.collect()
     assert watched() is None
     assert graph() is None
+
+
+# --- what a run sees of it -----------------------------------------------------------------------
+
+_CALL, _ENTER, _ENVIRON = nn.Module.__call__, torch.autocast.__enter__, type(os.environ)
+_GET = _ENVIRON.__getitem__
+
+
+class _Plain(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+_PLAIN = _Plain()
+_LOOKS = {
+    "on the class": lambda: nn.Module.__call__ is _CALL,
+    "on a subclass": lambda: _Plain.__call__ is _CALL,
+    "on a module's class": lambda: type(_PLAIN).__call__ is _CALL,
+    "on a module": lambda: _PLAIN.__call__.__func__ is _CALL,
+    "in the class's dict": lambda: nn.Module.__dict__["__call__"] is _CALL,
+    "by getattr": lambda: getattr(nn.Module, "__call__") is _CALL,  # noqa: B009
+    "its name": lambda: nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl",
+    "a context's method": lambda: torch.autocast.__enter__ is _ENTER,
+    "the environment's method": lambda: _ENVIRON.__getitem__ is _GET,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("look", _LOOKS.values(), ids=list(_LOOKS))
+def test_a_run_sees_the_functions_of_torch_and_python_as_they_are(look, backend) -> None:
+    def f(x):
+        return _PLAIN(x) + 1 if look() else x - 1
+
+    compiled = tripwire.compile(f, backend=backend)
+    for n in range(3):
+        assert compiled(X + n).tolist() == f(X + n).tolist() == (2 * (X + n) + 1).tolist()
+    assert tripwire.explain(compiled).hits == 2
+
+
+def test_a_call_of_modules_that_somebody_replaced_is_seen_and_followed(monkeypatch) -> None:
+    factor = [3]
+
+    def call(self, *args, **kwargs):
+        return _CALL(self, *args, **kwargs) * factor[0]
+
+    def f(x):
+        return _PLAIN(x) + (1 if nn.Module.__call__ is _CALL else 0)
+
+    compiled = tripwire.compile(f, backend="eager")
+    for replaced in (False, True, False):
+        with monkeypatch.context() as patch:
+            if replaced:
+                patch.setattr(nn.Module, "__call__", call)
+            for n in range(3):
+                assert compiled(X + n).tolist() == f(X + n).tolist()
+            factor[0] += 1
+            for n in range(3):
+                assert compiled(X + n).tolist() == f(X + n).tolist()
+
+
+def test_modules_that_another_thread_calls_are_no_part_of_a_run() -> None:
+    inside, done = threading.Event(), threading.Event()
+    seen = []
+
+    def other():
+        inside.wait(60)
+        seen.append((nn.Module.__call__ is _CALL, _PLAIN(X).tolist()))
+        done.set()
+
+    def f(x):
+        inside.set()
+        done.wait(60)
+        return _PLAIN(x)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    trace = quiet_trace(f, X)
+    thread.join()
+    assert seen == [(True, (X * 2).tolist())]
+    assert len([row for row in trace.rows if "mul" in str(row)]) == 1
