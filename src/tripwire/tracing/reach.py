@@ -505,9 +505,24 @@ class Reach:
         self._names |= names
         for cls, path in tuple(self.classes):
             for name in names & class_dict(cls).keys():
-                self.walk(class_dict(cls)[name], Attr(path, name), True)
-        for function, path in tuple(self.functions) if "__annotations__" in names else ():
-            self.walk(function.__annotations__, Attr(path, "__annotations__"), True)
+                if name != "__annotations__":
+                    self.walk(class_dict(cls)[name], Attr(path, name), True)
+        if "__annotations__" in names:
+            annotated = [pair for pair in self.classes if "__annotations__" in class_dict(pair[0])]
+            for owner, path in (*annotated, *self.functions):
+                for value, step in self._annotations_of(owner, path):
+                    self.walk(value, step, True)
+
+    def _annotations_of(self, owner: Any, path: Source) -> Reached:
+        """What annotations lead to; the forms of torch's and of `typing` never change."""
+        found, step = owner.__annotations__, Attr(path, "__annotations__")
+        if id(found) not in self._sources:
+            self._sources[id(found)] = step
+            self._alive.append(found)
+            self.holders.remember(found, ITEMS, step, True)
+            for key, value in copy_dict(found).items():
+                if type(value) not in _LEAVES and not is_librarys(value):
+                    yield value, Item(step, key)
 
     def _find_taken(self, path: Source) -> frozenset[str] | None:
         """The names that the function that begins takes from a Python module; None: any."""
@@ -835,7 +850,7 @@ class Reach:
         self.functions.append((function, path))
         yield from self._attributes(function, path, True)  # those that aren't there, too
         if "__annotations__" in self._names:
-            yield function.__annotations__, Attr(path, "__annotations__")
+            yield from self._annotations_of(function, path)
         if not waits:
             self._entered.add(id(function))
             yield from self._inside(function, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twins import BACKENDS, check_twins
+from sidebyside import BACKENDS, check_twins
 
 PROGRAMS = {
     "MappingProxyType argument": """
