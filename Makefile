@@ -15,8 +15,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	@touch $@
 
-# The C module, built again when its source changes. Without a compiler it stays absent.
-$(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c
+# The C modules, built again when its source changes. Without a compiler they stay absent.
+$(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c src/tripwire/tracing/_reader.c
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
