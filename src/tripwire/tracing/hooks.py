@@ -75,11 +75,20 @@ class Patch:
 
     def _run_other_code(self, function: FunctionType, undo: list[Callable[[], None]]) -> None:
         code = code_of(function)
-        plain = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-        plain.__kwdefaults__ = function.__kwdefaults__
-        other = _build_detour(self.wrap(plain), code)
         undo.append(lambda: setattr(function, "__code__", code))
-        function.__code__ = other
+        function.__code__ = self._find_detour(function, code)
+
+    def _find_detour(self, function: FunctionType, code: CodeType) -> CodeType:
+        """Made once: places and names are known by their code objects."""
+        defaults = function.__defaults__, function.__kwdefaults__
+        known = _detours.get((id(self.owner), self.name))
+        if known is not None and known[0] is function and known[1:3] == (code, defaults):
+            return known[3]
+        plain = FunctionType(code, function.__globals__, function.__name__, defaults[0])
+        plain.__kwdefaults__ = defaults[1]
+        detour = _build_detour(self.wrap(plain), code)
+        _detours[id(self.owner), self.name] = (function, code, defaults, detour)
+        return detour
 
     def _replace(self, before: object, undo: list[Callable[[], None]]) -> None:
         value = self.wrap(getattr(self.owner, self.name))
@@ -93,6 +102,10 @@ class Patch:
 
         undo.append(put_back)
         setattr(self.owner, self.name, value)
+
+
+# By owner and name: the function, its code and defaults, and the code that it runs instead.
+_detours: dict[tuple[int, str], tuple[FunctionType, CodeType, tuple[Any, Any], CodeType]] = {}
 
 
 def _can_run_other_code(function: FunctionType) -> bool:

@@ -25,7 +25,7 @@ from torch import nn
 from tripwire.callables import find_in_class
 from tripwire.env import OWN_FOLDER
 from tripwire.tracing.belongings import IS_HEAP_TYPE, module_of
-from tripwire.tracing.structure import own_dict, read_slots
+from tripwire.tracing.structure import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -137,14 +137,13 @@ class Twin:
     def _look_at(self, item: object, names: set[str] | frozenset[str]) -> None:
         if self._on_read is None:
             return
-        cls, held = type(item), own_dict(item) or {}
+        cls, held = type(item), copy_dict(own_dict(item) or {})
         found = {k: v for k, v in held.items() if not is_shadowed(cls, k, False)}
         found |= read_slots(item)
         if isinstance(item, nn.Module):
             for table in MODULE_TABLES:
-                space: Any = held.get(table) or {}
-                keys = [k for k in space if not is_shadowed(cls, k, True)]
-                found |= {key: space[key] for key in keys}
+                space: Any = copy_dict(held.get(table) or {})
+                found |= {k: v for k, v in space.items() if not is_shadowed(cls, k, True)}
             if not (self._walks_tables or isinstance(item, _CONTAINER_MODULES)):
                 names = names - set(MODULE_TABLES)
         for name, value in found.items():

@@ -280,6 +280,7 @@ class TracingState:
         if self.refusal is None:
             self.refusal = refusal
             self.values.clear()  # weak references would get in the way of swap_tensors
+            self.reach.reader.stop()
             if self.observer is not None:
                 self.observer.stop()
 
