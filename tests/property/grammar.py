@@ -19,36 +19,8 @@ from twins import Call, Do, Scenario, Step
 # Productions that break a law today. They are drawn only where asked for: `machine.py --about`.
 _AWAITING_REPAIR: frozenset[str] = frozenset(
     {
-        "annotations and fields",
-        "argument that is state",
-        "backward of a Function",
-        "cell shared by functions",
-        "counter in a cell",
-        "counter in a class",
-        "counter in a dict item",
-        "counter in a global",
-        "counter in a module's attribute",
-        "counter in a slot",
-        "counter in an attribute",
-        "effects of a Function",
-        "forward of a Function",
-        "keys that are objects",
-        "keys that are tensors",
-        "leaf made in the run",
-        "modules by name",
-        "named tuples",
+        # A class's attribute counts under the names in all code that ran, taken or not.
         "names that aren't read",
-        "objects that are made",
-        "pieces of one storage",
-        "plain containers that are argument and state",
-        "random numbers behind aot_eager",
-        "result that may be the argument",
-        "sizes from values",
-        "switches of autocast",
-        "tensor as default argument",
-        "views of mappings as arguments",
-        "weak references",
-        "weak references as arguments",
     }
 )
 

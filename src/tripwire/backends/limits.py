@@ -11,12 +11,13 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.ranges import NOWHERE
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
 from tripwire.tracing.rules import DELATTR, GETATTR, SETATTR, words
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.values import meta_of, traits_of
+from tripwire.tracing.values import meta_of, storage_of, traits_of
 
 _ALWAYS = words("backward retain_grad")
 _OF_INPUTS = words("requires_grad_ detach_")
@@ -46,6 +47,59 @@ def check_functional(trace: Trace) -> None:
             # AOTAutograd keeps the value before for the backward, and then writes over it.
             what = f"the run changes {wanted.source} in place, through which gradients go"
             raise _refuse(what)
+    _check_overlap(trace)
+    if trace.torch_state.grad_enabled and any(w.meta.requires_grad for w in trace.inputs):
+        _check_kept(trace)
+
+
+def _check_kept(trace: Trace) -> None:
+    """What the backward needs of an input may be the input itself, and be written over by then."""
+    placeholders = trace.graph.find_nodes(op="placeholder")
+    for wanted, node in zip(trace.inputs, placeholders, strict=True):
+        used = _find_use_before_write(node) if wanted.written else None
+        if used is not None:
+            what = (
+                f"{wanted.source} is used here and changed in place later, where gradients are on"
+            )
+            raise _refuse(what, used)
+
+
+def _find_use_before_write(placeholder: fx.Node) -> fx.Node | None:
+    """The first call that gets an input, or a view of it, and neither writes to it nor views it."""
+    views, node = {placeholder}, placeholder
+    for node in placeholder.graph.nodes:
+        if node.op in ("placeholder", "output") or views.isdisjoint(node.all_input_nodes):
+            continue
+        facts: NodeFacts = node.meta[FACTS]
+        if facts.written:
+            return None
+        if OUTSIDE not in facts.memory:
+            return node
+        views.add(node)
+    return None
+
+
+def _check_overlap(trace: Trace) -> None:
+    """AOTAutograd puts overlapping inputs together: one that is returned isn't itself then."""
+    assert trace.completion is not None
+    pairs = zip(trace.inputs, trace.completion.tensors, strict=True)
+    found = [(wanted, _span_of(tensor)) for wanted, tensor in pairs if tensor is not None]
+    for wanted, (storage, begin, end) in found:
+        for other, (its_storage, its_begin, its_end) in found if wanted.written else ():
+            if other is not wanted and storage == its_storage != -1:
+                if max(begin, its_begin) < min(end, its_end):
+                    what = f"the run changes {wanted.source} in place, which overlaps "
+                    raise _refuse(what + str(other.source))
+
+
+def _span_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Which memory a tensor has, where it begins there, and where it ends, in bytes."""
+    storage = storage_of(tensor)
+    if storage == -1 or tensor.numel() == 0:
+        return -1, 0, 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin, width = int(tensor.storage_offset()), tensor.element_size()
+    return storage, begin * width, (begin + last + 1) * width
 
 
 def _refuse(what: str, node: fx.Node | None = None) -> Refused:

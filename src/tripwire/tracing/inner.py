@@ -2,7 +2,8 @@
 
 It isn't an effect of the run to be repeated beside it. Whatever was written is looked at before and
 after each such function. Other code of the run may not write to the same place: nobody could tell
-in which order.
+in which order. Nor may it have written anything before: the function may read it, and a compiled
+call writes when all functions have run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class InnerWrites:
         self._holders = holders
         self._latest: Written = {}  # as the function left it
         self._mixed: set[Place] = set()
+        self._is_late = False  # a function ran after other code had written
 
     def look(self) -> Written:
         """Everything that was written so far, by anybody."""
@@ -34,6 +36,9 @@ class InnerWrites:
     def note(self, before: Written) -> None:
         """A function ran since `before`."""
         after = self.look()
+        self._is_late |= any(
+            not _is_same(was, self._latest.get(place, _UNWRITTEN)) for place, was in before.items()
+        )
         for place in {**before, **after}:
             was, now = before.get(place, _UNWRITTEN), after.get(place, _UNWRITTEN)
             if not _is_same(was, now):
@@ -43,6 +48,8 @@ class InnerWrites:
 
     def split(self, writes: list[Write]) -> tuple[list[Write], list[Write]]:
         """The run's own writes, and those of custom functions. Raises Refused."""
+        if self._is_late:
+            raise Refused("custom-function-writes", _LATE)
         if not self._latest:
             return writes, []
         final = _map(writes)
@@ -56,6 +63,14 @@ class InnerWrites:
 _MIXED = (
     "a custom autograd function writes to a place that other code of the run writes to as well. A "
     "compiled call can't tell who comes first. Write to it in one of them."
+)
+
+
+_LATE = (
+    "a custom autograd function that does more than compute runs after other code of the run has "
+    "written to an attribute, an item or a variable. A compiled call writes after all such "
+    "functions ran, and this one could read what was there before. Write after it, or pass it what "
+    "it needs."
 )
 
 

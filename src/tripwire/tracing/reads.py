@@ -250,11 +250,16 @@ class ReadSet:
             if id(code) in self._executed
         }
 
+    @cached_property
+    def _stored(self) -> frozenset[str]:
+        """Attribute names under which anybody stores: an equal value shows no difference."""
+        return self.uses.stored_attributes | self._computed
+
     def names_of(self, owner: object) -> frozenset[str] | None:
-        """The names under which an object was read; None where all of it was."""
+        """The names under which an object was read or may have been written; None: all of it."""
         names = self._reach.names_read.get(id(owner))
         if names is not None:
-            return None if "__dict__" in names else names
+            return None if "__dict__" in names else names | self._stored
         if answers_itself(type(owner)) or self.is_dynamic:
             return None
         if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
