@@ -66,8 +66,9 @@ def _check_kept(trace: Trace) -> None:
 
 def _find_use_before_write(placeholder: fx.Node) -> fx.Node | None:
     """The first call that gets an input, or a view of it, and neither writes to it nor views it."""
-    views, node = {placeholder}, placeholder
-    for node in placeholder.graph.nodes:
+    views = {placeholder}
+    nodes: list[fx.Node] = list(placeholder.graph.nodes)
+    for node in nodes:
         if node.op in ("placeholder", "output") or views.isdisjoint(node.all_input_nodes):
             continue
         facts: NodeFacts = node.meta[FACTS]
