@@ -390,7 +390,12 @@ class Reach:
         self._start(code)
 
     def walk_library_code(self, code: types.CodeType) -> None:
-        """Code of torch's or the standard library's begins: only the twin learns from its names."""
+        """Code of torch's or the standard library's begins: only the twin learns from its names.
+
+        What looks past classes' own lookups does so for a user's: `isinstance` of a protocol.
+        """
+        if "__getattribute__" in code.co_names and code.co_name not in LOOKUPS:
+            self._open_all()
         if isinstance(self.reader, Twin) and code not in ACCESSORS:
             self._tell_twin(find_uses(code))
             if code.co_name in _TABLE_WALKERS:

@@ -156,10 +156,10 @@ def test_other_back_ends_refuse_it_with_a_reason_and_it_runs_plainly(fn, caplog)
 
 def test_what_is_like_it_and_fits_is_compiled() -> None:
     def fits(x, w):
-        y = (x * w.data).requires_grad_()
-        (slope,) = torch.autograd.grad((y**2).sum(), y)
         with torch.no_grad():
             w.mul_(0.5)
+        y = (x * w.data).requires_grad_()
+        (slope,) = torch.autograd.grad((y**2).sum(), y)
         torch.set_grad_enabled(False)
         torch.set_grad_enabled(True)
         return slope * w, y.detach_()
