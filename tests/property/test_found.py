@@ -1,7 +1,7 @@
 """What the law machine found, shrunk: each was a wrong result, or an object kept alive."""
 
 import pytest
-from twins import Call, Do, Figures, check_twins
+from twins import Call, Do, Figures, Scenario, check, check_twins
 
 CALL = Call("new(4), new(4)", times=3)
 FOUND = {
@@ -65,6 +65,105 @@ FOUND = {
         "    return x",
         ["d['a'] = d.pop('a')", "d.pop('last')", "d['last'] = d.pop('last')"],
     ),
+    "cached property that the first call fills": (
+        "class C:\n    @functools.cached_property\n    def p(self): return self.h\n"
+        "o = C()\no.h = (2.0, 3.0)\n"
+        "def call(x, y):\n    for v in o.p: x = x * v\n    return x",
+        ["o.p = (2.0,)", "del o.p", "o.h = (3.0,)", "del o.p"],
+    ),
+    "cached property of an nn.Module": (
+        "class C(nn.Module):\n"
+        "    @functools.cached_property\n    def p(self): return torch.float64\n"
+        "o = C()\ndef call(x, y): return x.to(o.p)",
+        ["o.p = torch.float32", "del o.p"],
+    ),
+    "attribute that `__getattr__` makes and keeps": (
+        "class C:\n"
+        "    def __getattr__(self, name):\n"
+        "        if name != 'p': raise AttributeError(name)\n"
+        "        self.p = [2.0, 3.0]\n        return self.p\n"
+        "o = C()\ndef call(x, y): return x * sum(o.p)",
+        ["o.p = [2.0, 3.0]", "o.p.append(1.0)", "del o.p"],
+    ),
+    "property that hides an attribute of its name": (
+        "class C:\n"
+        "    @property\n    def n(self): return self.__dict__['n'] * 2\n"
+        "o = C()\no.__dict__['n'] = 2\n"
+        "def call(x, y):\n    x = x * o.n\n    o.__dict__['n'] += 1\n    return x",
+        ["o.__dict__['n'] = 1"],
+    ),
+    "attribute that a descriptor stores when it is asked": (
+        "class Lazy:\n"
+        "    def __get__(self, o, cls):\n"
+        "        o.__dict__['p'] = (2.0, 3.0)\n        return o.p\n"
+        "class C: p = Lazy()\n"
+        "o = C()\ndef call(x, y): return x * sum(o.p)",
+        ["o.p = (2.0,)", "del o.p"],
+    ),
+    "tensor that a weak reference alone leads to": (
+        "first = torch.ones(4)\nref = weakref.ref(first)\n"
+        "def call(x, y): return x if ref() is None else x + ref()",
+        ["first.mul_(2)", "first.requires_grad_()", "first = torch.ones(4); gc.collect()"],
+    ),
+    "tensors in an object that a weak reference alone leads to": (
+        "class C: pass\no = C()\no.parts = [torch.ones(4), torch.ones(4)]\nref = weakref.ref(o)\n"
+        "def call(x, y): return x if ref() is None else x + ref().parts[1]",
+        ["w = weakref.ref(o.parts[1]); o.parts[1] = torch.zeros(4); gc.collect()", "o = C()"],
+    ),
+    "weak reference on the tensor of the last call": (
+        "class Key: pass\nclass Keep: last = None\none, two, keep = Key(), Key(), Keep()\n"
+        "key = one\n"
+        "def call(x, y):\n"
+        "    if x is keep.last: x = x * 3\n"
+        "    keep.last, y.tag = y, weakref.ref(key)\n"
+        "    return x * (2 if keep.last.tag() is None else 3)",
+        ["key = two", "one = None; gc.collect()"],
+    ),
+}
+
+# Each is called with an argument that makes its torch call raise after a flag was set.
+OF_ERRORS = {
+    "grad mode": "torch.set_grad_enabled(not torch.is_grad_enabled()); return x.add_(1)",
+    "grad mode, in a module": (
+        "torch.set_grad_enabled(not torch.is_grad_enabled()); return nn.Linear(3, 3)(x)"
+    ),
+    "autocast": (
+        "torch.set_autocast_enabled('cpu', not torch.is_autocast_enabled('cpu')); return x @ y[:2]"
+    ),
+    "autocast, in a module": (
+        "torch.set_autocast_enabled('cpu', not torch.is_autocast_enabled('cpu'))\n"
+        "    return nn.Linear(3, 3)(x)"
+    ),
+    "the default dtype": "torch.set_default_dtype(torch.float64); return x @ y[:2]",
+}
+
+BEHIND_AOT = {
+    "random numbers that nobody uses": (
+        "g = 2.0\ndef call(x, y):\n    t = x + torch.rand(4)\n    return x * g"
+    ),
+    "random numbers that are drawn in place and dropped": (
+        "def call(x, y):\n    torch.empty(4).uniform_().mul_(2)\n    return x * 2"
+    ),
+    "a dropout whose result is dropped": (
+        "def call(x, y):\n    F.dropout(x, 0.5, True)\n    return x * 2 + torch.rand(4)"
+    ),
+    "random numbers of which some are used": (
+        "def call(x, y):\n    a, b = torch.rand(2, 4)\n    torch.randn(2)\n    return x + a"
+    ),
+    "random numbers that go into an argument": (
+        "def call(x, y):\n    y.copy_(torch.rand(4))\n    return x * 2"
+    ),
+    **{
+        f"`{asked}` in the backward of a custom function": (
+            "class H(torch.autograd.Function):\n"
+            "    @staticmethod\n    def forward(ctx, t, x):\n"
+            "        ctx.save_for_backward(x)\n        return t * 2\n"
+            "    @staticmethod\n    def backward(ctx, t):\n"
+            f"        x, = ctx.saved_tensors\n        return t * (2 if {asked} else 3), None\n"
+            "def call(x, y): return H.apply(x * 2, x)"
+        )
+        for asked in ("x.is_leaf", "x.requires_grad", "x._version", "x.grad_fn is None")
+    },
 }
 
 
@@ -93,6 +192,21 @@ def test_twins_agree_about_the(name) -> None:
     program, writes = OF_ARGUMENTS[name]
     call = Call("new(4), new(4), o", times=3)
     check_twins(program, [call, *[step for text in writes for step in (Do(text), call)]])
+
+
+@pytest.mark.parametrize("flag", OF_ERRORS)
+def test_an_error_leaves_what_the_run_set_before_it(flag) -> None:
+    program = f"def call(x, y):\n    {OF_ERRORS[flag]}\n"
+    call = Call("new(4).requires_grad_(), new(4)", times=2)
+    reset = "torch.set_grad_enabled(True); torch.set_autocast_enabled('cpu', False)"
+    check_twins(program, [call, Do(f"{reset}; torch.set_default_dtype(torch.float32)"), call])
+
+
+@pytest.mark.parametrize("name", BEHIND_AOT)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_twins_agree_behind(backend, name) -> None:
+    calls = Call("new(4).requires_grad_(), new(4)", times=3), CALL
+    check(Scenario(BEHIND_AOT[name], (*calls, Do("gc.collect()"), *calls), backend))
 
 
 def test_gradients_are_asked_for_without_grad_mode() -> None:

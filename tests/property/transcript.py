@@ -60,11 +60,16 @@ class Numbers(str):
         written.slack = torch.finfo(tensor.dtype).eps * 16 if tensor.is_floating_point() else 0.0
         return written
 
-    def is_near(self, other: Numbers) -> bool:
-        """Whether no number differs by more than the order of additions explains."""
+    def is_near(self, other: Numbers, share: float = 0.0) -> bool:
+        """Whether no number differs by more than the order of additions explains.
+
+        share: of the largest number, which every number may differ by as well.
+        """
         if len(self.values) != len(other.values) or self.slack != other.slack:
             return False
-        near = functools.partial(math.isclose, rel_tol=self.slack, abs_tol=self.slack)
+        largest = max((abs(value) for value in self.values), default=0.0) if share else 0.0
+        slack = max(self.slack, share * largest)
+        near = functools.partial(math.isclose, rel_tol=self.slack, abs_tol=slack)
         return all(
             str(a) == str(b) or (isinstance(a, float) and near(a, b))
             for a, b in zip(self.values, other.values, strict=True)
@@ -192,12 +197,13 @@ class Writer:
         return tuple((n, self.write(getattr(value, n))) for n in names if hasattr(value, n))
 
 
-def is_close(left: Any, right: Any) -> bool:
-    """Whether two transcripts are equal but for the last bits of tensors."""
+def is_close(left: Any, right: Any, share: float = 0.0) -> bool:
+    """Whether two transcripts are equal but for the last bits of tensors. See `is_near`."""
     if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(map(is_close, left, right))
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(is_close(a, b, share) for a, b in pairs)
     if isinstance(left, Numbers) and isinstance(right, Numbers):
-        return left.is_near(right)
+        return left.is_near(right, share)
     return bool(left == right)
 
 

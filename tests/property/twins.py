@@ -129,16 +129,23 @@ def check(scenario: Scenario, figures: Figures | None = None) -> None:
     with contextlib.closing(play(scenario, compile_, figures)) as compiled:
         for number, step in enumerate(scenario.steps):
             got = next(compiled)
-            if not _is_same(plain[number], got, scenario.backend):
+            if not _is_same(plain[number], got, scenario):
                 where = find_difference(plain[number], got)
                 raise Difference(f"after step {number}, {step!r}: {where}")
             if scenario.calm and figures.calls - figures.hits > missed + 1:
                 raise Difference(f"step {number}, {step!r}: ran no compiled code")
 
 
-def _is_same(plain: Any, compiled: Any, backend: str) -> bool:
-    """AOTAutograd adds up gradients in an order of its own; nothing else may differ by a bit."""
-    return bool(plain == compiled) or (backend != "eager" and is_close(plain, compiled))
+def _is_same(plain: Any, compiled: Any, scenario: Scenario) -> bool:
+    """AOTAutograd adds up gradients in an order of its own; nothing else may differ by a bit.
+
+    Under autocast plain code adds up the gradients of a weight that is used twice in bfloat16:
+    autocast keeps the copy. AOTAutograd makes two copies, and adds up in float32.
+    """
+    if plain == compiled or scenario.backend == "eager":
+        return bool(plain == compiled)
+    share = torch.finfo(torch.bfloat16).eps if "autocast" in str(scenario) else 0.0
+    return is_close(plain, compiled, share)
 
 
 def play(

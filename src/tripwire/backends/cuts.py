@@ -14,7 +14,7 @@ parts, which are compiled and run inside them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,14 @@ from torch import fx
 from tripwire.backends.backwards import FirstRun, wants_grad
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.recorder import LEAF
 from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import build_module
 from tripwire.tracing.rules import Target, words
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta, meta_of
+from tripwire.validity.probes import is_random
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
@@ -37,6 +39,7 @@ Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
 _SIZE = "its result is sized by values"
 _SIZED = "it takes a tensor whose size hangs on values"
 _NUMBER = "it takes a number out of a tensor"
+_UNUSED = "it draws random numbers that nobody uses, and a compiler would leave it out"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -71,6 +74,7 @@ def find_cuts(graph: fx.Graph) -> Cuts:
     """What must run as it is."""
     why: dict[fx.Node, str] = {}
     shown = _find_shown(graph)
+    used = _find_used(graph) if any(map(is_random, graph.nodes)) else set()
     unsized: set[fx.Node] = set()  # whose sizes may be others on the next call
     for node in graph.nodes:
         facts: NodeFacts | None = node.meta.get(FACTS)
@@ -84,6 +88,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = None
         if found is None and takes_unsized:
             found = _SIZED
+        if found is None and node not in used and is_random(node):
+            found = _UNUSED
         if found is not None:
             why[node] = found
     return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
@@ -100,20 +106,48 @@ def _find_shown(graph: fx.Graph) -> set[fx.Node]:
     (output,) = graph.find_nodes(op="output")
     writers: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        for memory in () if node is output else node.meta[FACTS].written:
+        for memory in _written_by(node):
             so_far = writers.get(memory, [])
             if node.target == "detach_":  # what was a leaf before is none any more
                 so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
             writers[memory] = [*so_far, node]
+    return _follow(output.all_input_nodes, writers, _passes_gradients)
+
+
+def _find_used(graph: fx.Graph) -> set[fx.Node]:
+    """The calls that results, and writes to what the call got, hang on."""
+    (output,) = graph.find_nodes(op="output")
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for memory in _written_by(node):
+            writers.setdefault(memory, []).append(node)
+    return _follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
+
+
+def _written_by(node: fx.Node) -> tuple[int, ...]:
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    return () if facts is None else facts.written
+
+
+def _passes_gradients(facts: NodeFacts) -> bool:
+    return facts.value is None or wants_grad(facts.value)
+
+
+def _follow(
+    starts: Iterable[fx.Node],
+    writers: Mapping[int, Sequence[fx.Node]],
+    goes_on: Callable[[NodeFacts], bool],
+) -> set[fx.Node]:
+    """All that these calls hang on, by way of in-place changes too."""
     found: set[fx.Node] = set()
-    open_ = list(output.all_input_nodes)
+    open_ = list(starts)
     while open_:
         node = open_.pop()
-        facts: NodeFacts = node.meta[FACTS]
-        if node not in found:
+        facts: NodeFacts | None = node.meta.get(FACTS)
+        if node not in found and facts is not None:
             found.add(node)
             open_ += [one for memory in facts.memory for one in writers.get(memory, ())]
-            if facts.value is None or wants_grad(facts.value):
+            if goes_on(facts):
                 open_ += node.all_input_nodes
     return found
 

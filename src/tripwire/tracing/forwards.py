@@ -37,7 +37,10 @@ _REFUSED = words(
     "STORE_DEREF LOAD_CLASSDEREF"
 )
 _ABSENT = object()
-_GRAD_NAMES = words("needs_input_grad requires_grad grad_fn grad is_leaf")
+# What a compiler's tensors answer otherwise than the call's.
+_OF_TENSORS = words(
+    "requires_grad grad_fn grad is_leaf _version _base _is_view data_ptr is_inference"
+)
 # What a forward asks of autograd that a compiler answers otherwise.
 _OF_AUTOGRAD = words("mark_dirty set_materialize_grads")
 
@@ -46,7 +49,7 @@ def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
     """All Python functions that `cls.apply(*args)` can run; None where they aren't simple."""
     if type(cls) is not FunctionMeta or not all(map(_is_plain_argument, args)):
         return None
-    return _find_all(_starts_of(cls), _GRAD_NAMES)
+    return _find_all(_starts_of(cls), _OF_TENSORS | {"needs_input_grad"})
 
 
 def find_backward(cls: Any, forward: Functions) -> Functions | None:
@@ -56,7 +59,7 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
-    return _find_all({cls.backward: None}, frozenset())
+    return _find_all({cls.backward: None}, _OF_TENSORS)
 
 
 def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Functions | None:

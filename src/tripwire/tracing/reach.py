@@ -90,6 +90,7 @@ from tripwire.tracing.reader import (
     build_reader,
     can_be_read,
     is_shadowed,
+    may_be_made,
 )
 from tripwire.tracing.rules import Refuse, words
 from tripwire.tracing.sources import (
@@ -225,7 +226,9 @@ class Reach:
 
     def is_written_first(self, holder: Holder, name: str, before: object) -> bool:
         """Whether the run found its own value when it first read an attribute."""
-        if holder.kind is not ATTRIBUTES and holder.kind is not SLOTS:
+        if holder.kind is not SLOTS and holder.kind is not ATTRIBUTES:
+            return False
+        if holder.kind is ATTRIBUTES and may_be_made(type(holder.owner), name):
             return False
         if (id(holder.owner), name) in self._found_own:
             return True

@@ -71,6 +71,14 @@ def is_shadowed(cls: type, name: str, in_table: bool) -> bool:
     return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
 
 
+def may_be_made(cls: type, name: str) -> bool:
+    """Whether a lookup may run code that stores what it then finds, as `cached_property` does."""
+    if hasattr(type(find_in_class(cls, name)), "__get__"):
+        return True
+    fallback = find_in_class(cls, "__getattr__")
+    return fallback is not None and fallback is not nn.Module.__getattr__
+
+
 @final
 class Twin:
     """Takes for read what is there under the names in the code that ran."""

@@ -113,10 +113,10 @@ class Recorder(TorchFunctionMode):
         if CURRENT.state is not state or state.refusal is not None:
             if state.inside is not None and state.inside.is_plain:
                 return _look_inside(state, state.inside, func, args, kwargs)
-            return func(*args, **kwargs)
+            return _run_plainly(state, func, args, kwargs)
         rule = RULES.get(func) or rule_for(func)
         if type(rule) is Query:
-            value = func(*args, **kwargs)
+            value = _run_plainly(state, func, args, kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
                 self._note_query(rule, args, kwargs, value)
             return value
@@ -144,19 +144,20 @@ class Recorder(TorchFunctionMode):
         state = self.state
         if type(rule) is Refuse:
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
-            return func(*args, **kwargs)
+            return _run_plainly(state, func, args, kwargs)
         assert type(rule) is Call
         rule = spell_original(rule, func)
         try:
             nodes = build_arguments(state, rule, args, kwargs, self._range)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, self._range()))
-            return func(*args, **kwargs)
+            return _run_plainly(state, func, args, kwargs)
         CURRENT.state = None  # what runs inside an op is the op's own business
         begin = perf_counter_ns()
         try:
             value = func(*args, **kwargs)
         except Exception as error:
+            state.raised = id(error)
             note_failure(state, rule, error, self._range())
             raise
         finally:
@@ -210,6 +211,16 @@ def note_time(
     state.durations[key] = count + 1, min(least, took_ns)
 
 
+def _run_plainly(
+    state: TracingState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        state.raised = id(error)
+        raise
+
+
 def _look_inside(
     state: TracingState,
     inside: Inside,
@@ -219,7 +230,7 @@ def _look_inside(
 ) -> Any:
     """Run a call of a custom autograd function's own; it may show that values decide sizes."""
     inside.is_plain = False  # if it raises
-    value = func(*args, **kwargs)
+    value = _run_plainly(state, func, args, kwargs)
     rule = rule_for(func)
     if type(rule) is Query:
         inside.is_plain = not (rule.of_strides or rule.of_grad)

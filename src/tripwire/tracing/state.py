@@ -147,6 +147,7 @@ class TracingState:
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
         self.refusal: Refusal | None = None
+        self.raised = 0  # the identity of the last exception that a torch call raised by itself
         self.target: object = None  # what is traced
         self.modules: dict[nn.Module, None] = {}  # called; those inside others left out
         self.open_modules = 0  # calls of such modules that go on

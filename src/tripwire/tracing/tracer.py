@@ -158,8 +158,8 @@ class Tracer:
             with OBSERVE:
                 result = session.execute(fn, args, kwargs)
         except BaseException as error:
-            if _is_own_fault(error.__traceback__):  # it may have hit the leaving of a `no_grad`
-                contexts.restore(error, depth)
+            if id(error) != state.raised and _is_own_fault(error.__traceback__):
+                contexts.restore(error, depth)  # it may have hit the leaving of a `no_grad`
             with TRACE:
                 session.leave()
                 error.__traceback__ = _without_own_frames(error.__traceback__)
@@ -184,13 +184,16 @@ def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _is_own_fault(trace: TracebackType | None) -> bool:
-    """Whether an exception comes out of tripwire, or of the library on its behalf."""
-    own = False
+    """Whether an exception comes out of tripwire, or of the library on its behalf.
+
+    What a hook calls in the library is what the user called.
+    """
+    own = in_hook = False
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_own_code(code):
-            own = True
-        elif not is_library_file(code.co_filename):
+            own, in_hook = True, code.co_filename == hooks.__file__
+        elif in_hook or not is_library_file(code.co_filename):
             own = False
         trace = trace.tb_next
     return own

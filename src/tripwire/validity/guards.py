@@ -29,6 +29,7 @@ from tripwire.tracing.holders import (
     SLOTS,
     WEAK,
     Holder,
+    Kind,
 )
 from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
 from tripwire.tracing.reader import answers_itself
@@ -283,7 +284,7 @@ class GuardWriter:
             case set() | frozenset():
                 self._add_members(path, name, value)
             case _ if is_array(value) or isinstance(value, BYTES):
-                seen = self._holders[id(value), ARRAY].before()["values"]
+                seen = self._before(value, ARRAY)["values"]
                 self._compare(path, name, "_same_array", seen)
         self._add_attributes(path, name, value)
 
@@ -298,7 +299,12 @@ class GuardWriter:
     def _add_referent(self, path: str, name: str, ref: weakref.ref[Any]) -> None:
         """What a weak reference leads to, or that it is gone."""
         found = f"{self.constant(weakref.ref.__call__)}({name})"
-        self.add(f"{path}()", found, self._holders[id(ref), WEAK].before().get("()"))
+        self.add(f"{path}()", found, self._before(ref, WEAK).get("()"))
+
+    def _before(self, value: object, kind: Kind) -> dict[Any, object]:
+        """What a value held before the run, or holds now where the run didn't come to it."""
+        holder = self._holders.get((id(value), kind))
+        return dict(zip(*kind.read(value), strict=True)) if holder is None else holder.before()
 
     def _pin(self, path: str, name: str, value: object) -> None:
         kept = self.constant(Kept(value))

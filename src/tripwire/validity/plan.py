@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reader import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
-from tripwire.tracing.sources import Attr, Global, Item, Source
+from tripwire.tracing.sources import Attr, Global, Item, Referent, Source
 from tripwire.tracing.structure import own_dict
 from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
@@ -168,7 +168,7 @@ class _Planner:
         state, fetched = [], []
         pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
         for index, (tensor, sources) in enumerate(pairs):
-            by_path = not any(is_anchored for _, is_anchored in sources)
+            by_path = not _are_held(sources)
             is_carried = bool(carried) and any(str(source) in carried for source, _ in sources)
             if is_carried and len(sources) > 1 and not _are_one_place(sources, carried):
                 raise Refused(
@@ -429,19 +429,24 @@ class _Planner:
                 by_state = next((c for s, _ in sources if (c := carried_names.get(str(s)))), None)
             if by_state is not None:
                 fetched.append(self._carried_variables[str(by_state.source)])
-            elif not any(is_anchored for _, is_anchored in sources):
-                if id(tensor) not in writer.tensors:
+            elif id(tensor) not in writer.tensors:
+                if not any(is_anchored for _, is_anchored in sources):
                     raise Refused(
                         "hidden-state",
                         f"{sources[0][0]} is a tensor that an argument doesn't hold itself: its "
                         "class does. Pass the tensor, or put it on the object.",
                     )
-                fetched.append(writer.tensors[id(tensor)])
-            elif id(tensor) in writer.tensors:
-                kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
-                writer.check(
-                    str(sources[0][0]), f"{kept}.is_same({variable})", "itself", "'another'"
-                )
+                if not _are_held(sources):
+                    fetched.append(self._write_weak(writer, tensor, sources[0][0]))
+            else:
+                variable = writer.tensors[id(tensor)]
+                if not _are_held(sources):
+                    fetched.append(variable)
+                if any(is_anchored for _, is_anchored in sources):
+                    kept = writer.constant(Kept(tensor))
+                    writer.check(
+                        str(sources[0][0]), f"{kept}.is_same({variable})", "itself", "'another'"
+                    )
         for tensor, path in completion.asked:  # no call got it, and yet it is an argument
             if id(tensor) in writer.tensors:
                 kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
@@ -462,6 +467,16 @@ class _Planner:
             carried.facts.meta.full,
             f"_fingerprint({name})",
         )
+
+    def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
+        if tensor is None:
+            raise Refused("volatile-source", f"{path} is gone after the run.")
+        name = writer.assign(f"{writer.constant(Hidden(tensor))}()")
+        form = self.forms[id(tensor)]
+        has, facts = writer.constant(_has_facts), writer.constant(form)
+        found = f"_fingerprint({name})"
+        writer.check(str(path), f"{has}({name}, {facts})", form[0].full, found)
+        return name
 
     def _write_counted(self, writer: GuardWriter, counted: Counted) -> None:
         fetch = writer.constant(functools.partial(_fetch, counted))
@@ -578,6 +593,17 @@ def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
 
 def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int | None, ...]:
     return tuple(state.get(storage_of(tensor)) for tensor in tensors)
+
+
+def _are_held(sources: Sequence[tuple[Source, bool]]) -> bool:
+    """Whether a path leads to something that is the same on every call, and keeps it alive."""
+    return any(anchored and not _leads_through_reference(path) for path, anchored in sources)
+
+
+def _leads_through_reference(path: Source | None) -> bool:
+    while path is not None and not isinstance(path, Referent):
+        path = path.base
+    return path is not None
 
 
 def _fetch(item: Carried | Counted) -> object:
