@@ -1,7 +1,12 @@
 """What the law machine found, shrunk: each was a wrong result, or an object kept alive."""
 
+import functools
+
 import pytest
+import torch
 from twins import Call, Do, Figures, Scenario, check, check_twins
+
+import tripwire
 
 CALL = Call("new(4), new(4)", times=3)
 FOUND = {
@@ -200,6 +205,45 @@ def test_an_error_leaves_what_the_run_set_before_it(flag) -> None:
     call = Call("new(4).requires_grad_(), new(4)", times=2)
     reset = "torch.set_grad_enabled(True); torch.set_autocast_enabled('cpu', False)"
     check_twins(program, [call, Do(f"{reset}; torch.set_default_dtype(torch.float32)"), call])
+
+
+WRITTEN = {
+    "and then used without a gradient": "w.add_(1); return (x + w) * g",
+    "and then used with a gradient": "w.add_(1); return g * w",
+    "and then copied": "w.add_(1); v = w.clone(); return g * v * 2",
+    "after its use": "t = x + w; w.add_(1); return t * g",
+    "between two uses": "t = x * w; w.mul_(0.5); return t * g + w.exp() * g",
+    "by a view": "w[:2].add_(1); return (x + w[1:].sum()) * g",
+    "without grad mode": ("with torch.no_grad(): w.lerp_(x, 0.5)\n    return (x - w) * g"),
+}
+
+
+@pytest.mark.parametrize("body", WRITTEN)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) -> None:
+    def play(compile_) -> list[torch.Tensor]:
+        g, w = torch.full((4,), 2.0, requires_grad=True), torch.ones(4)
+        space = {"torch": torch, "g": g, "w": w}
+        exec(f"def call(x):\n    {WRITTEN[body]}\n", space)
+        call, losses = compile_(space["call"]), []
+        for step in range(4):
+            losses.append(call(torch.full((4,), float(step))).sum())
+            if not waits:
+                losses.pop().backward()
+        try:
+            if waits:
+                sum(losses).backward()
+        except RuntimeError as error:  # plain autograd's: the next call wrote over what it needs
+            assert "modified by an inplace operation" in str(error)
+            return []
+        return [g.grad, w]
+
+    plain = play(lambda fn: fn)
+    if plain:
+        torch.testing.assert_close(
+            play(functools.partial(tripwire.compile, backend=backend)), plain
+        )
 
 
 @pytest.mark.parametrize("name", BEHIND_AOT)

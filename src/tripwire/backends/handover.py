@@ -16,6 +16,8 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tripwire.backends.backwards import wants_grad
+from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta
 
@@ -82,7 +84,31 @@ def _name_inputs(module: fx.GraphModule) -> None:
     module.meta["dynamo_compile_id"] = None  # the sign of a graph whose inputs are named
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     module._param_name_to_source = {name: LocalSource(name) for name in owned}  # type: ignore[assignment]
-    for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
+    inputs = module.graph.find_nodes(op="placeholder")
+    trains = torch.is_grad_enabled() and any(wants_grad(node.meta[FACTS].value) for node in inputs)
+    for index, node in enumerate(inputs):
         node._dynamo_source = LocalSource(f"input_{index}")
-        if node.meta.get(STATE):
+        if node.meta.get(STATE) and not (trains and _is_used_and_written(node)):
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+
+
+def _is_used_and_written(placeholder: fx.Node) -> bool:
+    """Whether one call uses an input, and another one changes it.
+
+    What keeps its place in memory, AOTAutograd saves for the backward as it is, and has no eye on
+    its version. The next call would write over it.
+    """
+    views = {placeholder}
+    used = written = False
+    nodes: list[fx.Node] = list(placeholder.graph.nodes)
+    for node in nodes:
+        if node.op in ("placeholder", "output") or views.isdisjoint(node.all_input_nodes):
+            continue
+        facts: NodeFacts = node.meta[FACTS]
+        if OUTSIDE in facts.memory:
+            views.add(node)
+        if OUTSIDE in facts.written:
+            written = True
+        elif OUTSIDE not in facts.memory:
+            used = True
+    return used and written
