@@ -40,6 +40,7 @@ from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
+    CHECKPOINT_WRITES,
     Recorder,
     build_arguments,
     note_failure,
@@ -48,7 +49,7 @@ from tripwire.tracing.recorder import (
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
-from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
+from tripwire.tracing.state import CURRENT, Inside, PythonCall, Region, TracingState
 from tripwire.tracing.structure import holds_tensor, iter_held
 from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
@@ -653,7 +654,8 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
         generator = plain(*args, **kwargs)
         with _aside(state):  # what checkpointing does around the function is no part of it
             next(generator)
-        state.regions.append(state.next_region)
+            written = state.inner.look()
+        state.regions.append(Region(state.next_region, state.memory.latest))
         state.next_region += 1
         try:
             yield
@@ -663,6 +665,8 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             state.regions.pop()
         with _aside(state):
+            if not state.inner.is_as(written):
+                state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, _range(state)))
             next(generator, None)
 
     return checkpoint_observed

@@ -61,6 +61,13 @@ class PythonCall:
     scalars: tuple[object, ...]
 
 
+class Region(NamedTuple):
+    """A checkpointed call that goes on."""
+
+    number: int
+    older: int  # the latest memory that was there before it
+
+
 class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     """What tripwire knows of a node; kept in its meta under `FACTS`."""
 
@@ -124,7 +131,7 @@ class TracingState:
         self.inside: Inside | None = None  # the custom autograd function that runs
         self.inner = InnerWrites(self.reach.holders)  # of such functions
         self.autocast = find_autocast()  # as the graph has it, so far
-        self.regions: list[int] = []  # open checkpointed calls
+        self.regions: list[Region] = []
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
         self.scope_paths = ScopePaths()
