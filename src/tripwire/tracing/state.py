@@ -15,8 +15,8 @@ from __future__ import annotations
 import keyword
 import re
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -367,6 +367,16 @@ class _Current(threading.local):
 
 
 CURRENT = _Current()
+
+
+@contextmanager
+def all_plain() -> Iterator[None]:
+    """What is compiled runs as plain Python in this thread, as it does in a traced run."""
+    before, CURRENT.tracing = CURRENT.tracing, True
+    try:
+        yield
+    finally:
+        CURRENT.tracing = before
 
 
 def get_tracing_state() -> TracingState | None:

@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
-from pairs import BACKENDS, Mlp, Pair, square
+from pairs import BACKENDS, WIDTH, Mlp, Pair, square
 from support import check_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
-from tripwire.dispatch.checkpoints import find_checkpoint
+from tripwire.tracing.hooks import find_checkpoint
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 both = pytest.mark.parametrize("reentrant", [False, True])
@@ -96,6 +96,40 @@ def test_re_entrant_checkpointing_inside_is_refused_and_the_blocks_are_compiled(
     assert "[reentrant-checkpoint]" in caplog.text
     blocks = pair.sides[0].model.blocks
     assert all(block._compiled_call_impl.statistics().hits >= 2 for block in blocks)
+
+
+class Holding(nn.Module):
+    """A part that may be compiled on its own, in a checkpointed region inside or outside."""
+
+    def __init__(self, part, inside) -> None:
+        super().__init__()
+        self.part = part
+        self.inside = inside
+
+    def forward(self, x):
+        if self.inside:
+            return checkpoint(self.part, x, use_reentrant=False)
+        return self.part(x)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_parts_of_what_was_traced_in_a_region_run_again_as_they_ran(
+    backend, inside
+) -> None:
+    torch.manual_seed(0)
+    plain = Holding(Mlp(), inside)
+    model = copy.deepcopy(plain)
+    model.part = tripwire.compile(model.part, backend=backend)
+    x = torch.randn(3, WIDTH)
+    for call in (model, model, tripwire.compile(model, backend=backend)):
+        for _ in range(3):
+            gradients = []
+            for net in (plain, call):
+                net.zero_grad()
+                checkpoint(net, x, use_reentrant=False).square().sum().backward()
+                gradients.append([parameter.grad for parameter in net.parameters()])
+            torch.testing.assert_close(gradients[1], gradients[0])
 
 
 class Writing(nn.Module):
