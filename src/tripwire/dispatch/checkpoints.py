@@ -11,10 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import torch
-
-from tripwire.env import torch_path
-
 
 class Admitting(Protocol):
     """An entry."""
@@ -39,20 +35,6 @@ class Region:
             return False
         self._before = ()
         return True
-
-
-def find_checkpoint() -> Any | None:
-    """The frame of the checkpointed region that runs for the first time now.
-
-    torch keeps it in the hook that counts saved tensors, and nowhere else.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    code = None if hooks is None else getattr(hooks[0], "__code__", None)
-    if code is None or torch_path(code.co_filename) != "utils/checkpoint.py":
-        return None
-    if "frame" not in code.co_freevars:  # the hook of a region that runs again
-        return None
-    return hooks[0].__closure__[code.co_freevars.index("frame")].cell_contents  # type: ignore[index]
 
 
 def run_plainly_in(frame: Any, plain: set[object], entries: Iterable[Admitting]) -> None:

@@ -26,7 +26,7 @@ from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.backends.torchs import out_of_dynamo
 from tripwire.dispatch.checking import Originals
-from tripwire.dispatch.checkpoints import Region, find_checkpoint, run_plainly_in
+from tripwire.dispatch.checkpoints import Region, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
 from tripwire.dispatch.telling import (
     Callee,
@@ -45,9 +45,10 @@ from tripwire.errors import BackendFailed, BadOption, CannotTrace
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, RETIRE, TRACE
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.effects import Volatile
+from tripwire.tracing.hooks import find_checkpoint
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.refusals import Refused
-from tripwire.tracing.state import CURRENT
+from tripwire.tracing.state import CURRENT, all_plain
 from tripwire.tracing.torchstate import has_foreign_modes
 from tripwire.validity.wires import Cause
 
@@ -154,9 +155,14 @@ class Dispatcher(Counted):
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
         try:
-            if self._plain and self._is_plain(args, kwargs):
-                self._calls += 1
-                return self._run_plainly(args, kwargs)
+            if self._plain:
+                if self._is_traced_again(args, kwargs):
+                    self._calls += 1
+                    with all_plain():
+                        return self._run_target(args, kwargs)
+                if self._call_key(args, kwargs) in self._plain:
+                    self._calls += 1
+                    return self._run_plainly(args, kwargs)
             probed: dict[object, Any] | None = None
             for entry in self._entries:
                 fetched = entry.admits(args, kwargs)
@@ -208,14 +214,15 @@ class Dispatcher(Counted):
             return CURRENT.kept.run_plainly(self.target, args, kwargs)
         return self.target(*args, **kwargs)
 
-    def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_traced_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether checkpointed code, in which a call was traced, runs as it ran then."""
         for item in tuple(self._plain):
             if isinstance(item, Region):
                 if item.is_over():
                     self._plain.discard(item)
                 elif item.is_plain(args, kwargs):
                     return True
-        return self._call_key(args, kwargs) in self._plain
+        return False
 
     # --- misses ---
 

@@ -32,6 +32,7 @@ from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.callables import find_in_class
+from tripwire.env import torch_path
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
@@ -40,6 +41,7 @@ from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
+    CHECKPOINT_WRITES,
     Recorder,
     build_arguments,
     note_failure,
@@ -48,7 +50,14 @@ from tripwire.tracing.recorder import (
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
-from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
+from tripwire.tracing.state import (
+    CURRENT,
+    Inside,
+    PythonCall,
+    Region,
+    TracingState,
+    all_plain,
+)
 from tripwire.tracing.structure import holds_tensor, iter_held
 from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
@@ -644,16 +653,42 @@ def _watch_context(
 # --- checkpointing -----------------------------------------------------------------------------
 
 
+def find_checkpoint() -> Any | None:
+    """The frame of the checkpointed region that runs for the first time now.
+
+    torch keeps it in the hook that counts saved tensors, and nowhere else.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    code = None if hooks is None else getattr(hooks[0], "__code__", None)
+    if code is None or torch_path(code.co_filename) != "utils/checkpoint.py":
+        return None
+    if "frame" not in code.co_freevars:  # the hook of a region that runs again
+        return None
+    return hooks[0].__closure__[code.co_freevars.index("frame")].cell_contents  # type: ignore[index]
+
+
+def _run_again_alike() -> None:
+    """What ran plainly in a traced run runs plainly again: it must save the same tensors."""
+    frame = find_checkpoint() if CURRENT.tracing else None
+    if frame is not None:  # it is None where gradients are off
+        frame.recompute_fn = all_plain()(frame.recompute_fn)
+
+
 def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint_observed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        generator = plain(*args, **kwargs)
         state = _recording()
         if state is None:
-            yield from plain(*args, **kwargs)
+            next(generator)
+            _run_again_alike()
+            yield
+            yield from generator
             return
-        generator = plain(*args, **kwargs)
         with _aside(state):  # what checkpointing does around the function is no part of it
             next(generator)
-        state.regions.append(state.next_region)
+            _run_again_alike()
+            written = state.inner.look()
+        state.regions.append(Region(state.next_region, state.memory.latest))
         state.next_region += 1
         try:
             yield
@@ -663,6 +698,8 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             state.regions.pop()
         with _aside(state):
+            if not state.inner.is_as(written):
+                state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, _range(state)))
             next(generator, None)
 
     return checkpoint_observed

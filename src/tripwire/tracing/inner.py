@@ -8,7 +8,7 @@ call writes when all functions have run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tripwire.tracing.holders import Elements, Holders, Write
@@ -39,12 +39,14 @@ class InnerWrites:
         self._is_late |= any(
             not _is_same(was, self._latest.get(place, _UNWRITTEN)) for place, was in before.items()
         )
-        for place in {**before, **after}:
-            was, now = before.get(place, _UNWRITTEN), after.get(place, _UNWRITTEN)
-            if not _is_same(was, now):
-                if not _is_same(was, self._latest.get(place, _UNWRITTEN)):
-                    self._mixed.add(place)
-                self._latest[place] = now
+        for place, was, now in _changes(before, after):
+            if not _is_same(was, self._latest.get(place, _UNWRITTEN)):
+                self._mixed.add(place)
+            self._latest[place] = now
+
+    def is_as(self, before: Written) -> bool:
+        """Whether nothing was written since `before`."""
+        return next(_changes(before, self.look()), None) is None
 
     def split(self, writes: list[Write]) -> tuple[list[Write], list[Write]]:
         """The run's own writes, and those of custom functions. Raises Refused."""
@@ -76,6 +78,13 @@ _LATE = (
 
 def _map(writes: Iterable[Write]) -> Written:
     return {_place_of(write): _value_of(write) for write in writes}
+
+
+def _changes(before: Written, after: Written) -> Iterator[tuple[Place, object, object]]:
+    for place in {**before, **after}:
+        was, now = before.get(place, _UNWRITTEN), after.get(place, _UNWRITTEN)
+        if not _is_same(was, now):
+            yield place, was, now
 
 
 def _place_of(write: Write) -> Place:

@@ -32,6 +32,11 @@ class MemoryTable:
         if storage is not None:
             self._number(storage, OUTSIDE)
 
+    @property
+    def latest(self) -> int:
+        """Memory that is met from now on has a greater number, or is OUTSIDE."""
+        return len(self._refs)
+
     def find(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's memory."""
         storage = self._storage_of(tensor)

@@ -442,7 +442,7 @@ def record(
         where,
         state.scopes.current,
         describe(value),
-        state.regions[-1] if state.regions else None,
+        state.regions[-1].number if state.regions else None,
         python,
         state.memory.add_results(value, _may_be_outside(rule)),
         tuple(state.written),
@@ -453,6 +453,8 @@ def record(
         rule.as_it_is or _find_special(rule, args, kwargs, value),
     )
     state.writes += bool(state.written)
+    if state.regions and any(number <= state.regions[-1].older for number in state.written):
+        raise Refused("checkpoint-writes", CHECKPOINT_WRITES)
     _stand_for(state, node, value, deciders, names if isinstance(names, tuple) else ())
     is_attribute = rule.target is GETATTR and rule.name not in _ALWAYS_THERE
     if state.quiet and is_attribute and isinstance(value, torch.Tensor):
@@ -476,6 +478,10 @@ def record(
     return node
 
 
+CHECKPOINT_WRITES = (
+    "a checkpointed function writes to something that was there before it. Its backward runs it "
+    "again, and writes once more; a compiled call wouldn't. Write outside of `checkpoint`."
+)
 AUTOCAST_BY_HAND = (
     "autocast was set by hand before this call (torch.set_autocast_enabled, "
     "torch.set_autocast_dtype), and a graph wouldn't set it again. Use `with torch.autocast(...)`."

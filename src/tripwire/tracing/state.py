@@ -15,8 +15,8 @@ from __future__ import annotations
 import keyword
 import re
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +59,13 @@ class PythonCall:
     function: type[torch.autograd.Function]
     kinds: str  # one letter per argument: `d` a tensor, `c` anything else
     scalars: tuple[object, ...]
+
+
+class Region(NamedTuple):
+    """A checkpointed call that goes on."""
+
+    number: int
+    older: int  # the latest memory that was there before it
 
 
 class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
@@ -124,7 +131,7 @@ class TracingState:
         self.inside: Inside | None = None  # the custom autograd function that runs
         self.inner = InnerWrites(self.reach.holders)  # of such functions
         self.autocast = find_autocast()  # as the graph has it, so far
-        self.regions: list[int] = []  # open checkpointed calls
+        self.regions: list[Region] = []
         self.next_region = 0
         self.met_data_sizes = False  # some tensor's size depends on values
         self.scope_paths = ScopePaths()
@@ -361,6 +368,16 @@ class _Current(threading.local):
 
 
 CURRENT = _Current()
+
+
+@contextmanager
+def all_plain() -> Iterator[None]:
+    """What is compiled runs as plain Python in this thread, as it does in a traced run."""
+    before, CURRENT.tracing = CURRENT.tracing, True
+    try:
+        yield
+    finally:
+        CURRENT.tracing = before
 
 
 def get_tracing_state() -> TracingState | None:

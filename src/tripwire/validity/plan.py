@@ -218,15 +218,14 @@ class _Planner:
                 _join(spaces, space, wanted, step, ignored)
                 spaces[id(space)].before |= before
                 spaces[id(space)].owner = id(holder.owner)
-                if wanted is None and isinstance(holder.owner, OrderedDict) and len(space) > 1:
-                    self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
-                elif wanted is None and ignored:
+                if wanted is None and ignored and not isinstance(space, OrderedDict):
                     spaces[id(space)].order = holder.order()
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)
         self._watch_tables(spaces)
         self._watch_torch(spaces)
         self._watch_environment(spaces)
+        self._watch_orders(spaces)
         objects: list[tuple[object, Source]] = [
             (item, path)
             for item, path, anchored in (*self.reach.modules, *self.reach.objects)
@@ -323,6 +322,13 @@ class _Planner:
             step = functools.partial(Item, Global("os", "environ"))
             encoded = None if keys is None else frozenset(map(os.environ.encodekey, keys))
             _join(spaces, os.environ._data, encoded, step, frozenset())  # type: ignore[attr-defined]
+
+    def _watch_orders(self, spaces: dict[int, _Space]) -> None:
+        """An OrderedDict that was read whole changes its order without a write to any item."""
+        for found in spaces.values():
+            space = found.space
+            if found.wanted is None and isinstance(space, OrderedDict) and len(space) > 1:
+                self.pulled.append(PulledWire(space, ORDER, found.step, None, frozenset(), {}))
 
     def check_alone(self) -> None:
         """Refuse where another thread wrote since the run began. From now on the sentry sees it."""

@@ -270,6 +270,63 @@ def test_a_hook_on_a_submodule_runs(net, compiled) -> None:
     check_calls(net, compiled, traces=2)
 
 
+class InOrder(nn.Module):
+    """Everything that a table holds is used, one after the other."""
+
+    def __init__(self, table, items):
+        super().__init__()
+        setattr(self, table, collections.OrderedDict(items))
+
+    def forward(self, x):
+        for parameter in self.parameters(recurse=False):
+            x = x * parameter + 1
+        for buffer in self.buffers(recurse=False):
+            x = x * buffer + 1
+        for child in self.children():
+            x = child(x)
+        return x
+
+
+def _shortened():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh())
+    del net[1]  # torch keeps an OrderedDict from here on
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "table"),
+    [
+        (_shortened(), "_modules"),
+        (InOrder("_modules", {"a": nn.Linear(4, 4), "b": nn.Tanh()}), "_modules"),
+        (InOrder("_parameters", {k: nn.Parameter(torch.rand(4)) for k in "ab"}), "_parameters"),
+        (InOrder("_buffers", {k: torch.rand(4) for k in "ab"}), "_buffers"),
+    ],
+)
+def test_another_order_of_a_modules_table_is_seen(net, table) -> None:
+    compiled = tripwire.compile(net, fullgraph=True)
+    for _ in range(2):
+        before = net(X)
+        check_same(before, compiled(X))
+        check_same(before, compiled(X))
+        getattr(net, table).move_to_end(next(iter(getattr(net, table))))
+        assert not torch.equal(before, net(X))
+    check_same(net(X), compiled(X))
+
+
+def test_another_order_of_hooks_on_all_modules_is_seen(net, compiled) -> None:
+    on_forward = nn.modules.module.register_module_forward_hook
+    handles = [on_forward(lambda m, args, out: out * 2), on_forward(lambda m, args, out: out + 1)]
+    try:
+        before = net(X)
+        check_same(before, compiled(X))
+        nn.modules.module._global_forward_hooks.move_to_end(handles[0].id)
+        assert not torch.equal(before, net(X))
+        check_same(net(X), compiled(X))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def test_a_state_dict_hook_registered_on_it_runs(net, compiled) -> None:
     def leave_out(module, state, prefix, metadata):
         del state["shift"]

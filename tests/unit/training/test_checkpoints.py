@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from pairs import BACKENDS, Mlp, Pair, square
+from pairs import BACKENDS, WIDTH, Mlp, Pair, square
+from support import check_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
-from tripwire.dispatch.checkpoints import find_checkpoint
+from tripwire.tracing.hooks import find_checkpoint
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 both = pytest.mark.parametrize("reentrant", [False, True])
@@ -93,6 +96,123 @@ def test_re_entrant_checkpointing_inside_is_refused_and_the_blocks_are_compiled(
     assert "[reentrant-checkpoint]" in caplog.text
     blocks = pair.sides[0].model.blocks
     assert all(block._compiled_call_impl.statistics().hits >= 2 for block in blocks)
+
+
+class Holding(nn.Module):
+    """A part that may be compiled on its own, in a checkpointed region inside or outside."""
+
+    def __init__(self, part, inside) -> None:
+        super().__init__()
+        self.part = part
+        self.inside = inside
+
+    def forward(self, x):
+        if self.inside:
+            return checkpoint(self.part, x, use_reentrant=False)
+        return self.part(x)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_parts_of_what_was_traced_in_a_region_run_again_as_they_ran(
+    backend, inside
+) -> None:
+    torch.manual_seed(0)
+    plain = Holding(Mlp(), inside)
+    model = copy.deepcopy(plain)
+    model.part = tripwire.compile(model.part, backend=backend)
+    x = torch.randn(3, WIDTH)
+    for call in (model, model, tripwire.compile(model, backend=backend)):
+        for _ in range(3):
+            gradients = []
+            for net in (plain, call):
+                net.zero_grad()
+                checkpoint(net, x, use_reentrant=False).square().sum().backward()
+                gradients.append([parameter.grad for parameter in net.parameters()])
+            torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class Writing(nn.Module):
+    """A checkpointed part that writes in some way, and a counter outside of it."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.write = write
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("sums", torch.zeros(4))
+        self.shapes: list[torch.Size] = []
+        self.inner = self.calls = 0
+
+    def part(self, x, given):
+        return self.linear(self.write(self, x, given)).sin()
+
+    def forward(self, x):
+        self.calls += 1
+        given = x.detach() + 1
+        result = checkpoint(lambda x: self.part(x, given), x, use_reentrant=False)
+        return result, given
+
+
+def _count(net, x, given):
+    net.inner += 1
+    return x
+
+
+def _append(net, x, given):
+    net.shapes.append(x.shape)
+    return x
+
+
+def _add_to_a_view(net, x, given):
+    net.sums[0].add_(1)
+    return x
+
+
+def _double_what_was_made_before(net, x, given):
+    given.mul_(2)
+    return x
+
+
+def _normalise(net, x, given):
+    return net.norm(x)
+
+
+def _write_to_its_own(net, x, given):
+    y = x.sin()
+    y[0].zero_()
+    return y.cos()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("write", "hits"),
+    [
+        (_count, 0),
+        (_append, 0),
+        (_add_to_a_view, 0),
+        (_double_what_was_made_before, 0),
+        (_normalise, 0),
+        (_write_to_its_own, 5),
+    ],
+)
+def test_what_a_checkpointed_part_writes_is_written_as_often_as_in_plain_code(
+    write, hits, backend
+) -> None:
+    plain = Writing(write)
+    model = copy.deepcopy(plain)
+    compiled = tripwire.compile(model, backend=backend)
+    for seed in range(6):  # after some refusals the submodules are compiled
+        others = []
+        for call in (plain, compiled):
+            torch.manual_seed(seed)
+            result, given = call(torch.randn(5, 4, requires_grad=True))
+            result.square().sum().backward()
+            others.append(given)
+        check_same(*others)
+        assert (model.inner, model.shapes, model.calls) == (plain.inner, plain.shapes, plain.calls)
+        check_same(dict(plain.state_dict()), dict(model.state_dict()))
+    assert compiled.statistics().hits == hits
 
 
 def test_the_frame_of_a_region_is_found_only_while_it_runs_first() -> None:
