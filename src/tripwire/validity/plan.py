@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_globals
 
+from tripwire.callables import is_a
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import (
@@ -218,7 +219,7 @@ class _Planner:
                 _join(spaces, space, wanted, step, ignored)
                 spaces[id(space)].before |= before
                 spaces[id(space)].owner = id(holder.owner)
-                if wanted is None and isinstance(holder.owner, OrderedDict) and len(space) > 1:
+                if wanted is None and is_a(holder.owner, OrderedDict) and len(space) > 1:
                     self.pulled.append(PulledWire(holder.owner, ORDER, step, None, frozenset(), {}))
                 elif wanted is None and ignored:
                     spaces[id(space)].order = holder.order()
@@ -396,7 +397,7 @@ class _Planner:
         return self._write_arguments(writer)
 
     def _has_abstract_classes(self) -> bool:
-        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
+        return any(is_a(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
             self.reads.asks_for_classes
         )
 
@@ -587,7 +588,7 @@ def _fetch(item: Carried | Counted) -> object:
 
 
 def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
-    if not isinstance(value, torch.Tensor):
+    if not is_a(value, torch.Tensor):
         return False
     meta, traits = facts
     now = traits_of(value)
