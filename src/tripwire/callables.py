@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 from types import CodeType, FunctionType, GetSetDescriptorType, MappingProxyType, MethodType
-from typing import Any, cast
+from typing import Any, TypeGuard, TypeVar, cast
+
+_Kind = TypeVar("_Kind")
 
 _type_mro = type.__dict__["__mro__"].__get__
 _type_dict = type.__dict__["__dict__"].__get__
+_type_name = type.__dict__["__name__"].__get__
+_type_qualname = type.__dict__["__qualname__"].__get__
+_type_module = type.__dict__["__module__"].__get__
 
 
 def mro(cls: type) -> tuple[type, ...]:
@@ -18,6 +23,34 @@ def mro(cls: type) -> tuple[type, ...]:
 def class_dict(cls: type) -> MappingProxyType[str, Any]:
     """A class's own attributes; a metaclass with a `__dict__` isn't asked."""
     return cast("MappingProxyType[str, Any]", _type_dict(cls))
+
+
+def name_of(cls: type) -> str:
+    """What a class is called; a metaclass with a `__name__` isn't asked."""
+    return cast(str, _type_name(cls))
+
+
+def qualname_of(cls: type) -> str:
+    """What a class is called in its module; a metaclass with a `__qualname__` isn't asked."""
+    return cast(str, _type_qualname(cls))
+
+
+def module_of(cls: type) -> str:
+    """The module that a class says it is of; a metaclass with a `__module__` isn't asked."""
+    try:
+        module = _type_module(cls)
+    except AttributeError:  # it was deleted
+        return ""
+    return module if type(module) is str else ""
+
+
+def is_a(value: object, kinds: type[_Kind] | tuple[type[_Kind], ...]) -> TypeGuard[_Kind]:
+    """Whether a value's class is one of these, or derived from one.
+
+    `isinstance` would ask the value for its `__class__`, which may be a user's code: a property,
+    a `__getattribute__` that counts, a stand-in that names the class of another object.
+    """
+    return issubclass(type(value), kinds)
 
 
 def find_code(target: Any) -> CodeType | None:

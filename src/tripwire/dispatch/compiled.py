@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.torchs import out_of_dynamo
+from tripwire.callables import class_dict, module_of, name_of, qualname_of
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
 from tripwire.env import is_fx_tracing
 from tripwire.tracing.structure import slots_of
@@ -130,7 +131,7 @@ def statistics(compiled: Any) -> Statistics:
 def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
     """A compiled stand-in for a module."""
     compiled: Any = object.__new__(_compiled_class(type(module)))
-    slot = type(compiled).__dict__["_tripwire_dispatcher"]
+    slot = class_dict(type(compiled))["_tripwire_dispatcher"]
     slot.__set__(compiled, Dispatcher(module, name, options))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled  # type: ignore[no-any-return]
@@ -139,19 +140,19 @@ def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
 def _compiled_class(cls: Any) -> Any:
     """The subclass of a module's class whose instances are compiled; one per class."""
     for known in cls.__subclasses__():
-        if "_tripwire_dispatcher" in vars(known):
+        if "_tripwire_dispatcher" in class_dict(known):
             return known
     body: dict[str, Any] = {
         "__slots__": ("_tripwire_dispatcher",),
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
+        "__module__": module_of(cls),
+        "__qualname__": qualname_of(cls),
         "__doc__": cls.__doc__,
         "__class__": property(_class_of, _set_class),
         **{name: _forwarded(name) for name in slots_of(cls)},
     }
     if "statistics" in dir(cls):
         body["statistics"] = cls.statistics
-    return type(cls)(cls.__name__, (CompiledModule, cls), body)
+    return type(cls)(name_of(cls), (CompiledModule, cls), body)
 
 
 def _class_of(compiled: Any) -> type:

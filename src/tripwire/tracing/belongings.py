@@ -15,7 +15,7 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from tripwire.callables import mro
+from tripwire.callables import is_a, module_of, mro, qualname_of
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.tracing.structure import own_dict
 
@@ -26,12 +26,6 @@ _SHOWN_BASES: tuple[type, ...] = (
     *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
     *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
 )
-
-
-def module_of(cls: type) -> str:
-    """The module that a class says it is of."""
-    module = cls.__module__
-    return module if isinstance(module, str) else ""
 
 
 def name_of_module(module: types.ModuleType) -> str:
@@ -51,7 +45,7 @@ def is_library_class(cls: type) -> bool:
     if not is_library_module(module):
         return False
     found: Any = sys.modules.get(module)
-    for part in cls.__qualname__.split("."):
+    for part in qualname_of(cls).split("."):
         found = getattr(found, part, None)
     return found is cls or not can_be_written(cls)
 
@@ -80,10 +74,10 @@ def is_library_function(function: types.FunctionType) -> bool:
 def is_numpy_constant(value: object) -> bool:
     """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or type(value).__module__ not in _NUMPY:
+    if numpy is None or module_of(type(value)) not in _NUMPY:
         return False
     kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
-    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
+    return is_a(value, kinds) and not is_a(value, numpy.void)  # which may be a view
 
 
 def hides_state(cls: type) -> bool:
@@ -98,24 +92,24 @@ def is_librarys(value: object) -> bool:
     """Whether something in a library's module is its code, or state that is watched elsewhere."""
     if value is sys.modules or value is os.environ:
         return True
-    if isinstance(value, types.ModuleType):
+    if is_a(value, types.ModuleType):
         return not is_library_module(value.__name__)  # what a library imports for itself
-    if isinstance(value, (*CONTAINERS, functools.partial)):
+    if is_a(value, (*CONTAINERS, functools.partial)):
         return False
-    if isinstance(value, types.FunctionType):
+    if is_a(value, types.FunctionType):
         return is_library_function(value)
-    return is_library_class(value if isinstance(value, type) else type(value))
+    return is_library_class(value if is_a(value, type) else type(value))
 
 
 def is_pythons(value: object) -> bool:
     """Whether something in builtins is Python's own, not what somebody put there."""
-    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
+    return is_a(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
 
 
 def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return numpy is not None and is_a(value, numpy.ndarray)
 
 
 def is_looked_into(cls: type) -> bool:

@@ -38,7 +38,7 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan, at_once, elements_of, own_dict
+from tripwire.tracing.structure import Building, Plan, at_once, elements_of, own_dict, same_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ def plan_effects(
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
     `inner`: what code that runs again on each call writes by itself.
     """
-    writes = list(writes)
     planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
+    writes = [write for write in writes if not planner.is_nothing(write)]
     for write in inner:
         planner.add_inner(write)
     planner.note_shared(writes)
@@ -281,6 +281,15 @@ class _EffectPlanner:
         self.volatile: list[Volatile] = []
         self.written: set[tuple[int, Any]] = set()
         self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+
+    def is_nothing(self, write: Write) -> bool:
+        """Whether a tuple was replaced by its equal, and the run doesn't ask which one it is.
+
+        What nobody reads is written all the same: others may ask.
+        """
+        if write.before is write.after or self.reads.compares_identity:
+            return False
+        return same_plain(write.before, write.after) and self._is_read(write)
 
     def note_shared(self, writes: list[Write]) -> None:
         """Look which writes are one: a cell of two functions, an object and its `__dict__`."""
@@ -407,6 +416,8 @@ class _EffectPlanner:
         holder = write.holder
         wanted = self.reads.filter_of(holder)
         if wanted is not None and write.key not in wanted:
+            return False
+        if self.reads.is_only_stored(holder, write.key):
             return False
         if self.reads.is_written_first(holder, write.key, write.before):
             return False

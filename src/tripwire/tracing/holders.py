@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from tripwire.callables import class_dict
+from tripwire.callables import class_dict, is_a
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
     Attr,
@@ -33,6 +33,7 @@ from tripwire.tracing.sources import (
     cells_of,
 )
 from tripwire.tracing.structure import (
+    PLAIN,
     at_once,
     copy_dict,
     elements_of,
@@ -161,18 +162,18 @@ class Items(_DictKind):
 
     def read(self, owner: Any) -> Held:
         space = copy_dict(owner)
-        if isinstance(owner, OrderedDict):  # its order is its own
+        if is_a(owner, OrderedDict):  # its order is its own
             order = [key for key in at_once(partial(OrderedDict.keys, owner)) if key in space]
             space = {key: space[key] for key in order}
-        keys = [_Same(key) if isinstance(key, torch.Tensor) else key for key in space]
+        keys = [_Same(key) if is_a(key, torch.Tensor) else key for key in space]
         return tuple(keys), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:
-        write = OrderedDict if isinstance(owner, OrderedDict) else dict
+        write = OrderedDict if is_a(owner, OrderedDict) else dict
         write.__setitem__(owner, _plain_key(key), value)
 
     def drop(self, owner: Any, key: Any) -> None:
-        write = OrderedDict if isinstance(owner, OrderedDict) else dict
+        write = OrderedDict if is_a(owner, OrderedDict) else dict
         if dict.__contains__(owner, _plain_key(key)):
             write.__delitem__(owner, _plain_key(key))
 
@@ -269,11 +270,11 @@ class Elements(Kind):
 
     def extend(self, owner: Any, values: list[object]) -> None:
         """Hold these as well, at the end."""
-        (deque if isinstance(owner, deque) else list).extend(owner, values)
+        (deque if is_a(owner, deque) else list).extend(owner, values)
 
     def replace(self, owner: Any, values: list[object]) -> None:
         """Hold just these."""
-        if isinstance(owner, deque):
+        if is_a(owner, deque):
             deque.clear(owner)
             deque.extend(owner, values)
         else:
@@ -287,7 +288,7 @@ class Members(Kind):
 
     def read(self, owner: Any) -> Held:
         elements = elements_of(owner)
-        return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
+        return tuple([_Same(e) if is_a(e, torch.Tensor) else e for e in elements]), elements
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         set.add(owner, value)
@@ -481,7 +482,7 @@ class Array(Kind):
 
     def read(self, owner: Any) -> Held:
         numpy: Any = sys.modules.get("numpy")
-        is_array = numpy is not None and isinstance(owner, numpy.ndarray)
+        is_array = numpy is not None and is_a(owner, numpy.ndarray)
         # A subclass may have a `tobytes` or `__bytes__` of its own.
         raw = numpy.ndarray.tobytes(owner) if is_array else memoryview(owner).tobytes()
         form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
@@ -704,7 +705,7 @@ class Holders:
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
                 if shared:
                     old = shared.get(holder.kind.spot(holder.owner, key), old)
-                if old is not new and not same_plain(old, new):
+                if old is not new and not (type(old) in PLAIN and same_plain(old, new)):
                     yield Write(holder, key, strong(old), strong(new))
 
     def _find_shared(self) -> dict[tuple[int, Any], object]:

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, mro
+from tripwire.callables import class_dict, is_a, module_of, mro
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -50,7 +50,6 @@ from tripwire.tracing.belongings import (
     is_looked_into,
     is_numpy_constant,
     is_pythons,
-    module_of,
     name_of_module,
 )
 from tripwire.tracing.holders import (
@@ -253,11 +252,11 @@ class Reach:
         """Meet what was found under a name for the first time."""
         if name in self._waiting:
             self._walk_waiting(frozenset({name}))
-        below = id(owner) not in self.fresh or isinstance(owner, PINNED)
+        below = id(owner) not in self.fresh or is_a(owner, PINNED)
         if name == "__dict__":
             for holder in self._held[id(owner)]:
                 self._walk_holder(holder, below)
-        elif name in MODULE_TABLES and isinstance(owner, nn.Module):
+        elif name in MODULE_TABLES and is_a(owner, nn.Module):
             for holder in self._held[id(owner)]:
                 if isinstance(holder.kind, Table) and holder.kind.name == name:
                     self._walk_holder(holder, below)
@@ -309,7 +308,7 @@ class Reach:
         self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
     ) -> None:
         """Reach everything below `value`. `names` limits what is read of Python modules."""
-        queue: deque[tuple[object, Source, bool]] = deque([(value, source, anchored)])
+        queue: deque[tuple[Any, Source, bool]] = deque([(value, source, anchored)])
         while queue:
             item, path, anchored = queue.popleft()
             if item is _GETS_ATTRIBUTES:
@@ -325,11 +324,11 @@ class Reach:
                 if item is None:
                     continue
                 path = Referent(path)
-            if isinstance(item, torch.Tensor):
+            if is_a(item, torch.Tensor):
                 self._on_tensor(item, path, anchored)
                 queue.extend((v, p, anchored) for v, p in self._below_tensor(item, path))
                 continue
-            if isinstance(item, types.ModuleType):  # each name once, and other names later
+            if is_a(item, types.ModuleType):  # each name once, and other names later
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
                 taken = self._find_taken(path)
                 if taken is None:
@@ -337,7 +336,7 @@ class Reach:
                     taken = names | self._names
                 queue.extend((v, p, True) for v, p in self._names_of(item, path, taken))
                 continue
-            if isinstance(item, CONTAINERS):
+            if is_a(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
             if id(item) in self._sources:
                 if anchored is (id(item) in self.fresh):
@@ -348,7 +347,7 @@ class Reach:
             self._alive.append(item)
             if not anchored:
                 self.fresh[id(item)] = path
-            below = anchored or isinstance(item, PINNED)
+            below = anchored or is_a(item, PINNED)
             queue.extend(
                 (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
                 for v, p in self._children(item, path, below)
@@ -436,7 +435,7 @@ class Reach:
             self._is_open = self.hides_names = True
             for key, item in tuple(self._met.items()):
                 del self._met[key]
-                below = key not in self.fresh or isinstance(item, PINNED)
+                below = key not in self.fresh or is_a(item, PINNED)
                 for holder in self._held[key]:
                     self._walk_holder(holder, below)
 
@@ -458,14 +457,14 @@ class Reach:
 
     def _judge(self, name: str, value: object) -> None:
         """A C function that is handed to a call may be called by C code, which no event shows."""
-        if isinstance(value, types.BuiltinFunctionType):
+        if is_a(value, types.BuiltinFunctionType):
             refuse = find_impurity(value, library=False)
             if refuse is not None:
                 self.handed_on.append((refuse, self._passed[name]))
 
     def _judge_held(self, function: object, holder: object, path: Source) -> None:
         """The same of one in a container or a partial: code that calls it from there can be C."""
-        if isinstance(function, types.BuiltinFunctionType):
+        if is_a(function, types.BuiltinFunctionType):
             if find_impurity(function, library=False) is not None:
                 self.opaque.append((holder, path))
 
@@ -493,12 +492,12 @@ class Reach:
 
     def walk_made_of(self, owner: object, name: str) -> None:
         """Reach what Python made for one class or function, which somebody asks for."""
-        if isinstance(owner, types.FunctionType):
+        if is_a(owner, types.FunctionType):
             path = self._sources.get(id(owner))
             if path is not None and name == "__annotations__":
                 self.walk(owner.__annotations__, Attr(path, name), True)
             return
-        cls = owner if isinstance(owner, type) else type(owner)
+        cls = owner if is_a(owner, type) else type(owner)
         holder = next((base for base in mro(cls) if name in class_dict(base)), None)
         path = next((path for base, path in self.classes if base is holder), None)
         if holder is not None and path is not None:
@@ -566,95 +565,95 @@ class Reach:
     def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
         cls = type(item)
         match item:
-            case torch.jit.ScriptModule():  # its tables are C objects that look like dicts
+            case _ if is_a(item, torch.jit.ScriptModule):  # its tables are C's, and look like dicts
                 self.opaque.append((item, path))
                 return
-            case nn.Module():
+            case _ if is_a(item, nn.Module):
                 yield from self._meet_module(item, path, anchored)
                 yield from self._class_of(item, path)
                 return
-            case type():
+            case _ if is_a(item, type):
                 yield from self._class_children(item, path)
                 return
-            case types.FunctionType():
+            case _ if is_a(item, types.FunctionType):
                 yield from self._function_children(item, path)
                 return
-            case dict():
+            case _ if is_a(item, dict):
                 yield from self._items(item, path, anchored)
-                if isinstance(item, defaultdict):
+                if is_a(item, defaultdict):
                     self.holders.remember(item, FACTORY, path, anchored)
                     yield item.default_factory, Attr(path, "default_factory")
-            case list() | tuple() | deque():
+            case _ if is_a(item, (list, tuple, deque)):
                 yield from self._elements(item, path, anchored)
-            case set():
+            case _ if is_a(item, set):
                 self.holders.remember(item, MEMBERS, path, anchored)
                 yield from self._members(item, path)
-            case frozenset():
+            case _ if is_a(item, frozenset):
                 yield from self._members(item, path)
-            case slice():
+            case _ if is_a(item, slice):
                 for name in ("start", "stop", "step"):
                     yield getattr(item, name), Attr(path, name)
-            case types.GenericAlias() | types.UnionType():
+            case _ if is_a(item, (types.GenericAlias, types.UnionType)):
                 yield getattr(item, "__origin__", None), Attr(path, "__origin__")
-                yield item.__args__, Attr(path, "__args__")
-            case types.MethodType():
+                yield getattr(item, "__args__", None), Attr(path, "__args__")
+            case _ if is_a(item, types.MethodType):
                 yield item.__self__, Attr(path, "__self__")
                 yield item.__func__, Attr(path, "__func__")
-            case torch.Generator():
+            case _ if is_a(item, torch.Generator):
                 self.generators.append((item, item.initial_seed()))
-            case functools.partial():
+            case _ if is_a(item, functools.partial):
                 self._judge_held(item.func, item, path)
                 yield item.func, Attr(path, "func")
                 yield item.args, Attr(path, "args")
                 yield item.keywords, Attr(path, "keywords")
-            case weakref.ReferenceType():
+            case _ if is_a(item, weakref.ReferenceType):
                 self.holders.remember(item, WEAK, path, anchored)
                 yield item(), Referent(path)
-            case ContextVar():
+            case _ if is_a(item, ContextVar):
                 self.holders.remember(item, CONTEXT, path, anchored)
                 yield _value_of(item), Referent(path)
-            case _ if isinstance(item, threading.local):
+            case _ if is_a(item, threading.local):
                 self.holders.remember(item, THREAD_LOCAL, path, anchored)
                 for name, value in copy_dict(item.__dict__).items():
                     yield value, Attr(path, name)
                 yield from self._class_of(item, path)
                 return
-            case _ if isinstance(item, _MEMO_TYPE):
+            case _ if is_a(item, _MEMO_TYPE):
                 self.holders.remember(item, MEMO, path, anchored)
                 yield from self._memo_children(item, path)
-            case _ if isinstance(item, _CODE_TYPES):
+            case _ if is_a(item, _CODE_TYPES):
                 yield from _inside_descriptor(item, path)
-            case types.BuiltinFunctionType():  # mostly it is judged when it is called
+            case _ if is_a(item, types.BuiltinFunctionType):  # mostly judged when it is called
                 if isinstance(path, Item):
                     self._judge_held(item, item, path)
-                if not isinstance(item.__self__, types.ModuleType):
+                if not is_a(item.__self__, types.ModuleType):
                     yield item.__self__, Attr(path, "__self__")
-            case types.MethodWrapperType():
+            case _ if is_a(item, types.MethodWrapperType):
                 if item.__name__ == "__getattribute__":
                     self._open_all()
                 yield item.__self__, Attr(path, "__self__")
-            case operator.attrgetter() | operator.methodcaller() | operator.itemgetter():
+            case _ if is_a(item, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
                 self._spelled_by(item, path)
-            case types.MappingProxyType():
+            case _ if is_a(item, types.MappingProxyType):
                 yield dict_behind(item), path
             case _ if cls in _IMMUTABLE or is_numpy_constant(item):
                 self.homes.add(module_of(cls).partition(".")[0])
                 return
             case _ if is_array(item) and item.dtype.hasobject:
                 self.opaque.append((item, path))
-            case _ if is_array(item) or isinstance(item, BYTES):
+            case _ if is_array(item) or is_a(item, BYTES):
                 self.homes.add(module_of(cls))
                 self.holders.remember(item, ARRAY, path, anchored)
             case _ if has_pytree(item):
                 yield from iter_pytree(item, path)
-            case logging.Logger():
+            case _ if is_a(item, logging.Logger):
                 self._remember_logger(item, path, anchored)
                 return
             case _ if module_of(cls).partition(".")[0] in _MACHINERY:
-                if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
+                if not is_a(item, _LOCKS):  # which are held for a moment, and free again
                     self.opaque.append((item, path))  # an event, a future, a thread, ...
                 return
-            case _ if cls.__module__ == _COMPILED:  # a compiled function's own attributes
+            case _ if module_of(cls) == _COMPILED:  # a compiled function's own attributes
                 yield from self._attributes(item, path, anchored)
                 return
             case _ if not is_looked_into(cls):
@@ -692,7 +691,7 @@ class Reach:
             value = space[name]
             if not (library and is_librarys(value)):
                 yield value, Attr(path, name)
-            elif isinstance(value, type):
+            elif is_a(value, type):
                 self._remember_library_class(value, Attr(path, name))
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
@@ -767,7 +766,7 @@ class Reach:
 
     def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
         self.modules.append((module, path, anchored))
-        if isinstance(module, CONTAINERS):  # a list as well, say
+        if is_a(module, CONTAINERS):  # a list as well, say
             self.opaque.append((module, path))
         held = self._held[id(module)] = [
             self.holders.remember(module, ATTRIBUTES, path, anchored),
@@ -813,10 +812,10 @@ class Reach:
 
     def _elements(self, item: Any, path: Source, anchored: bool) -> Reached:
         if is_namedtuple(type(item)):
-            for name in type(item)._fields:
-                yield getattr(item, name), Attr(path, name)
+            for name, value in zip(type(item)._fields, elements_of(item), strict=False):
+                yield value, Attr(path, name)
             return
-        if not isinstance(item, tuple):
+        if not is_a(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
         elements = elements_of(item)
         if self._is_too_large(item, elements, path):
@@ -909,15 +908,15 @@ _TABLES = {
 def functions_in(value: object) -> Iterator[types.FunctionType]:
     """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
     match value:
-        case types.FunctionType():
+        case _ if is_a(value, types.FunctionType):
             yield value
             yield from functions_in(getattr(value, "__wrapped__", None))
-        case property():
+        case _ if is_a(value, property):
             for part in (value.fget, value.fset, value.fdel):
                 yield from functions_in(part)
-        case classmethod() | staticmethod():
+        case _ if is_a(value, classmethod) or is_a(value, staticmethod):
             yield from functions_in(value.__func__)
-        case functools.cached_property():
+        case _ if is_a(value, functools.cached_property):
             yield from functions_in(value.func)
 
 
@@ -960,7 +959,7 @@ def _children_of(holder: Holder) -> Reached:
         if type(value) in _LEAVES or key in MODULE_TABLES:
             continue
         in_table = isinstance(holder.kind, Table)
-        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
+        if not (is_a(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
             yield value, holder.step(key)
 
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, module_of
 from tripwire.env import OWN_FOLDER
-from tripwire.tracing.belongings import IS_HEAP_TYPE, module_of
+from tripwire.tracing.belongings import IS_HEAP_TYPE
 from tripwire.tracing.structure import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")

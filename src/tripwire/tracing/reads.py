@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, mro
+from tripwire.callables import class_dict, find_in_class, is_a, mro, name_of, qualname_of
 from tripwire.env import is_library_file
+from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
     ABSENT,
     Attributes,
@@ -74,19 +75,19 @@ def fingerprint(value: object) -> Fingerprint:
     if value is ABSENT or cls in PLAIN:
         text = repr(value)
     elif cls in PROXIES:  # what is asked of one that outlived its object raises
-        text = f"{cls.__name__} object"
-    elif isinstance(value, torch.Tensor):
+        text = f"{name_of(cls)} object"
+    elif is_a(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
-    elif isinstance(value, (list, tuple, dict, set, frozenset)):
-        text = f"{cls.__name__} of {len(value)}"
-    elif isinstance(value, type):
-        text = f"class {value.__qualname__}"
-    elif isinstance(value, FunctionType):
+    elif is_a(value, (list, tuple, dict, set, frozenset)):
+        text = f"{name_of(cls)} of {len(value)}"
+    elif is_a(value, type):
+        text = f"class {qualname_of(value)}"
+    elif is_a(value, FunctionType):
         text = f"function {value.__qualname__}"
-    elif isinstance(value, CodeType):
+    elif is_a(value, CodeType):
         text = f"code of {value.co_qualname}"
     else:
-        text = f"{cls.__qualname__} object"
+        text = f"{qualname_of(cls)} object"
     return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
 
 
@@ -262,7 +263,7 @@ class ReadSet:
             return None if "__dict__" in names else names | self._stored
         if answers_itself(type(owner)) or self.is_dynamic:
             return None
-        if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
+        if is_a(owner, SimpleNamespace) and self.use_of_container(owner).whole:
             return None  # C code compares and prints one with all its attributes
         return self.names
 
@@ -341,6 +342,18 @@ class ReadSet:
         """Whether the run wrote an attribute before it first read it."""
         return self._reach.is_written_first(holder, key, before)
 
+    def is_only_stored(self, holder: Holder, key: Any) -> bool:
+        """Whether nobody asked for an attribute: what it was before is nothing to the run."""
+        if not isinstance(holder.kind, (Attributes, Slots)) or self.is_dynamic:
+            return False
+        stores = find_in_class(type(holder.owner), "__setattr__")
+        if isinstance(stores, FunctionType) and not is_library_function(stores):
+            return False  # which may look at it, past its class's lookup
+        if key in self.uses.attributes or key in self._computed:
+            return False
+        names = self._reach.names_read.get(id(holder.owner))
+        return names is not None and "__dict__" not in names and key not in names
+
     def is_table_read(self, module: nn.Module, table: str) -> bool:
         """Whether a table of a module's hooks was looked at."""
         names = self.names_of(module)
@@ -382,7 +395,7 @@ class ReadSet:
 
     def _is_stored_by(self, owner: object, name: str) -> bool:
         """Whether a method that says `self.name = ...` ran, and may be one of this object."""
-        bases = mro(owner if isinstance(owner, type) else type(owner))
+        bases = mro(owner if is_a(owner, type) else type(owner))
         return any(
             self._methods.get(id(code), object) in bases
             for code in self._codes

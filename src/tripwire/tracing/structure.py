@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import class_dict, find_in_class, mro
+from tripwire.callables import class_dict, find_in_class, is_a, module_of, mro, name_of, qualname_of
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
@@ -164,7 +164,7 @@ def iter_tensors(
     value: object, path: Source, above: tuple[int, ...] = ()
 ) -> Iterator[tuple[torch.Tensor, Source]]:
     """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         yield value, path
     elif id(value) not in above:  # a container may contain itself
         for child, child_path in _parts(value, path):
@@ -173,23 +173,25 @@ def iter_tensors(
 
 def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
     cls = type(value)
-    if cls in PLAIN or isinstance(value, torch.nn.Module):
+    if cls in PLAIN or is_a(value, torch.nn.Module):
         return
     if is_namedtuple(cls):
-        for name in cls._fields:  # type: ignore[attr-defined]  # a namedtuple has fields
-            yield getattr(value, name), Attr(path, name)
-    elif isinstance(value, dict):
+        names = cls._fields  # type: ignore[attr-defined]  # a namedtuple has fields
+        for name, child in zip(names, elements_of(value), strict=False):
+            yield child, Attr(path, name)
+    elif is_a(value, dict):
         for key, child in items_of(value):
             yield child, Item(path, key)
-    elif isinstance(value, (list, tuple, deque)):
+    elif is_a(value, (list, tuple, deque)):
         for index, child in enumerate(elements_of(value)):
             yield child, Item(path, index)
     elif has_pytree(value):
         yield from iter_pytree(value, path)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            if hasattr(value, field.name):
-                yield getattr(value, field.name), Attr(path, field.name)
+    elif is_dataclass(cls) and not is_a(value, type):
+        held = attributes_of(value)
+        for field in fields(cls):
+            if field.name in held:
+                yield held[field.name], Attr(path, field.name)
 
 
 _TENSOR = "tensor"
@@ -221,17 +223,17 @@ def build_skeleton(
 
     Objects that can't be compared must be the same, or with identity=False of the same class.
     """
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return (_TENSOR,)
     cls = type(value)
     if cls in PLAIN or cls is slice:
         # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
         return (cls, repr(value))
-    if isinstance(value, (set, frozenset)) and cls in (set, frozenset):
+    if is_a(value, (set, frozenset)) and cls in (set, frozenset):
         items = at_once(partial(iter, value))
         if all(type(item) in PLAIN for item in items):
-            return (cls, *sorted((type(item).__name__, repr(item)) for item in items))
-    if cls.__module__ == "numpy" and hasattr(value, "tobytes"):
+            return (cls, *sorted((name_of(type(item)), repr(item)) for item in items))
+    if module_of(cls) == "numpy" and hasattr(value, "tobytes"):
         return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
     if id(value) in above:
         return ("above", above.index(id(value)))
@@ -246,7 +248,7 @@ def build_skeleton(
 
 
 def _is_container(value: object) -> bool:
-    return isinstance(value, (dict, list, tuple, deque)) or has_pytree(value) or is_dataclass(value)
+    return is_a(value, (dict, list, tuple, deque)) or has_pytree(value) or is_dataclass(type(value))
 
 
 def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, str, str] | None:
@@ -280,9 +282,9 @@ def _describe(skeleton: Skeleton) -> str:
 
 def holds_mutable(value: object) -> bool:
     """Whether a list or a dict is in a nest of tuples."""
-    if isinstance(value, tuple):
+    if is_a(value, tuple):
         return any(map(holds_mutable, value))
-    return isinstance(value, (list, dict))
+    return is_a(value, (list, dict))
 
 
 # --- results -----------------------------------------------------------------------------
@@ -393,15 +395,16 @@ class Planner:
 
     def plan(self, value: object) -> Plan:
         """The plan for one value and everything in it."""
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             if id(value) not in self._positions:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
         if type(value) in PLAIN:
             return ConstantPlan(value)
-        # `()` is one object everywhere, and tuples are as good as their parts.
-        source = None if type(value) in (tuple, frozenset) else self._find_source(value)
+        # `()` is one object everywhere.
+        is_empty = type(value) in (tuple, frozenset) and not value
+        source = None if is_empty else self._find_source(value)
         if source is not None:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
@@ -433,19 +436,19 @@ _IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re
 def _is_constant(value: object) -> bool:
     """Whether one object can be handed out by every call: nobody can change it."""
     cls = type(value)
-    if isinstance(value, (Enum, ModuleType, slice)) or cls is object:
+    if is_a(value, (Enum, ModuleType, slice)) or cls is object:
         return True
-    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+    if is_a(value, (type, FunctionType, BuiltinFunctionType)):
         found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
-        for part in value.__qualname__.split("."):
+        for part in getattr(value, "__qualname__", "").split("."):
             found = getattr(found, part, None)
-        return found is value or isinstance(value, BuiltinFunctionType)
-    if cls.__module__ == "numpy" and not hasattr(value, "flags"):
+        return found is value or is_a(value, BuiltinFunctionType)
+    if module_of(cls) == "numpy" and not hasattr(value, "flags"):
         return True
-    if cls.__module__ == "numpy":
-        return not isinstance(value, Sized)  # a scalar
+    if module_of(cls) == "numpy":
+        return not is_a(value, Sized)  # a scalar
     is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
-    return is_plain or cls.__module__.partition(".")[0] in _IMMUTABLE_MODULES
+    return is_plain or module_of(cls).partition(".")[0] in _IMMUTABLE_MODULES
 
 
 Parts = tuple[list[Any], Callable[[list[Any]], object]]
@@ -457,15 +460,15 @@ _COPIED = (bytearray, array.array)
 def _take_apart(value: Any) -> Parts | None:
     """An object's children, and how to make another from new ones; None for a leaf."""
     cls: Any = type(value)
-    if isinstance(value, (Iterator, torch.nn.Module)):
+    if is_a(value, (Iterator, torch.nn.Module)):
         raise Unbuildable(f"the result holds {_a(cls)}")
-    if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
+    if is_a(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
     if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
         return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     if cls in (list, tuple, set, frozenset):
         return list(value), cls
-    if cls in _COPIED or (cls.__module__ == "numpy" and hasattr(value, "flags")):
+    if cls in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
         if getattr(getattr(value, "dtype", None), "hasobject", False):
             raise Unbuildable("the result holds an array of objects")
         kept = copy.copy(value)
@@ -497,7 +500,7 @@ def _take_dict_apart(value: dict[Any, Any]) -> Parts:
 
 
 def _fill_dict(made: Any, parts: list[Any]) -> None:
-    base = OrderedDict if isinstance(made, OrderedDict) else dict
+    base = OrderedDict if is_a(made, OrderedDict) else dict
     half = len(parts) // 2
     for key, part in zip(parts[:half], parts[half:], strict=True):
         base.__setitem__(made, key, part)
@@ -527,7 +530,7 @@ def _take_container_apart(value: Any) -> Parts:
     fill = _CONTAINERS[new]
     children = (
         list(elements_of(value))
-        if not isinstance(value, dict)
+        if not is_a(value, dict)
         else [
             *(key for key, _ in items_of(value)),
             *(part for _, part in items_of(value)),
@@ -535,7 +538,7 @@ def _take_container_apart(value: Any) -> Parts:
     )
     attributes, slots = own_dict(value) or {}, _filled_slots(value)
     count, names = len(children), list(attributes)
-    has_factory = isinstance(value, defaultdict)
+    has_factory = is_a(value, defaultdict)
     factory = value.default_factory if has_factory else None
 
     def make(parts: list[Any]) -> object:
@@ -588,7 +591,7 @@ def _take_object_apart(value: object) -> Parts | None:
     if not holds_tensor(value):
         if not (attributes or slots) or not _is_simple(value):
             return None
-        if is_library_module(cls.__module__):
+        if is_library_module(module_of(cls)):
             return None
     if not (attributes or slots) or not _is_simple(value):
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
@@ -605,7 +608,7 @@ def _take_object_apart(value: object) -> Parts | None:
 def _is_simple(value: object) -> bool:
     """Whether an object is all that its attributes show."""
     new = type(value).__new__
-    return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+    return new is object.__new__ and not is_a(value, (*_OPAQUE, Enum, ModuleType))
 
 
 def _filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
@@ -682,31 +685,31 @@ def holds_tensor(value: object) -> bool:
 
 def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     """Tensors anywhere in a value: items, keys, attributes, cells, defaults, partial arguments."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         yield value
         return
     seen = set() if seen is None else seen
-    if type(value) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+    if type(value) in PLAIN or id(value) in seen or is_a(value, (type, ModuleType)):
         return
     seen.add(id(value))
     inside: list[object] = list(attributes_of(value).values())
     match value:
-        case dict():
+        case _ if is_a(value, dict):
             inside += [part for item in items_of(value) for part in item]
-        case MappingProxyType():
+        case _ if is_a(value, MappingProxyType):
             inside += value.values()
-        case list() | tuple() | set() | frozenset() | deque():
+        case _ if is_a(value, (list, tuple, set, frozenset, deque)):
             inside += elements_of(value)
-        case FunctionType():
+        case _ if is_a(value, FunctionType):
             inside += bound_cells(value).values()
             inside += [value.__defaults__, value.__kwdefaults__]
-        case MethodType():
+        case _ if is_a(value, MethodType):
             inside += [value.__self__, value.__func__]
-        case partial():
+        case _ if is_a(value, partial):
             inside += [value.func, value.args, value.keywords]
     for item in inside:
         yield from iter_held(item, seen)
 
 
 def _a(cls: type) -> str:
-    return f"a {cls.__qualname__}"
+    return f"a {qualname_of(cls)}"

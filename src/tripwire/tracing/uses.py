@@ -744,6 +744,7 @@ class _Walk:
     def delete_attr(self, index: int) -> None:
         owner = self.pop()
         self.store_named(owner, self.names[index])
+        self.load_named(self.names[index])  # it must be there
         self.replace(StepKind.ATTRIBUTE, self.names[index], owner)
 
     def store_named(self, owner: _Value | None, name: str) -> None:
@@ -948,6 +949,8 @@ class _Walk:
             _escape(*arguments[2:])
         elif name in ("setattr", "delattr"):
             self.store_named(arguments[0], word)
+            if name == "delattr":
+                self.load_named(word)
             self.replace(StepKind.ATTRIBUTE, word)
             _escape(*arguments[2:])
         else:
@@ -956,6 +959,8 @@ class _Walk:
             self.imports.add(word)
         elif name in ("__setattr__", "__delattr__"):
             self.stored_attributes.add(word)
+            if name == "__delattr__":
+                self.load_named(word)
             self.replace(StepKind.ATTRIBUTE, word)
         elif name not in ("getattr", "setattr", "delattr"):
             for each in words:

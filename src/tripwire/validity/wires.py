@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import find_in_class, mro
+from tripwire.callables import find_in_class, is_a, mro, qualname_of
 from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
@@ -193,7 +193,7 @@ class Kept:
 
     def __str__(self) -> str:
         gone = self._ref is not None and self.value is None
-        return f"{self._cls.__qualname__} object" if gone else str(fingerprint(self.value))
+        return f"{qualname_of(self._cls)} object" if gone else str(fingerprint(self.value))
 
 
 @functools.lru_cache(1024)  # most dicts of an entry share one set
@@ -347,14 +347,14 @@ def _referring(value: object) -> type[weakref.ref[Any]]:
 
 
 def _class(cls: type) -> str:
-    return f"{cls.__qualname__} object"
+    return f"{qualname_of(cls)} object"
 
 
 def _label_of(value: object, name: str) -> object:
     """What a function or a class is called; what a class holds in its dict has a wire there."""
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         return getattr(value, name)
-    if isinstance(value, type) and name in ("__name__", "__qualname__"):
+    if is_a(value, type) and name in ("__name__", "__qualname__"):
         return type.__dict__[name].__get__(value)
     return None
 
@@ -363,13 +363,13 @@ Facts = tuple[object, ...]
 
 
 def _facts_of(value: object) -> Facts:
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return meta_of(value), traits_of(value)
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         return code_of(value), value.__defaults__, value.__kwdefaults__
-    if isinstance(value, type):
+    if is_a(value, type):
         return (mro(value),)
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         return value.func, value.args, value.keywords
     return ()
 

@@ -5,7 +5,118 @@ from __future__ import annotations
 import pytest
 from sidebyside import BACKENDS, check_twins
 
+COUNTED = """
+N = [0]
+
+class Says:
+    def __init__(self, v):
+        self.v = v
+
+    @property
+    def __class__(self):
+        N[0] += 1
+        return SAYS
+
+class Asked:
+    def __init__(self, v):
+        self.v = v
+
+    def __getattribute__(self, name):
+        N[0] += 1
+        return object.__getattribute__(self, name)
+
+@dataclasses.dataclass
+class Fields:
+    v: object
+
+    def __getattribute__(self, name):
+        N[0] += 1
+        return object.__getattribute__(self, name)
+
+class Pair(collections.namedtuple("Pair", "v w")):
+    def __getattribute__(self, name):
+        N[0] += 1
+        return tuple.__getattribute__(self, name)
+"""
+STAND_INS = ("int", "list", "dict", "str", "type", "torch.Tensor", "nn.Module", "functools.partial")
 PROGRAMS = {
+    **{
+        f"__class__ says {name}": f"""{COUNTED}
+SAYS = {name}
+kept = [Says(2.0), {{"k": Says(3.0)}}]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.held = Asked(4.0)
+
+    def forward(self, x, o, d):
+        return x * self.held.v + kept[0].v * kept[1]["k"].v + o.v + d["z"][0].v
+
+call = Net()
+
+def go(f, see):
+    o = Says(5.0)
+    for given in (o, Says(6.0)):
+        for i in range(3):
+            see(f(T(i), given, {{"z": (o,)}}), N)
+    kept[1]["k"].v, kept[0], call.held.v = 9.0, Says(1.0), 7.0
+    for i in range(3):
+        see(f(T(i), o, {{"z": (o,)}}), N)
+    o.v = 80.0
+    for i in range(3):
+        see(f(T(i), o, {{"z": (o,)}}), N)
+"""
+        for name in STAND_INS
+    },
+    "__class__ and __getattribute__ of results": f"""{COUNTED}
+SAYS = list
+stored = {{}}
+
+def call(x):
+    stored["o"] = Says(x + 1)
+    return Says(x * 2), Asked(x), [Says(3.0)], Fields(x), Pair(x, 1)
+
+def go(f, see):
+    for i in range(4):
+        says, asked, (third,), fields, pair = f(T(i))
+        values = [object.__getattribute__(o, "v") for o in (asked, fields)]
+        see(says.v, values, third.v, tuple.__iter__(pair).__next__(), stored["o"].v, N)
+""",
+    "__getattribute__ of fields and pairs": f"""{COUNTED}
+fields, pair = Fields(T(1)), Pair(T(3), 1)
+
+def call(x, d, t):
+    return x * fields.v + d.v + pair.v + t[0]
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(i), Fields(T(2)), Pair(T(4), 5)), N)
+    object.__setattr__(fields, "v", T(30))
+    for i in range(3):
+        see(f(T(i), fields, pair), N)
+""",
+    "a mock that stands for a class": """
+from unittest import mock
+
+class Config:
+    k = 2.0
+
+config = mock.Mock(spec=Config, k=3.0)
+sized = mock.MagicMock(spec=list)
+sized.__len__.return_value = 4
+
+def call(x, m):
+    return x * config.k + m.k + len(sized)
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(i), config), sized.__len__.call_count)
+    config.k = 7.0
+    sized.__len__.return_value = 5
+    for i in range(3):
+        see(f(T(i), mock.Mock(spec=Config, k=4.0)), sized.__len__.call_count)
+""",
     "__dict__ property state": """
 N = [0]
 
@@ -322,6 +433,8 @@ def go(f, see):
 # Behind AOTAutograd, torch itself looks at a subclass's tensors.
 EAGER_ONLY = {"__torch_function__ sees", "__torch_function__ state", "subclass in result"}
 
+BEHIND_INDUCTOR = ["__dict__ property state", "__class__ and __getattribute__ of results"]
+
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -329,3 +442,8 @@ def test_looking_runs_no_code_of_the_program(name, backend, tmp_path) -> None:
     if name in EAGER_ONLY and backend != "eager":
         pytest.skip("torch looks at the tensors, too")
     check_twins(PROGRAMS[name], backend, tmp_path)
+
+
+@pytest.mark.parametrize("name", BEHIND_INDUCTOR)
+def test_inductor_agrees_that_looking_runs_no_code_of_the_program(name, tmp_path) -> None:
+    check_twins(PROGRAMS[name], "inductor", tmp_path)

@@ -6,6 +6,52 @@ import pytest
 from sidebyside import BACKENDS, check_twins
 
 PROGRAMS = {
+    "tuples handed back and stored": """
+C, FS, D = (1, 2), frozenset({3}), (T(1), "a")
+NT = collections.namedtuple("NT", "a b")(1, 2)
+
+class O:
+    pass
+
+o = O()
+o.k = None
+
+def call(x, t):
+    o.k, o.t, o.d = C, t, D
+    return x + 1, C, FS, t, NT, [C, D], {"c": C}
+
+def go(f, see):
+    global C
+    for i in range(6):
+        if i == 3:
+            C = (7,)
+        t = (i % 2, 5)
+        r, c, s, back, n, (first, second), d = f(T(i), t)
+        see(r, c is C, s is FS, back is t, n is NT, first is C, second is D, d["c"] is C)
+        see(o.k is C, o.t is t, o.d is D)
+    for i in range(3):
+        r = f(T(i), C)
+        see(r[3] is C, r[1] is r[3])
+""",
+    "tuple stored and met again": """
+class N(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x, t):
+        if t is self.last:
+            return x * 2
+        self.last = t
+        return x * 3
+
+call = N()
+
+def go(f, see):
+    a, b = (1, 2), tuple([1, 2])
+    for t in (a, a, b, b, a, b, b, a, a):
+        see(f(T(1), t), call.last is t)
+""",
     "x is self.last": """
 class N(nn.Module):
     def __init__(self):

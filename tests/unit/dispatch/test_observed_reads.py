@@ -161,8 +161,11 @@ def test_a_write_to_a_child_that_no_line_names_is_followed(model, write, backend
     check_follows(model, write, backend)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model",
+    [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])],
+    ids=lambda model: model.__name__,
+)
 def test_it_is_followed_behind_inductor(model) -> None:
     check_follows(model, replace_bias, "inductor")
 

@@ -118,8 +118,23 @@ class Raising(type):
         raise RuntimeError("no such luck")
 
 
+class Naming(type):
+    """Nothing that Python keeps of a class is what its metaclass says."""
+
+    @property
+    def __dict__(cls):
+        return {}
+
+    @property
+    def __module__(cls):
+        return 3
+
+    __name__ = property(lambda cls: "odd")
+    __bases__ = property(lambda cls: ())
+
+
 @pytest.mark.parametrize("base", [object, nn.Module])
-@pytest.mark.parametrize("metaclass", [Hiding, Empty, Number, Lying, Raising])
+@pytest.mark.parametrize("metaclass", [Hiding, Empty, Number, Lying, Raising, Naming])
 def test_a_metaclass_says_what_it_likes_of_its_classes(metaclass, base) -> None:
     def make():
         class Scale(base, metaclass=metaclass):
@@ -137,6 +152,32 @@ def test_a_metaclass_says_what_it_likes_of_its_classes(metaclass, base) -> None:
 
     compiled = check_like_plain(make, "eager", write=write)
     assert compiled.statistics().hits == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("metaclass", [Hiding, Empty, Number, Lying, Raising, Naming])
+def test_a_module_whose_metaclass_says_what_it_likes_is_compiled(metaclass, backend) -> None:
+    def make():
+        class Child(metaclass=metaclass):
+            factor = 2.0
+
+        class Net(nn.Module, metaclass=metaclass):
+            def __init__(self):
+                super().__init__()
+                self.children_ = [Child(), {"k": Child()}]
+
+            def forward(self, x):
+                return x * self.children_[0].factor + self.children_[1]["k"].factor
+
+        return Net(), Child
+
+    def write(side, n):
+        if n == 2:
+            side[1].factor = 3.0
+        if n == 4:
+            side[0].children_[1]["k"].factor = 5.0
+
+    assert check_like_plain(make, backend, calls=6, write=write).statistics().hits == 3
 
 
 # --- tensors whose class runs code -------------------------------------------------------------

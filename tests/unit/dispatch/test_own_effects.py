@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sidebyside import BACKENDS, check_twins
 
 import tripwire
 
@@ -109,3 +110,121 @@ def test_the_place_of_what_a_run_writes_among_the_others(sentry, form) -> None:
         space["D"]["a"] = space["D"].pop("a")  # the same values, in another order
         seen.append(results + [call(torch.ones(1)).item() for _ in range(4)])
     assert seen[0] == seen[1]
+
+
+# --- what is stored, and what it was before ----------------------------------------------------
+
+_STORED = {
+    "list": "[y]",
+    "tuple": "(y, [y])",
+    "dict": '{"y": y, "n": 3}',
+    "numbers": "[1, 2]",
+    "leaf": "[torch.ones(2, requires_grad=True)]",
+    "object": "Box(y)",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("base", ["object", "nn.Module"])
+@pytest.mark.parametrize("form", _STORED)
+def test_what_is_stored_and_not_read_is_no_hindrance(form, base, backend, tmp_path) -> None:
+    program = f"""
+class Box:
+    def __init__(self, y):
+        self.y = y
+
+class Net({base}):
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def __call__(self, x):
+        y = x * 2
+        self.kept = {_STORED[form]}
+        return y + 1
+
+net = Net()
+
+def call(x):
+    return net(x)
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(i)), net.kept, vars(net.kept) if type(net.kept) is Box else 0)
+    before = net.kept
+    for kept in (None, 5, [T(1)]):
+        net.kept = kept
+        see(f(T(7)), net.kept, kept is net.kept)
+    see(before)
+    del net.kept
+    see(f(T(8)), net.kept)
+"""
+    check_twins(program, backend, tmp_path, hits=5)
+
+
+_DELETED = {
+    "statement": "del self.k",
+    "function": 'delattr(self, "k")',
+    "computed": 'delattr(self, "k"[:])',
+    "of object": 'object.__delattr__(self, "k")',
+    "of super": 'super().__delattr__("k")',
+    "dict": 'self.__dict__.pop("k")',
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stored", ["self.k = [x]", "pass"])
+@pytest.mark.parametrize("form", _DELETED)
+def test_what_is_deleted_must_be_there(form, stored, backend, tmp_path) -> None:
+    program = f"""
+class Net:
+    def __init__(self):
+        self.k = [1]
+
+    def run(self, x):
+        {_DELETED[form]}
+        {stored}
+        return x * 2
+
+net = Net()
+
+def call(x):
+    return net.run(x)
+
+def go(f, see):
+    for write in ("pass", "net.k = [1]", "net.k = 5", "vars(net).pop('k', None)", "net.k = 3"):
+        exec(write, globals())
+        for i in range(3):
+            try:
+                see(f(T(i)), vars(net))
+            except (AttributeError, KeyError) as error:
+                see(str(error), vars(net))
+"""
+    check_twins(program, backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_setter_of_the_users_finds_is_read(backend, tmp_path) -> None:
+    program = """
+class Logged:
+    def __init__(self):
+        object.__setattr__(self, "log", [])
+        object.__setattr__(self, "k", 0)
+
+    def __setattr__(self, name, value):
+        self.log.append(type(object.__getattribute__(self, name)).__name__)
+        object.__setattr__(self, name, value)
+
+o = Logged()
+
+def call(x):
+    o.k = [x]
+    return x * 2
+
+def go(f, see):
+    for i in range(8):
+        if i == 4:
+            o.k = "text"
+        see(f(T(i)), o.k, o.log)
+"""
+    check_twins(program, backend, tmp_path)
