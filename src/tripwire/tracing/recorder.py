@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.observe import set_profile
 from tripwire.tracing.names import find_names
 from tripwire.tracing.originals import find_original, spell_original
 from tripwire.tracing.ranges import SourceRange, is_library_caller
@@ -136,7 +137,7 @@ class Recorder(TorchFunctionMode):
         finally:
             observer.paused = False
             if profile is not None and observer.profile is not None:
-                sys.setprofile(profile)
+                set_profile(profile)
 
     def _call(
         self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
