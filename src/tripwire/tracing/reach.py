@@ -183,6 +183,8 @@ class Reach:
         self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
         self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
         self._started: set[int] = set()  # code objects, by identity
+        self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
+        self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
         self._walked: set[int] = set()  # classes
         self._is_open = False  # attributes may be looked up behind the reader's back
@@ -344,6 +346,8 @@ class Reach:
             self.object_at[id(path)] = (item, id(item))
             self._alive.append(item)
             if not anchored:
+                if self._closed.pop(id(item), None) is not None:
+                    queue.extend((v, p, True) for v, p in self._members(item, path))
                 self.fresh[id(item)] = path
             below = anchored or isinstance(item, PINNED)
             queue.extend(
@@ -380,7 +384,8 @@ class Reach:
         for name in sorted(globals_ & namespace.keys()):
             if namespace[name] is sys:
                 self._walk_loaded_modules(uses, name, Global(module, name))
-            self.walk(namespace[name], Global(module, name), True)
+            if not self._meet_closed(namespace[name], uses, Global(module, name)):
+                self.walk(namespace[name], Global(module, name), True)
         self._uses = None
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
             found = unhooked(vars(builtins)[name])
@@ -535,7 +540,39 @@ class Reach:
             return None
         kind = StepKind.GLOBAL if isinstance(path, Global) else StepKind.ATTRIBUTE
         use = self._uses.steps.get(Step(kind, path.name))
-        return None if use is None or use.escapes or use.stored_keys else use.attributes
+        if use is None or use.escapes or use.stored_keys or "__contains__" in use.attributes:
+            return None
+        return use.attributes
+
+    def _meet_closed(self, item: object, uses: Uses, path: Global) -> bool:
+        """Meet a set of classes that a function only asks for its members, and none of these.
+
+        A registry may hold every class of a library: for Bert, 44 of the 84 that were met. What
+        comes to the set by another way opens it.
+        """
+        use = uses.steps.get(Step(StepKind.GLOBAL, path.name))
+        if type(item) is not set or use is None or use.escapes or use.updated:
+            return False
+        if self._hashes_by_code or id(item) in self.fresh:
+            return False
+        if use.attributes - {"__contains__"} or not all(map(_is_plain_class, elements_of(item))):
+            return False
+        self.paths.setdefault(id(item), []).append(path)
+        if id(item) not in self._sources:
+            self._sources[id(item)] = path
+            self.object_at[id(path)] = (item, id(item))
+            self._alive.append(item)
+            self.holders.remember(item, MEMBERS, path, True)
+            self._closed[id(item)] = item
+        return True
+
+    def _open_sets(self) -> None:
+        """Meet the members of all sets: they are handed to the `__eq__` of what is asked for."""
+        self._hashes_by_code = True
+        while self._closed:
+            _, item = self._closed.popitem()
+            for value, path in self._members(item, self._sources[id(item)]):
+                self.walk(value, path, True)
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
@@ -735,6 +772,8 @@ class Reach:
             if type(value) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue
             starts = [self._await_start(f, path, name) for f in functions_in(value)]
+        if class_dict(cls).get("__hash__") is not None:
+            self._open_sets()
             is_special = name in SPECIAL and not (starts and all(starts))
             if name in names or is_special:
                 yield value, Attr(path, name)
@@ -940,6 +979,15 @@ def _value_of(variable: ContextVar[object]) -> object:
         return variable.get()  # given a default, it would pass over its own
     except LookupError:
         return None
+def _is_plain_class(item: object) -> bool:
+    """Whether it is a class that no code of its own compares with others."""
+    return (
+        isinstance(item, type)
+        and type(item).__eq__ is type.__eq__
+        and type(item).__hash__ is type.__hash__
+    )
+
+
 
 
 def _ignore(*_: object) -> None:
