@@ -197,7 +197,7 @@ class Reach:
         self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
         self._uses: Uses | None = None  # of the function that begins
         self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
-        self._names: frozenset[str] = frozenset()  # attribute names of the code that ran so far
+        self._names: set[str] = set()  # attribute names of the code that ran so far
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.holders = Holders()
         self.paths: dict[int, list[Source]] = {}  # every path of a container
@@ -239,13 +239,18 @@ class Reach:
         """Names under which anything was read."""
         return frozenset().union(*self.names_read.values())
 
-    def has_attribute(self, owner: object, name: str) -> bool:
-        """Whether an object had an attribute of its own before the run."""
-        return any(h.kind is ATTRIBUTES and name in h.keys for h in self._held.get(id(owner), ()))
+    def attributes_of(self, owner: object) -> frozenset[str]:
+        """The names of attributes of its own that an object had before the run."""
+        held = (h.keys for h in self._held.get(id(owner), ()) if h.kind is ATTRIBUTES)
+        return frozenset().union(*held)
 
     # --- reads ---
 
     def _on_read(self, owner: Any, name: str, value: object) -> None:
+        # Half of what is told, a method of the owner's class, leads nowhere once its name is known.
+        if type(value) is types.MethodType and name not in self._waiting:
+            if name not in (own_dict(owner) or ()) and self._find_step(owner, name, value) is None:
+                return
         self._aside(self._take_read, owner, name, value)
 
     def _take_read(self, owner: Any, name: str, value: object) -> None:
@@ -341,13 +346,13 @@ class Reach:
             if id(item) in self._sources:
                 if anchored is (id(item) in self.fresh):
                     self.aliases.append(item)
+                if self._closed.pop(id(item), None) is not None:
+                    queue.extend((v, p, True) for v, p in self._members(item, path))
                 continue
             self._sources[id(item)] = path
             self.object_at[id(path)] = (item, id(item))
             self._alive.append(item)
             if not anchored:
-                if self._closed.pop(id(item), None) is not None:
-                    queue.extend((v, p, True) for v, p in self._members(item, path))
                 self.fresh[id(item)] = path
             below = anchored or isinstance(item, PINNED)
             queue.extend(
@@ -409,7 +414,7 @@ class Reach:
     def see_computed(self, name: str) -> None:
         """An attribute is about to be looked up under a name that no code object tells."""
         if isinstance(self.reader, Twin):
-            self.reader.see_names(frozenset({name}))
+            self._aside(self.reader.see_names, frozenset({name}))
 
     def _add_names(self, uses: Uses) -> frozenset[str]:
         """Attribute names of code that begins; those that are new."""
@@ -767,13 +772,13 @@ class Reach:
 
     def _held_by_class(self, cls: type, path: Source) -> Reached:
         """What a class holds, under the names that are in use; the rest has to wait."""
+        if class_dict(cls).get("__hash__") is not None:
+            self._open_sets()
         names = self._names
         for name, value in at_once(class_dict(cls).items):
             if type(value) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue
             starts = [self._await_start(f, path, name) for f in functions_in(value)]
-        if class_dict(cls).get("__hash__") is not None:
-            self._open_sets()
             is_special = name in SPECIAL and not (starts and all(starts))
             if name in names or is_special:
                 yield value, Attr(path, name)
@@ -974,11 +979,6 @@ _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 
-def _value_of(variable: ContextVar[object]) -> object:
-    try:
-        return variable.get()  # given a default, it would pass over its own
-    except LookupError:
-        return None
 def _is_plain_class(item: object) -> bool:
     """Whether it is a class that no code of its own compares with others."""
     return (
@@ -988,6 +988,11 @@ def _is_plain_class(item: object) -> bool:
     )
 
 
+def _value_of(variable: ContextVar[object]) -> object:
+    try:
+        return variable.get()  # given a default, it would pass over its own
+    except LookupError:
+        return None
 
 
 def _ignore(*_: object) -> None:
