@@ -83,12 +83,13 @@ class Likeness:
     """Equal to a class, by what that class holds."""
 
     def __hash__(self) -> int:
-        return hash(Plain)
+        return NUMBER
 
-    def __eq__(self, other: object) -> bool:
-        return getattr(other, "scale", None) == 2.0
+    def __eq__(self, other: Any) -> bool:
+        return bool(other.scale == 2.0)
 
 
+NUMBER = hash(Plain)
 LIKENESS = Likeness()
 
 
