@@ -10,7 +10,7 @@ import typing_extensions
 
 import tripwire
 from tripwire import env
-from tripwire.tracing import recorder
+from tripwire.tracing import state
 
 
 def test_monitoring_is_there_from_3_12_on() -> None:
@@ -56,13 +56,15 @@ def test_paths_inside_torch() -> None:
 def test_nodes_appended_by_hand_are_as_create_node_makes_them(monkeypatch) -> None:
     assert env.CAN_APPEND_NODES
 
+    late = torch.ones(4)  # an input that is met after the first calls
+
     def f(x):
         hidden = torch.cat([x, x * 2]).sin()
-        return hidden.split(2), hidden
+        return hidden.split(2), hidden + late
 
     graphs = []
     for by_hand in (True, False):
-        monkeypatch.setattr(recorder, "CAN_APPEND_NODES", by_hand)
+        monkeypatch.setattr(state, "CAN_APPEND_NODES", by_hand)
         graph = tripwire.trace(f, torch.ones(2)).graph
         graph.lint()
         graphs.append(

@@ -183,6 +183,8 @@ class Reach:
         self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
         self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
         self._started: set[int] = set()  # code objects, by identity
+        self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
+        self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
         self._walked: set[int] = set()  # classes
         self._is_open = False  # attributes may be looked up behind the reader's back
@@ -195,7 +197,7 @@ class Reach:
         self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
         self._uses: Uses | None = None  # of the function that begins
         self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
-        self._names: frozenset[str] = frozenset()  # attribute names of the code that ran so far
+        self._names: set[str] = set()  # attribute names of the code that ran so far
         self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
         self.holders = Holders()
         self.paths: dict[int, list[Source]] = {}  # every path of a container
@@ -239,13 +241,18 @@ class Reach:
         """Names under which anything was read."""
         return frozenset().union(*self.names_read.values())
 
-    def has_attribute(self, owner: object, name: str) -> bool:
-        """Whether an object had an attribute of its own before the run."""
-        return any(h.kind is ATTRIBUTES and name in h.keys for h in self._held.get(id(owner), ()))
+    def attributes_of(self, owner: object) -> frozenset[str]:
+        """The names of attributes of its own that an object had before the run."""
+        held = (h.keys for h in self._held.get(id(owner), ()) if h.kind is ATTRIBUTES)
+        return frozenset().union(*held)
 
     # --- reads ---
 
     def _on_read(self, owner: Any, name: str, value: object) -> None:
+        # Half of what is told, a method of the owner's class, leads nowhere once its name is known.
+        if type(value) is types.MethodType and name not in self._waiting:
+            if name not in (own_dict(owner) or ()) and self._find_step(owner, name, value) is None:
+                return
         self._aside(self._take_read, owner, name, value)
 
     def _take_read(self, owner: Any, name: str, value: object) -> None:
@@ -341,6 +348,8 @@ class Reach:
             if id(item) in self._sources:
                 if anchored is (id(item) in self.fresh):
                     self.aliases.append(item)
+                if self._closed.pop(id(item), None) is not None:
+                    queue.extend((v, p, True) for v, p in self._members(item, path))
                 continue
             self._sources[id(item)] = path
             self.object_at[id(path)] = (item, id(item))
@@ -382,7 +391,8 @@ class Reach:
         for name in sorted(globals_ & namespace.keys()):
             if namespace[name] is sys:
                 self._walk_loaded_modules(uses, name, Global(module, name))
-            self.walk(namespace[name], Global(module, name), True)
+            if not self._meet_closed(namespace[name], uses, Global(module, name)):
+                self.walk(namespace[name], Global(module, name), True)
         self._uses = None
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
             found = unhooked(vars(builtins)[name])
@@ -406,7 +416,7 @@ class Reach:
     def see_computed(self, name: str) -> None:
         """An attribute is about to be looked up under a name that no code object tells."""
         if isinstance(self.reader, Twin):
-            self.reader.see_names(frozenset({name}))
+            self._aside(self.reader.see_names, frozenset({name}))
 
     def _add_names(self, uses: Uses) -> frozenset[str]:
         """Attribute names of code that begins; those that are new."""
@@ -537,7 +547,39 @@ class Reach:
             return None
         kind = StepKind.GLOBAL if isinstance(path, Global) else StepKind.ATTRIBUTE
         use = self._uses.steps.get(Step(kind, path.name))
-        return None if use is None or use.escapes or use.stored_keys else use.attributes
+        if use is None or use.escapes or use.stored_keys or "__contains__" in use.attributes:
+            return None
+        return use.attributes
+
+    def _meet_closed(self, item: object, uses: Uses, path: Global) -> bool:
+        """Meet a set of classes that a function only asks for its members, and none of these.
+
+        A registry may hold every class of a library: for Bert, 44 of the 84 that were met. What
+        comes to the set by another way opens it.
+        """
+        use = uses.steps.get(Step(StepKind.GLOBAL, path.name))
+        if type(item) is not set or use is None or use.escapes or use.updated:
+            return False
+        if self._hashes_by_code or id(item) in self.fresh:
+            return False
+        if use.attributes - {"__contains__"} or not all(map(_is_plain_class, elements_of(item))):
+            return False
+        self.paths.setdefault(id(item), []).append(path)
+        if id(item) not in self._sources:
+            self._sources[id(item)] = path
+            self.object_at[id(path)] = (item, id(item))
+            self._alive.append(item)
+            self.holders.remember(item, MEMBERS, path, True)
+            self._closed[id(item)] = item
+        return True
+
+    def _open_sets(self) -> None:
+        """Meet the members of all sets: they are handed to the `__eq__` of what is asked for."""
+        self._hashes_by_code = True
+        while self._closed:
+            _, item = self._closed.popitem()
+            for value, path in self._members(item, self._sources[id(item)]):
+                self.walk(value, path, True)
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
@@ -732,6 +774,8 @@ class Reach:
 
     def _held_by_class(self, cls: type, path: Source) -> Reached:
         """What a class holds, under the names that are in use; the rest has to wait."""
+        if class_dict(cls).get("__hash__") is not None:
+            self._open_sets()
         names = self._names
         for name, value in at_once(class_dict(cls).items):
             if type(value) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
@@ -935,6 +979,15 @@ def _inside_descriptor(item: Any, path: Source) -> Reached:
 
 _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
+
+
+def _is_plain_class(item: object) -> bool:
+    """Whether it is a class that no code of its own compares with others."""
+    return (
+        isinstance(item, type)
+        and type(item).__eq__ is type.__eq__
+        and type(item).__hash__ is type.__hash__
+    )
 
 
 def _value_of(variable: ContextVar[object]) -> object:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, is_a, mro, name_of, qualname_of
+from tripwire.callables import class_dict, is_a, mro, name_of, qualname_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
@@ -165,7 +165,10 @@ class ReadSet:
         # Names that the run computed, for getattr and its like, and names that C code looks up.
         self._computed = computed | reach.spelled_names
         self._executed = {id(code) for code in codes}
-        self._missed_by: dict[int, frozenset[str]] = {}  # by a module's identity
+        # By identity, of objects that the reach keeps alive.
+        self._names_of: dict[int, frozenset[str] | None] = {}
+        self._missed_by: dict[int, frozenset[str]] = {}  # of modules
+        self._class_has: dict[int, frozenset[str]] = {}  # of modules' classes: their names
 
     @cached_property
     def uses(self) -> Uses:
@@ -258,6 +261,11 @@ class ReadSet:
 
     def names_of(self, owner: object) -> frozenset[str] | None:
         """The names under which an object was read or may have been written; None: all of it."""
+        if id(owner) not in self._names_of:
+            self._names_of[id(owner)] = self._find_names_of(owner)
+        return self._names_of[id(owner)]
+
+    def _find_names_of(self, owner: object) -> frozenset[str] | None:
         names = self._reach.names_read.get(id(owner))
         if names is not None:
             return None if "__dict__" in names else names | self._stored
@@ -332,10 +340,16 @@ class ReadSet:
         """Those of the names under which a module was read that it has no attribute for."""
         known = self._missed_by.get(id(module))
         if known is None:
-            cls, has = type(module), self._reach.has_attribute
-            known = self._missed_by[id(module)] = frozenset(
-                name for name in names if not has(module, name) and find_in_class(cls, name) is None
-            )
+            own = self._reach.attributes_of(module)
+            known = names.difference(own, self._names_in_class(type(module)))
+            self._missed_by[id(module)] = known
+        return known
+
+    def _names_in_class(self, cls: type) -> frozenset[str]:
+        known = self._class_has.get(id(cls))
+        if known is None:
+            names = (at_once(class_dict(base).keys) for base in mro(cls))
+            known = self._class_has[id(cls)] = frozenset().union(*names)
         return known
 
     def is_written_first(self, holder: Holder, key: Any, before: object) -> bool:

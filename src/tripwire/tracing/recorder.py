@@ -22,10 +22,10 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.env import CAN_APPEND_NODES
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
+from tripwire.tracing.observe import set_profile
 from tripwire.tracing.originals import find_original, spell_original
 from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
@@ -49,6 +49,7 @@ from tripwire.tracing.state import (
     PythonCall,
     TracingState,
     check_class,
+    create_node,
 )
 from tripwire.tracing.structure import holds_tensor
 from tripwire.tracing.torchstate import find_autocast
@@ -136,7 +137,7 @@ class Recorder(TorchFunctionMode):
         finally:
             observer.paused = False
             if profile is not None and observer.profile is not None:
-                sys.setprofile(profile)
+                set_profile(profile)
 
     def _call(
         self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -600,20 +601,7 @@ def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
 
 
 def _create_node(graph: fx.Graph, rule: Call, nodes: Arguments, name: str) -> fx.Node:
-    if name == "self":  # the generated code has one already
-        name = "self_"
-    if not CAN_APPEND_NODES:
-        return graph.create_node(rule.op, rule.target, *nodes, name=name)
-    # What create_node does, without its search of the arguments for symbolic sizes, which a real
-    # run has none of: a fifth of a trace's time (36 layers, torch 2.13, 184 → 146 ms).
-    namespace: Any = graph._graph_namespace
-    unique = namespace.create_name(name, None)
-    node = fx.Node(graph, unique, rule.op, rule.target, *nodes)
-    namespace.associate_name_with_obj(unique, node)
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+    return create_node(graph, rule.op, rule.target, *nodes, name)
 
 
 def _hint(rule: Call) -> str:

@@ -25,6 +25,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
+from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.inner import InnerWrites
@@ -241,12 +242,10 @@ class TracingState:
         check_class(tensor)
         if find_leaf(tensor) is None:
             raise Refused("forbidden-view", _FORBIDDEN)
-        graph = self._graph
         name = _input_name(next(iter(known.sources)))
-        known.node = graph.create_node("placeholder", name, name=name)
+        last = self.inputs[-1][0] if self.inputs else None
+        known.node = create_node(self._graph, "placeholder", name, (), {}, name, last)
         known.node.target = known.node.name  # two sources can spell alike
-        if self.inputs:
-            self.inputs[-1][0].append(known.node)  # moves it there
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
         self.memory.add_outside(tensor)
         self.inputs.append((known.node, known))
@@ -291,6 +290,36 @@ class TracingState:
             self.reach.reader.stop()
             if self.observer is not None:
                 self.observer.stop()
+
+
+def create_node(
+    graph: fx.Graph,
+    op: str,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    after: fx.Node | None = None,
+) -> fx.Node:
+    """A new node, at the end of a graph or after another node."""
+    if name == "self":  # the generated code has one already
+        name = "self_"
+    if not CAN_APPEND_NODES:
+        node = graph.create_node(op, target, args, kwargs, name=name)
+        if after is not None:
+            after.append(node)  # moves it there
+        return node
+    # What create_node does, without its search of the arguments for symbolic sizes, which a real
+    # run has none of: a fifth of a trace's time (36 layers, torch 2.13, 184 → 146 ms).
+    namespace: Any = graph._graph_namespace
+    unique = namespace.create_name(name, None)
+    node = fx.Node(graph, unique, op, target, args, kwargs)
+    namespace.associate_name_with_obj(unique, node)
+    insert = graph._insert if after is None else after.append
+    insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
 
 
 def _input_name(source: Source) -> str:

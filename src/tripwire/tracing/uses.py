@@ -828,6 +828,9 @@ class _Walk:
             and not isinstance(key.value, (int, float, complex))
         ):
             self.item_of(owner, key.value).escape()
+        elif type(owner) is _Loaded:  # as `owner.__contains__(...)` is, it hands nothing out
+            owner.tally.attributes.add("__contains__")
+            owner.tally.whole = True
         elif owner is not None:
             owner.escape()
         self.stack.append(None)

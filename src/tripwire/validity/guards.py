@@ -73,11 +73,15 @@ class Guards:
     """The checks of one entry, compiled."""
 
     source: str
-    checks: tuple[Check, ...]
+    lines: tuple[str | Check, ...]  # assignments and checks, in their order
     # The tensors that come with the call, or None where it isn't for this entry.
     admits: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
-    _explain: Callable[..., Any]
-    _space: dict[str, Any]  # the globals of both
+    _space: dict[str, Any]  # its globals
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks alone."""
+        return tuple(line for line in self.lines if isinstance(line, Check))
 
     def ask(self, is_quiet: Callable[[], bool]) -> None:
         """Ask this sentry from now on."""
@@ -85,8 +89,26 @@ class Guards:
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""
-        found: list[str] = self._explain(args, kwargs)
-        return [text for text in found if text]
+        if "explain" not in self._space:  # few entries are ever asked
+            exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
+        failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
+        checks = self.checks
+        return [text for index, found in failed if (text := checks[index].tell(found))]
+
+    def _write_explain(self) -> str:
+        """The same checks, each on its own: what can't be reached is passed over."""
+        lines = ["def explain(args, kwargs):", "    failed = []"]
+        number = 0
+        for line in self.lines:
+            lines.append("    try:")
+            if isinstance(line, str):
+                lines.append(f"        {line}")
+            else:
+                failed = f"failed.append(({number}, {line.found}))"
+                lines.append(f"        if not ({line.condition}): {failed}")
+                number += 1
+            lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
+        return "\n".join([*lines, "    return failed", ""])
 
 
 class GuardWriter:
@@ -115,7 +137,7 @@ class GuardWriter:
             "_own_dict": own_dict,
             "_same_array": _same_array,
         }
-        self._lines: list[tuple[str, Check | None]] = []  # an assignment, or a check
+        self._lines: list[str | Check] = []  # assignments and checks
         self.variables: dict[int, str] = {}  # fresh objects met so far
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
         self.plain: list[tuple[str, object]] = []  # values of which Python can have several
@@ -132,12 +154,12 @@ class GuardWriter:
     def assign(self, expression: str) -> str:
         """A variable for what an expression gives."""
         name = f"v{len(self._lines)}"
-        self._lines.append((f"{name} = {expression}", None))
+        self._lines.append(f"{name} = {expression}")
         return name
 
     def check(self, path: str, condition: str, expected: str, found: str) -> None:
         """Add a condition."""
-        self._lines.append(("", Check(path, condition, expected, found)))
+        self._lines.append(Check(path, condition, expected, found))
 
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
@@ -409,34 +431,16 @@ class GuardWriter:
         """Write and compile the function, which returns these variables where it admits."""
         body = "".join(
             f"        {line}\n"
-            if check is None
-            else f"        if not ({check.condition}): return None\n"
-            for line, check in self._lines
+            if isinstance(line, str)
+            else f"        if not ({line.condition}): return None\n"
+            for line in self._lines
         )
         source = (
             f"def admits(args, kwargs):\n    try:\n{body}"
             f"        return {_tuple(fetched)}\n    except {_CAUGHT}: return None\n"
         )
-        checks = tuple(check for _, check in self._lines if check is not None)
-        self.space["_failed"] = lambda index, found: checks[index].tell(found)
         exec(compile(source, "<tripwire guards>", "exec"), self.space)
-        exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self.space)
-        return Guards(source, checks, self.space["admits"], self.space["explain"], self.space)
-
-    def _write_explain(self) -> str:
-        """The same checks, each on its own: what can't be reached is passed over."""
-        lines = ["def explain(args, kwargs):", "    failed = []"]
-        number = 0
-        for line, check in self._lines:
-            lines.append("    try:")
-            if check is None:
-                lines.append(f"        {line}")
-            else:
-                failed = f"failed.append(_failed({number}, {check.found}))"
-                lines.append(f"        if not ({check.condition}): {failed}")
-                number += 1
-            lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
-        return "\n".join([*lines, "    return failed", ""])
+        return Guards(source, tuple(self._lines), self.space["admits"], self.space)
 
 
 _CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
