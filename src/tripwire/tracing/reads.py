@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, is_a, mro, name_of, qualname_of
+from tripwire.callables import class_dict, find_in_class, is_a, mro, name_of, qualname_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
