@@ -80,11 +80,11 @@ def _cache() -> list[Finding]:
     if store is None:
         return [Finding("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
     number, size = store.measure()
-    fine = store.is_writable()
-    advice = "" if fine else "nothing can be kept there: every start is a cold one"
+    trouble = store.find_trouble()
+    advice = "nothing can be kept there: every start is a cold one"
     return [
         Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
-        *([] if fine else [Finding("that folder", "not writable", False, advice)]),
+        *([] if trouble is None else [Finding("that folder", trouble, False, advice)]),
     ]
 
 

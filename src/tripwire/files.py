@@ -109,6 +109,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         os.replace(draft, place)
 
 
+def is_draft(name: str) -> bool:
+    """Whether a file's name is one that drafts have."""
+    return _DRAFT.fullmatch(name) is not None
+
+
 def _is_stream(place: Path) -> bool:
     folder = os.path.realpath(place.parent)
     return _STREAMS.fullmatch(folder) is not None and place.exists()
@@ -129,7 +134,7 @@ def _sweep(folder: Path) -> None:
     """Remove what killed processes began in a folder: old drafts that no process holds."""
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found:
-            if _DRAFT.fullmatch(entry.name):
+            if is_draft(entry.name):
                 with suppress(OSError):  # another process was faster
                     _remove_abandoned(entry.path)
 
@@ -186,19 +191,20 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
         return
     names = _split(os.path.join(os.getcwd(), folder))
     here, links = "/", 0
-    _check_step(here, is_last=not names)
+    _check_step(here, os.lstat(here), is_last=not names)
     while names:
         name = names.pop()
         place = os.path.dirname(here) if name == ".." else os.path.join(here, name)
-        if os.path.islink(place):
+        status = os.lstat(place)
+        if stat.S_ISLNK(status.st_mode):
             links += 1
-            _check_link(place, links)
+            _check_link(place, status, links)
             target = os.readlink(place)
             names += _split(target)
             here = "/" if target.startswith("/") else here
         else:
             here = place
-            _check_step(here, is_last=not names)
+            _check_step(here, status, is_last=not names)
 
 
 def _split(path: str) -> list[str]:
@@ -206,8 +212,7 @@ def _split(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
-def _check_step(folder: str, is_last: bool) -> None:
-    status = os.lstat(folder)
+def _check_step(folder: str, status: os.stat_result, is_last: bool) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise NotOurs(f"{folder} is no folder")
     if status.st_uid not in (0, os.getuid()):
@@ -216,8 +221,8 @@ def _check_step(folder: str, is_last: bool) -> None:
         raise NotOurs(f"other users may write to {folder}; `chmod go-w` ends that")
 
 
-def _check_link(link: str, links: int) -> None:
+def _check_link(link: str, status: os.stat_result, links: int) -> None:
     if links > _MOST_LINKS:
         raise NotOurs(f"{link}: too many links on the way")
-    if os.lstat(link).st_uid not in (0, os.getuid()):
+    if status.st_uid not in (0, os.getuid()):
         raise NotOurs(f"{link} is a link that belongs to another user")
