@@ -34,7 +34,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 _STREAMS = re.compile(r"/dev|/proc/\d+/(task/\d+/)?fd")
 
 
-class NotOurs(Exception):
+class NotOurs(OSError):
     """Why a file or folder isn't trusted: others may have put it there."""
 
 
@@ -140,7 +140,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove_abandoned(path: str) -> None:
-    with suppress(NotOurs), open_regular(path, _NOFOLLOW) as file:
+    with open_regular(path, _NOFOLLOW) as file:
         is_old = time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED
         if is_old and _hold(file):
             os.unlink(path)
@@ -178,6 +178,12 @@ def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
         if status.st_nlink != 1:
             raise NotOurs("it has a second name (a hard link), through which others may write it")
         return file.read(most)
+
+
+def check_no_link(folder: Path) -> None:
+    """Raise `NotOurs` where a folder is a link to another."""
+    if folder.is_symlink():
+        raise NotOurs(f"{folder} is a link")
 
 
 def check_ours(folder: str | os.PathLike[str]) -> None:

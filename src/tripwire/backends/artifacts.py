@@ -26,6 +26,7 @@ from pathlib import Path
 from tripwire.errors import BadStore
 from tripwire.files import (
     NotOurs,
+    check_no_link,
     check_ours,
     is_draft,
     make_folder,
@@ -79,7 +80,7 @@ class Store:
         try:
             with _trusting(path):
                 check_ours(path.parent)
-                _check_no_link(path.parent)
+                check_no_link(path.parent)
                 self._check_tag()
                 content = read_ours(path)
             artifact = _parse(content, key, find_secret())
@@ -168,7 +169,7 @@ class Store:
         with _trusting(folder):
             make_folder(folder)
             check_ours(folder)
-            _check_no_link(folder)
+            check_no_link(folder)
 
     def _is_new(self) -> bool:
         return all(map(is_draft, os.listdir(self.folder)))  # another may be making the same store
@@ -202,7 +203,7 @@ class Store:
         for _, size, path in sorted(found):
             if surplus <= 0:
                 break
-            with suppress(OSError, NotOurs):  # another process was faster, or it is somebody's
+            with suppress(OSError):  # another process was faster, or it is somebody's
                 if read_ours(path, len(_KIND)) == _KIND:
                     path.unlink()
                     surplus -= size
@@ -246,11 +247,6 @@ def _trusting(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _check_no_link(folder: Path) -> None:
-    if folder.is_symlink():
-        raise NotOurs(f"{folder} is a link")
-
-
 # --- the digest --------------------------------------------------------------------------------
 
 
@@ -267,7 +263,7 @@ def find_secret() -> bytes:
         except FileNotFoundError:
             _make_secret(folder)
             secret = _read_secret(folder)
-    except (OSError, RuntimeError, NotOurs) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise BadStore(
             f"The key of this user's compiled code can't be used: {error}.\n"
             "It lies in tripwire/store/key in XDG_CONFIG_HOME, or in ~/.config. Removing it is "

@@ -34,7 +34,7 @@ from tripwire.backends.handover import handing_over
 from tripwire.backends.keys import find_key
 from tripwire.backends.rounds import in_rounds
 from tripwire.errors import BadOption, BadStore
-from tripwire.files import NotOurs, check_ours, make_folder
+from tripwire.files import check_ours, make_folder
 
 try:
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
@@ -176,7 +176,7 @@ def _is_private(folder: str) -> bool:
     try:
         make_folder(folder)
         check_ours(folder)
-    except (OSError, NotOurs):
+    except OSError:
         return False
     return True
 
