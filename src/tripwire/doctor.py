@@ -84,7 +84,7 @@ def _cache() -> list[Finding]:
     advice = "nothing can be kept there: every start is a cold one"
     return [
         Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
-        *([] if trouble is None else [Finding("that folder", trouble, False, advice)]),
+        *([Finding("that folder", " ".join(trouble.split()), False, advice)] if trouble else []),
     ]
 
 
