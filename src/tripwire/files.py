@@ -30,8 +30,7 @@ _HAS_OWNERS = hasattr(os, "getuid")
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened at once, and then refused
 _BINARY = getattr(os, "O_BINARY", 0)
-# Where programs are given streams: `-o /dev/stdout`, `-o >(gzip)`.
-_STREAMS = re.compile(r"/dev|/proc/\d+/(task/\d+/)?fd")
+_DESCRIPTORS = re.compile(r"/proc/(\d+)/(task/\d+/)?fd")
 
 
 class NotOurs(OSError):
@@ -94,8 +93,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     process, such as /dev/stdout, is written to. Anything else that is no file is left alone.
     """
     place = Path(path)
-    if _is_stream(place):
-        with open(place, "wb") as stream:
+    stream = _open_stream(place)
+    if stream is not None:
+        with stream:
             yield stream
         return
     with suppress(FileNotFoundError):
@@ -114,9 +114,19 @@ def is_draft(name: str) -> bool:
     return _DRAFT.fullmatch(name) is not None
 
 
-def _is_stream(place: Path) -> bool:
+def _open_stream(place: Path) -> BinaryIO | None:
+    """A stream that programs are given by name: `-o /dev/stdout`, `-o >(gzip)`, `-o /dev/null`.
+
+    A descriptor of this process is written to where it stands: what is printed later comes behind.
+    """
     folder = os.path.realpath(place.parent)
-    return _STREAMS.fullmatch(folder) is not None and place.exists()
+    if folder == "/dev" and place.is_symlink():
+        place = Path(folder, os.readlink(place))
+        folder = os.path.realpath(place.parent)
+    found = _DESCRIPTORS.fullmatch(folder)
+    if found and int(found[1]) == os.getpid() and place.name.isdecimal():
+        return os.fdopen(os.dup(int(place.name)), "wb")
+    return place.open("wb") if folder == "/dev" and place.exists() else None
 
 
 def _hold(file: BinaryIO) -> bool:
