@@ -248,7 +248,7 @@ def check_log(base: Path, content: bytes) -> str:
     return "made"
 
 
-@pytest.mark.parametrize("number", [60, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [60, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_a_log_of_any_content_is_exported_or_refused_in_a_line(number, tmp_path, tell) -> None:
     (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(b"".join(map(encode, EVENTS)))
     export(tmp_path)  # what is imported or read once is read now

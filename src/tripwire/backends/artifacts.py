@@ -313,7 +313,8 @@ def _parse(content: bytes, key: str, secret: bytes) -> Artifact:
     if not end:
         raise _unusable("it is cut off")
     header, payload = content[start:end], content[end:]
-    if not hmac.compare_digest(content[len(_MAGIC) : start - 1], _sign(secret, header, payload)):
+    digest = _sign(secret, header, payload) + b"\n"
+    if not hmac.compare_digest(content[len(_MAGIC) : start], digest):
         raise _unusable("it is damaged, or it wasn't written by tripwire for this user")
     said = json.loads(header)  # it is ours
     if said["key"] != key:

@@ -86,6 +86,11 @@ def resigned(content: bytes) -> bytes:
     return content.replace(content.split(b"\n")[1], b"0" * 64, 1)
 
 
+def unended(content: bytes) -> bytes:
+    digest = content.split(b"\n")[1]
+    return content.replace(digest + b"\n", digest + b" ", 1)
+
+
 def unsigned(content: bytes) -> bytes:
     return content.replace(content.split(b"\n")[1] + b"\n", b"", 1)
 
@@ -102,7 +107,7 @@ def nested(content: bytes) -> bytes:
 
 
 DAMAGES = [
-    *(cut, flip, empty, foreign, newer, headless, renamed, resigned, unsigned),
+    *(cut, flip, empty, foreign, newer, headless, renamed, resigned, unended, unsigned),
     *(with_another_key, nested),
 ]
 
