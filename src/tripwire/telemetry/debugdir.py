@@ -11,8 +11,10 @@ import re
 from contextlib import ExitStack
 from datetime import datetime
 from functools import cache
+from io import TextIOWrapper
 from pathlib import Path
 
+from tripwire.files import check_no_link, make_folder, open_to_append
 from tripwire.telemetry import clock
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
@@ -23,6 +25,14 @@ class StripAnsiFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return strip_colours(super().format(record))
+
+
+class _OwnFileHandler(logging.FileHandler):
+    """A file for this user alone; a link in its place is an error."""
+
+    def _open(self) -> TextIOWrapper:
+        handle = open_to_append(self.baseFilename)
+        return TextIOWrapper(os.fdopen(handle, "ab"), self.encoding, self.errors)
 
 
 def strip_colours(text: str) -> str:
@@ -50,7 +60,8 @@ def setup_compile_debug() -> ExitStack:
 def add_file_handler() -> ExitStack:
     """Log all that tripwire says into `debug.log` there until the stack is closed."""
     directory = get_debug_dir()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
+    check_no_link(directory)
     return setup_log_file(directory / "debug.log", level=logging.DEBUG)
 
 
@@ -60,7 +71,7 @@ def setup_log_file(path: str | os.PathLike[str] | None, *, level: int | None = N
     if path is None:
         return stack
     logger = logging.getLogger("tripwire")
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _OwnFileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(StripAnsiFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.level
     stack.callback(handler.close)
