@@ -24,6 +24,7 @@ LAYERS = [
         "callables",
         "env",
         "errors",
+        "files",
         "recording.nodes",
         "tracing.uses",
         "validity.weakkeys",

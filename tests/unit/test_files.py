@@ -1,0 +1,237 @@
+"""Files: for this user alone, whole or not at all, never where a link leads."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support import run_python
+
+from tripwire.files import (
+    NotOurs,
+    check_ours,
+    make_folder,
+    open_new,
+    open_to_append,
+    read_ours,
+    replacing,
+    writing_beside,
+)
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+SOMEBODY = 12345
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def write(path: Path, content: bytes = b"new") -> None:
+    with replacing(path) as file:
+        file.write(content)
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_files_and_folders_are_the_users_alone_whatever_the_umask(tmp_path, open_umask) -> None:
+    make_folder(tmp_path / "a" / "b")
+    write(tmp_path / "a" / "b" / "written")
+    os.close(open_new(tmp_path / "a" / "new"))
+    os.close(open_to_append(tmp_path / "a" / "appended"))
+    for path in (tmp_path / "a").rglob("*"):
+        assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+    assert mode(tmp_path / "a") == 0o700
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path) -> None:
+    (tmp_path / "there").mkdir(mode=0o755)
+    make_folder(tmp_path / "there" / "inside")
+    assert mode(tmp_path / "there") == 0o755
+    with pytest.raises(FileExistsError):
+        (tmp_path / "file").touch()
+        make_folder(tmp_path / "file")
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    for place, target in (("one", "precious"), ("two", "nowhere")):
+        (tmp_path / place).symlink_to(tmp_path / target)
+        write(tmp_path / place)
+        assert not (tmp_path / place).is_symlink()
+        assert (tmp_path / place).read_bytes() == b"new"
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_second_name_keeps_the_old_content(tmp_path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    os.link(tmp_path / "precious", tmp_path / "place")
+    write(tmp_path / "place")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_left_alone_and_nobody_waits(tmp_path, make) -> None:
+    make(tmp_path / "place")
+    with pytest.raises(OSError, match="no file"):
+        write(tmp_path / "place")
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+def test_links_arent_followed_by_what_is_made_or_appended_to(tmp_path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    for make in (open_new, open_to_append):
+        with pytest.raises(OSError):
+            make(tmp_path / "link")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_no_draft(tmp_path) -> None:
+    (tmp_path / "place").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        with replacing(tmp_path / "place") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    assert (tmp_path / "place").read_text() == "old"
+
+
+def test_standard_output_is_written_to_and_stays_what_it_is(tmp_path) -> None:
+    code = (
+        "from tripwire.files import replacing\n"
+        "with replacing('/dev/stdout') as file: file.write(b'told')"
+    )
+    assert run_python(code).strip() == "told"
+    assert Path("/dev/stdout").is_symlink()
+
+
+def test_drafts_of_killed_processes_are_swept_after_a_day_unless_held(tmp_path) -> None:
+    yesterday = time.time() - 2 * 24 * 3600
+    names = {
+        "abandoned": ".tripwire-0123456789abcdef.draft",
+        "young": ".tripwire-1123456789abcdef.draft",
+        "not ours": ".tripwire-notes.draft",
+    }
+    for kind, name in names.items():
+        (tmp_path / name).write_text("x")
+        if kind != "young":
+            os.utime(tmp_path / name, (yesterday, yesterday))
+    with writing_beside(tmp_path / "slow") as (_, held):
+        os.utime(held, (yesterday, yesterday))
+        write(tmp_path / "place")
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {names["young"], names["not ours"], held.name, "place"}
+
+
+# --- trusting ----------------------------------------------------------------------------------
+
+
+def build_place(base: Path) -> Path:
+    make_folder(base / "up" / "store")
+    write(base / "up" / "store" / "file", b"ours")
+    return base / "up" / "store" / "file"
+
+
+def read(path: Path) -> bytes:
+    check_ours(path.parent)
+    return read_ours(path)
+
+
+def test_what_we_wrote_below_a_sticky_folder_is_ours(tmp_path) -> None:
+    path = build_place(tmp_path)
+    assert read(path) == b"ours"
+    tmp_path.chmod(0o1777)
+    assert read(path) == b"ours"
+
+
+def test_a_link_of_ours_on_the_way_is_followed(tmp_path) -> None:
+    path = build_place(tmp_path / "real")
+    (tmp_path / "home").symlink_to("real/up/../up")
+    assert read(tmp_path / "home" / "store" / "file") == path.read_bytes()
+
+
+def link_to_file(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def second_name(path: Path) -> None:
+    os.link(path, path.with_name("elsewhere"))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def writable_file(path: Path) -> None:
+    path.chmod(0o620)
+
+
+def writable_folder(path: Path) -> None:
+    path.parent.chmod(0o770)
+
+
+def writable_parent(path: Path) -> None:
+    path.parent.parent.chmod(0o757)
+
+
+def sticky_folder(path: Path) -> None:
+    path.parent.chmod(0o1777)
+
+
+def given_away(path: Path) -> None:
+    os.chown(path, SOMEBODY, -1)
+
+
+def folder_given_away(path: Path) -> None:
+    os.chown(path.parent, SOMEBODY, -1)
+
+
+def parent_given_away(path: Path) -> None:
+    os.chown(path.parent.parent, SOMEBODY, -1)
+
+
+def foreign_link_on_the_way(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("real"))
+    path.parent.symlink_to("real")
+    os.lchown(path.parent, SOMEBODY, -1)
+
+
+def way_in_circles(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("real"))
+    path.parent.symlink_to("store")
+
+
+TRICKS = [
+    *(link_to_file, second_name, pipe, folder, writable_file, writable_folder, writable_parent),
+    *(sticky_folder, way_in_circles),
+    *(
+        pytest.param(trick, marks=AS_ROOT)
+        for trick in (given_away, folder_given_away, parent_given_away, foreign_link_on_the_way)
+    ),
+]
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_what_others_may_have_put_there_isnt_read(tmp_path, trick) -> None:
+    path = build_place(tmp_path)
+    trick(path)
+    with pytest.raises(NotOurs):
+        read(path)
