@@ -79,7 +79,13 @@ def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bo
 
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
-    from tripwire.recording.outcomes import describe_error, describe_result, explain, is_same
+    from tripwire.recording.outcomes import (
+        describe_error,
+        describe_result,
+        explain,
+        is_same,
+        tell_redacted,
+    )
     from tripwire.recording.texts import escape
 
     raised: Exception | None = None
@@ -92,13 +98,16 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         outcome = describe_result(result)
     same = is_same(call.manifest.outcome, outcome)
     if as_json:
-        click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))
+        told = {"outcome": outcome, "reproduces": same, "redacted": len(call.manifest.redacted)}
+        click.echo(msgspec.json.encode(told))
     elif raised is not None:
         click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")
         click.echo("It reproduces." if same else "It differs.")
+        if call.manifest.redacted:
+            click.echo(f"{tell_redacted(call.manifest.redacted)}.")
     if raised is not None and debug:
         pdb.post_mortem(raised.__traceback__)
     return 0 if raised is None else 1

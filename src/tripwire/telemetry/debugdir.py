@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+from tripwire.files import make_folder, open_to_append
 from tripwire.telemetry import clock
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
@@ -50,7 +51,7 @@ def setup_compile_debug() -> ExitStack:
 def add_file_handler() -> ExitStack:
     """Log all that tripwire says into `debug.log` there until the stack is closed."""
     directory = get_debug_dir()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     return setup_log_file(directory / "debug.log", level=logging.DEBUG)
 
 
@@ -60,6 +61,7 @@ def setup_log_file(path: str | os.PathLike[str] | None, *, level: int | None = N
     if path is None:
         return stack
     logger = logging.getLogger("tripwire")
+    os.close(open_to_append(path))  # made for this user alone, and no link
     handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(StripAnsiFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.level
