@@ -16,6 +16,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tripwire.callables import isinstance
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta
 

@@ -15,23 +15,17 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from tripwire.callables import mro
+from tripwire.callables import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.tracing.structure import own_dict
 
 IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
 CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _NUMPY = ("numpy", "numpy.dtypes")
-_SHOWN_BASES: tuple[type, ...] = (
+_SHOWN_BASES = ids_of(
     *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
     *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
 )
-
-
-def module_of(cls: type) -> str:
-    """The module that a class says it is of."""
-    module = cls.__module__
-    return module if isinstance(module, str) else ""
 
 
 def name_of_module(module: types.ModuleType) -> str:
@@ -42,7 +36,7 @@ def name_of_module(module: types.ModuleType) -> str:
 
 def can_be_written(cls: type) -> bool:
     """Whether attributes can be put on a class."""
-    return bool(cls.__flags__ & IS_HEAP_TYPE) and not cls.__flags__ & _IS_IMMUTABLE_TYPE
+    return bool(flags_of(cls) & IS_HEAP_TYPE) and not flags_of(cls) & _IS_IMMUTABLE_TYPE
 
 
 def is_library_class(cls: type) -> bool:
@@ -51,7 +45,7 @@ def is_library_class(cls: type) -> bool:
     if not is_library_module(module):
         return False
     found: Any = sys.modules.get(module)
-    for part in cls.__qualname__.split("."):
+    for part in name_of(cls).split("."):
         found = getattr(found, part, None)
     return found is cls or not can_be_written(cls)
 
@@ -80,7 +74,7 @@ def is_library_function(function: types.FunctionType) -> bool:
 def is_numpy_constant(value: object) -> bool:
     """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or type(value).__module__ not in _NUMPY:
+    if numpy is None or module_of(type(value)) not in _NUMPY:
         return False
     kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
     return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
@@ -89,7 +83,7 @@ def is_numpy_constant(value: object) -> bool:
 def hides_state(cls: type) -> bool:
     """Whether part of an object is in C, where Python can't see it change."""
     return any(
-        base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
+        id(base) not in _SHOWN_BASES and not flags_of(base) & IS_HEAP_TYPE and size_of(base) > 16
         for base in mro(cls)
     )
 

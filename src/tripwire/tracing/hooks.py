@@ -31,7 +31,7 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, isinstance, name_of
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
 from tripwire.tracing.holders import mark_hook
@@ -509,7 +509,7 @@ def _wrap_hash(plain: Callable[..., Any]) -> Callable[..., Any]:
         if state is not None and state.quiet and not is_library_caller(1):
             if _has_own_number(state, value):
                 where = state.capture_range(1)
-                state.refuse(Refusal("reads-identity", _HASHED.format(type(value).__name__), where))
+                state.refuse(Refusal("reads-identity", _HASHED.format(name_of(type(value))), where))
         return plain(value)
 
     return hashed

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, mro
+from tripwire.callables import class_dict, find_in_class, isinstance, mro, name_of
 from tripwire.env import is_library_file
 from tripwire.tracing.holders import (
     ABSENT,
@@ -71,22 +71,22 @@ class Fingerprint:
 def fingerprint(value: object) -> Fingerprint:
     """A value in short."""
     cls = type(value)
-    if value is ABSENT or cls in PLAIN:
+    if value is ABSENT or id(cls) in PLAIN:
         text = repr(value)
-    elif cls in PROXIES:  # what is asked of one that outlived its object raises
-        text = f"{cls.__name__} object"
+    elif id(cls) in PROXIES:  # what is asked of one that outlived its object raises
+        text = f"{name_of(cls)} object"
     elif isinstance(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
     elif isinstance(value, (list, tuple, dict, set, frozenset)):
-        text = f"{cls.__name__} of {len(value)}"
+        text = f"{name_of(cls)} of {len(value)}"
     elif isinstance(value, type):
-        text = f"class {value.__qualname__}"
+        text = f"class {name_of(value)}"
     elif isinstance(value, FunctionType):
         text = f"function {value.__qualname__}"
     elif isinstance(value, CodeType):
         text = f"code of {value.co_qualname}"
     else:
-        text = f"{cls.__qualname__} object"
+        text = f"{name_of(cls)} object"
     return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
 
 

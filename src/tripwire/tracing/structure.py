@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
 from types import (
@@ -26,18 +26,28 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import class_dict, find_in_class, mro
+from tripwire.callables import (
+    class_dict,
+    find_in_class,
+    flags_of,
+    ids_of,
+    is_iterator,
+    isinstance,
+    module_of,
+    mro,
+    name_of,
+)
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
-PLAIN = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size}
-    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+PLAIN = ids_of(
+    *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
 
@@ -54,7 +64,7 @@ def same_plain(left: Any, right: Any) -> bool:
         return (left.start, left.stop, left.step) == (right.start, right.stop, right.step)
     if cls is slice:
         return all(map(same_plain, _bounds(left), _bounds(right)))
-    if cls in PLAIN:
+    if id(cls) in PLAIN:
         return bool(left == right)
     if cls is tuple:
         return len(left) == len(right) and all(map(same_plain, left, right))
@@ -67,7 +77,7 @@ def _bounds(value: slice) -> tuple[Any, Any, Any]:
 
 def is_namedtuple(cls: type) -> bool:
     """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
-    return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+    return issubclass(cls, tuple) and all(find_in_class(cls, n) for n in ("_fields", "_make"))
 
 
 def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
@@ -136,8 +146,18 @@ def read_slots(value: object) -> dict[str, object]:
 
 
 def has_pytree(value: object) -> bool:
-    """Whether torch's pytree registry knows the exact class of a value."""
-    return type(value) in pytree.SUPPORTED_NODES
+    """Whether torch's pytree registry knows the exact class of a value.
+
+    The registry is a dict: a metaclass with a hash of its own would be asked for it.
+    """
+    cls = type(value)
+    is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
+    return is_plain_key and cls in pytree.SUPPORTED_NODES
+
+
+def is_dataclass_object(value: object) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return find_in_class(type(value), "__dataclass_fields__") is not None
 
 
 def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
@@ -173,7 +193,7 @@ def iter_tensors(
 
 def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
     cls = type(value)
-    if cls in PLAIN or isinstance(value, torch.nn.Module):
+    if id(cls) in PLAIN or isinstance(value, torch.nn.Module):
         return
     if is_namedtuple(cls):
         for name in cls._fields:  # type: ignore[attr-defined]  # a namedtuple has fields
@@ -186,8 +206,8 @@ def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
             yield child, Item(path, index)
     elif has_pytree(value):
         yield from iter_pytree(value, path)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
+    elif is_dataclass_object(value):
+        for field in fields(cast("Any", value)):
             if hasattr(value, field.name):
                 yield getattr(value, field.name), Attr(path, field.name)
 
@@ -224,14 +244,14 @@ def build_skeleton(
     if isinstance(value, torch.Tensor):
         return (_TENSOR,)
     cls = type(value)
-    if cls in PLAIN or cls is slice:
+    if id(cls) in PLAIN or cls is slice:
         # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
         return (cls, repr(value))
-    if isinstance(value, (set, frozenset)) and cls in (set, frozenset):
+    if cls is set or cls is frozenset:
         items = at_once(partial(iter, value))
-        if all(type(item) in PLAIN for item in items):
+        if all(id(type(item)) in PLAIN for item in items):
             return (cls, *sorted((type(item).__name__, repr(item)) for item in items))
-    if cls.__module__ == "numpy" and hasattr(value, "tobytes"):
+    if module_of(cls) == "numpy" and hasattr(value, "tobytes"):
         return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
     if id(value) in above:
         return ("above", above.index(id(value)))
@@ -246,7 +266,11 @@ def build_skeleton(
 
 
 def _is_container(value: object) -> bool:
-    return isinstance(value, (dict, list, tuple, deque)) or has_pytree(value) or is_dataclass(value)
+    return (
+        isinstance(value, (dict, list, tuple, deque))
+        or has_pytree(value)
+        or is_dataclass_object(value)
+    )
 
 
 def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, str, str] | None:
@@ -398,10 +422,12 @@ class Planner:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
-        if type(value) in PLAIN:
+        if id(type(value)) in PLAIN:
             return ConstantPlan(value)
         # `()` is one object everywhere, and tuples are as good as their parts.
-        source = None if type(value) in (tuple, frozenset) else self._find_source(value)
+        source = (
+            None if type(value) is tuple or type(value) is frozenset else self._find_source(value)
+        )
         if source is not None:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
@@ -440,41 +466,41 @@ def _is_constant(value: object) -> bool:
         for part in value.__qualname__.split("."):
             found = getattr(found, part, None)
         return found is value or isinstance(value, BuiltinFunctionType)
-    if cls.__module__ == "numpy" and not hasattr(value, "flags"):
+    if module_of(cls) == "numpy" and not hasattr(value, "flags"):
         return True
-    if cls.__module__ == "numpy":
+    if module_of(cls) == "numpy":
         return not isinstance(value, Sized)  # a scalar
     is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
-    return is_plain or cls.__module__.partition(".")[0] in _IMMUTABLE_MODULES
+    return is_plain or module_of(cls).partition(".")[0] in _IMMUTABLE_MODULES
 
 
 Parts = tuple[list[Any], Callable[[list[Any]], object]]
 
 
-_COPIED = (bytearray, array.array)
+_COPIED = ids_of(bytearray, array.array)
 
 
 def _take_apart(value: Any) -> Parts | None:
     """An object's children, and how to make another from new ones; None for a leaf."""
     cls: Any = type(value)
-    if isinstance(value, (Iterator, torch.nn.Module)):
+    if is_iterator(cls) or isinstance(value, torch.nn.Module):
         raise Unbuildable(f"the result holds {_a(cls)}")
     if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
     if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
         return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
-    if cls in (list, tuple, set, frozenset):
+    if any(cls is kind for kind in (list, tuple, set, frozenset)):
         return list(value), cls
-    if cls in _COPIED or (cls.__module__ == "numpy" and hasattr(value, "flags")):
+    if id(cls) in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
         if getattr(getattr(value, "dtype", None), "hasobject", False):
             raise Unbuildable("the result holds an array of objects")
         kept = copy.copy(value)
         return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
-    if cls in (dict, OrderedDict, defaultdict):
+    if any(cls is kind for kind in (dict, OrderedDict, defaultdict)):
         return _take_dict_apart(value)
-    if cls.__new__ in _CONTAINERS and _holds_no_more(cls):
+    if find_in_class(cls, "__new__") in _CONTAINERS and _holds_no_more(cls):
         return _take_container_apart(value)
     if has_pytree(value) and not _is_simple(value):
         node = pytree.SUPPORTED_NODES[cls]
@@ -511,19 +537,19 @@ _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
 }
 
 
-_KNOWN_IN_C = (object, dict, OrderedDict, defaultdict, list, set)
+_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
 _IS_HEAP_TYPE = 1 << 9
 
 
 def _holds_no_more(cls: type) -> bool:
     """Whether what is in C of an object is known: that of the containers."""
-    return all(base in _KNOWN_IN_C or base.__flags__ & _IS_HEAP_TYPE for base in mro(cls))
+    return all(id(base) in _KNOWN_IN_C or flags_of(base) & _IS_HEAP_TYPE for base in mro(cls))
 
 
 def _take_container_apart(value: Any) -> Parts:
     """A subclass of a container: what it contains, and what was set on it beside that."""
     cls: Any = type(value)
-    new: Any = cls.__new__
+    new: Any = find_in_class(cls, "__new__")
     fill = _CONTAINERS[new]
     children = (
         list(elements_of(value))
@@ -588,7 +614,7 @@ def _take_object_apart(value: object) -> Parts | None:
     if not holds_tensor(value):
         if not (attributes or slots) or not _is_simple(value):
             return None
-        if is_library_module(cls.__module__):
+        if is_library_module(module_of(cls)):
             return None
     if not (attributes or slots) or not _is_simple(value):
         raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
@@ -604,7 +630,7 @@ def _take_object_apart(value: object) -> Parts | None:
 
 def _is_simple(value: object) -> bool:
     """Whether an object is all that its attributes show."""
-    new = type(value).__new__
+    new = find_in_class(type(value), "__new__")
     return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
 
 
@@ -645,13 +671,13 @@ _ways: dict[int, Callable[[object], object]] = {}
 _known: dict[int, weakref.ref[type]] = {}
 _generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object
-_generic_dict.argtypes = (ctypes.py_object, ctypes.c_void_p)
+_generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is asked what it is
 
 
 def _find_way(cls: type) -> Callable[[object], object]:
     descriptor: Any = find_in_class(cls, "__dict__")
     way: Callable[[object], object]
-    if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
         way = descriptor.__get__
     elif descriptor is None:
         way = _has_none
@@ -672,7 +698,7 @@ def _has_none(value: object) -> None:
 
 
 def _look_past_property(value: object) -> object:
-    return _generic_dict(value, None)
+    return _generic_dict(id(value), None)
 
 
 def holds_tensor(value: object) -> bool:
@@ -686,27 +712,26 @@ def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Ten
         yield value
         return
     seen = set() if seen is None else seen
-    if type(value) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
         return
     seen.add(id(value))
     inside: list[object] = list(attributes_of(value).values())
-    match value:
-        case dict():
-            inside += [part for item in items_of(value) for part in item]
-        case MappingProxyType():
-            inside += value.values()
-        case list() | tuple() | set() | frozenset() | deque():
-            inside += elements_of(value)
-        case FunctionType():
-            inside += bound_cells(value).values()
-            inside += [value.__defaults__, value.__kwdefaults__]
-        case MethodType():
-            inside += [value.__self__, value.__func__]
-        case partial():
-            inside += [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        inside += [part for item in items_of(value) for part in item]
+    elif isinstance(value, MappingProxyType):
+        inside += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        inside += elements_of(value)
+    elif isinstance(value, FunctionType):
+        inside += bound_cells(value).values()
+        inside += [value.__defaults__, value.__kwdefaults__]
+    elif isinstance(value, MethodType):
+        inside += [value.__self__, value.__func__]
+    elif isinstance(value, partial):
+        inside += [value.func, value.args, value.keywords]
     for item in inside:
         yield from iter_held(item, seen)
 
 
 def _a(cls: type) -> str:
-    return f"a {cls.__qualname__}"
+    return f"a {name_of(cls)}"

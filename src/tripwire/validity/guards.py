@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance, name_of
 from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import (
     ARRAY,
@@ -145,11 +146,11 @@ class GuardWriter:
 
     def add(self, path: str, expression: str, value: object) -> None:
         """Checks for one value and all that the run could read below it."""
-        if type(value) in PROXIES:
+        if id(type(value)) in PROXIES:
             self._add_proxy(path, expression, value)
         elif isinstance(value, torch.Tensor):
             self._add_tensor(path, expression, value)
-        elif type(value) in PLAIN or type(value) is slice:
+        elif id(type(value)) in PLAIN or type(value) is slice:
             self._add_plain(path, expression, value)
         elif id(value) in self.variables:
             other = self.variables[id(value)]
@@ -193,7 +194,7 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
-        if traits.cls in PLAIN_TENSORS:
+        if id(traits.cls) in PLAIN_TENSORS:
             parts = self._spell_form(name, tensor, meta, traits)
         else:  # whose `__torch_function__` would be told
             form, keys = self.constant(_form_of), _dispatch_keys(tensor)
@@ -247,44 +248,43 @@ class GuardWriter:
         self.check(
             path,
             f"type({name}) is {self.constant(cls)}",
-            f"a {cls.__qualname__}",
-            f"type({name}).__qualname__",
+            f"a {name_of(cls)}",
+            f"{self.constant(name_of)}(type({name}))",
         )
         for base, plain in _PLAIN_BASES.items():
             if isinstance(value, base):
                 spelled = f"_same({self.constant(plain)}({name}), {self.constant(plain(value))})"
                 self.check(path, spelled, repr(plain(value)), f"{self.constant(plain)}({name})")
-        match value:
-            case MethodType():
-                self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
-                self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
-            case weakref.ReferenceType():
-                self._add_referent(path, name, value)
-            case MappingProxyType():
-                self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
-            case functools.partial():
-                self.add(f"{path}.func", f"{name}.func", value.func)
-                self.add(f"{path}.args", f"{name}.args", value.args)
-                self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
-            case tuple():
-                self._add_elements(path, name, value, tuple)
-            case list() | deque():
-                if isinstance(value, deque):
-                    longest = f"{self.constant(_LONGEST)}({name})"
-                    condition = f"{longest} == {value.maxlen!r}"
-                    self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
-                holder = self._holders.get((id(value), ELEMENTS))
-                if holder is None or self._reads.filter_of(holder) is None:
-                    before = value if holder is None else tuple(holder.before().values())
-                    base = deque if isinstance(value, deque) else list
-                    self._add_elements(path, name, before, base)
-            case dict():
-                self._add_items(path, name, value)
-            case set() | frozenset():
-                self._add_members(path, name, value)
-            case _ if is_array(value) or isinstance(value, BYTES):
-                seen = self._holders[id(value), ARRAY].before()["values"]
-                self._compare(path, name, "_same_array", seen)
+        if issubclass(cls, MethodType):
+            self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
+            self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+        elif issubclass(cls, weakref.ReferenceType):
+            self._add_referent(path, name, value)
+        elif issubclass(cls, MappingProxyType):
+            self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
+        elif issubclass(cls, functools.partial):
+            self.add(f"{path}.func", f"{name}.func", value.func)
+            self.add(f"{path}.args", f"{name}.args", value.args)
+            self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
+        elif issubclass(cls, tuple):
+            self._add_elements(path, name, value, tuple)
+        elif issubclass(cls, (list, deque)):
+            if isinstance(value, deque):
+                longest = f"{self.constant(_LONGEST)}({name})"
+                condition = f"{longest} == {value.maxlen!r}"
+                self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
+            holder = self._holders.get((id(value), ELEMENTS))
+            if holder is None or self._reads.filter_of(holder) is None:
+                before = value if holder is None else tuple(holder.before().values())
+                base = deque if isinstance(value, deque) else list
+                self._add_elements(path, name, before, base)
+        elif issubclass(cls, dict):
+            self._add_items(path, name, value)
+        elif issubclass(cls, (set, frozenset)):
+            self._add_members(path, name, value)
+        elif is_array(value) or isinstance(value, BYTES):
+            seen = self._holders[id(value), ARRAY].before()["values"]
+            self._compare(path, name, "_same_array", seen)
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_globals
 
+from tripwire.callables import isinstance
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import (
