@@ -66,14 +66,21 @@ def show(file: str, as_json: bool, source: bool) -> None:
 @main.command()
 @_file
 @click.option("--trust", is_flag=True, help="Run the code that is in the record.")
+@click.option("--sandbox", is_flag=True, help="No network, no writes but to a temporary folder.")
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger where it raises.")
 @click.option("--backend", help='Compile with another back end; "none" runs it plainly.')
 @_json
-def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bool) -> None:
+def replay(
+    file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
+) -> None:
     """Run a record's call again."""
     from tripwire.recording.rerun import check_trust, rebuilding
+    from tripwire.sandbox import run_sandboxed
 
     check_trust(trust)
+    if sandbox:
+        chosen = [] if backend is None else ["--backend", backend]
+        sys.exit(run_sandboxed(file, [*chosen, *(["--json"] if as_json else [])]))
     with rebuilding(file) as call:
         sys.exit(_run(call.prepare(backend), call, debug, as_json))
 

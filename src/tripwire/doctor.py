@@ -80,11 +80,11 @@ def _cache() -> list[Finding]:
     if store is None:
         return [Finding("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
     number, size = store.measure()
-    fine = store.is_writable()
-    advice = "" if fine else "nothing can be kept there: every start is a cold one"
+    trouble = store.find_trouble()
+    advice = "nothing can be kept there: every start is a cold one"
     return [
         Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
-        *([] if fine else [Finding("that folder", "not writable", False, advice)]),
+        *([Finding("that folder", " ".join(trouble.split()), False, advice)] if trouble else []),
     ]
 
 
@@ -94,6 +94,7 @@ _VARIABLES = (
     "TRIPWIRE_BACKEND",
     "TRIPWIRE_CACHE_DIR",
     "TRIPWIRE_LOG_DIR",
+    "TRIPWIRE_LOG_BYTES",
     "TRIPWIRE_LOGS",
     "TRIPWIRE_RECORD_DIR",
     "TRIPWIRE_RECORD_CHECK",

@@ -74,5 +74,9 @@ class CannotReplay(TripwireError):
     """A record can be read, and still can't become live objects here."""
 
 
+class BadStore(TripwireError):
+    """Compiled code on disk isn't used. It is logged, and never raised to users."""
+
+
 class TelemetryError(TripwireError):
     """Telemetry was used in a way that it can't follow, or a log can't be read."""

@@ -30,11 +30,10 @@ _HAS_OWNERS = hasattr(os, "getuid")
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened at once, and then refused
 _BINARY = getattr(os, "O_BINARY", 0)
-# Where programs are given streams: `-o /dev/stdout`, `-o >(gzip)`.
-_STREAMS = re.compile(r"/dev|/proc/\d+/(task/\d+/)?fd")
+_DESCRIPTORS = re.compile(r"/proc/(\d+)/(task/\d+/)?fd")
 
 
-class NotOurs(Exception):
+class NotOurs(OSError):
     """Why a file or folder isn't trusted: others may have put it there."""
 
 
@@ -94,8 +93,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     process, such as /dev/stdout, is written to. Anything else that is no file is left alone.
     """
     place = Path(path)
-    if _is_stream(place):
-        with open(place, "wb") as stream:
+    stream = _open_stream(place)
+    if stream is not None:
+        with stream:
             yield stream
         return
     with suppress(FileNotFoundError):
@@ -109,9 +109,24 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         os.replace(draft, place)
 
 
-def _is_stream(place: Path) -> bool:
+def is_draft(name: str) -> bool:
+    """Whether a file's name is one that drafts have."""
+    return _DRAFT.fullmatch(name) is not None
+
+
+def _open_stream(place: Path) -> BinaryIO | None:
+    """A stream that programs are given by name: `-o /dev/stdout`, `-o >(gzip)`, `-o /dev/null`.
+
+    A descriptor of this process is written to where it stands: what is printed later comes behind.
+    """
     folder = os.path.realpath(place.parent)
-    return _STREAMS.fullmatch(folder) is not None and place.exists()
+    if folder == "/dev" and place.is_symlink():
+        place = Path(folder, os.readlink(place))
+        folder = os.path.realpath(place.parent)
+    found = _DESCRIPTORS.fullmatch(folder)
+    if found and int(found[1]) == os.getpid() and place.name.isdecimal():
+        return os.fdopen(os.dup(int(place.name)), "wb")
+    return place.open("wb") if folder == "/dev" and place.exists() else None
 
 
 def _hold(file: BinaryIO) -> bool:
@@ -129,13 +144,13 @@ def _sweep(folder: Path) -> None:
     """Remove what killed processes began in a folder: old drafts that no process holds."""
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found:
-            if _DRAFT.fullmatch(entry.name):
+            if is_draft(entry.name):
                 with suppress(OSError):  # another process was faster
                     _remove_abandoned(entry.path)
 
 
 def _remove_abandoned(path: str) -> None:
-    with suppress(NotOurs), open_regular(path, _NOFOLLOW) as file:
+    with open_regular(path, _NOFOLLOW) as file:
         is_old = time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED
         if is_old and _hold(file):
             os.unlink(path)
@@ -175,6 +190,12 @@ def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
         return file.read(most)
 
 
+def check_no_link(folder: Path) -> None:
+    """Raise `NotOurs` where a folder is a link to another."""
+    if folder.is_symlink():
+        raise NotOurs(f"{folder} is a link")
+
+
 def check_ours(folder: str | os.PathLike[str]) -> None:
     """Raise `NotOurs` unless this user and root alone decide what stands in a folder.
 
@@ -186,19 +207,20 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
         return
     names = _split(os.path.join(os.getcwd(), folder))
     here, links = "/", 0
-    _check_step(here, is_last=not names)
+    _check_step(here, os.lstat(here), is_last=not names)
     while names:
         name = names.pop()
         place = os.path.dirname(here) if name == ".." else os.path.join(here, name)
-        if os.path.islink(place):
+        status = os.lstat(place)
+        if stat.S_ISLNK(status.st_mode):
             links += 1
-            _check_link(place, links)
+            _check_link(place, status, links)
             target = os.readlink(place)
             names += _split(target)
             here = "/" if target.startswith("/") else here
         else:
             here = place
-            _check_step(here, is_last=not names)
+            _check_step(here, status, is_last=not names)
 
 
 def _split(path: str) -> list[str]:
@@ -206,8 +228,7 @@ def _split(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
-def _check_step(folder: str, is_last: bool) -> None:
-    status = os.lstat(folder)
+def _check_step(folder: str, status: os.stat_result, is_last: bool) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise NotOurs(f"{folder} is no folder")
     if status.st_uid not in (0, os.getuid()):
@@ -216,8 +237,8 @@ def _check_step(folder: str, is_last: bool) -> None:
         raise NotOurs(f"other users may write to {folder}; `chmod go-w` ends that")
 
 
-def _check_link(link: str, links: int) -> None:
+def _check_link(link: str, status: os.stat_result, links: int) -> None:
     if links > _MOST_LINKS:
         raise NotOurs(f"{link}: too many links on the way")
-    if os.lstat(link).st_uid not in (0, os.getuid()):
+    if status.st_uid not in (0, os.getuid()):
         raise NotOurs(f"{link} is a link that belongs to another user")

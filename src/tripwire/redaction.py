@@ -54,8 +54,18 @@ _LITERAL = re.compile(
 )
 _BEFORE = re.compile(
     r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w+))"""
-    r"""\s*(?:\)\s*)?(?::[^=:'"\n]{0,80}=(?!=)|[=!]=|:|=(?!=)|\bis(?:\s+not)?\b)\s*\(?\s*\Z"""
+    r"""\s*(?:\)\s*)?(?::[^=:'"\n]{0,80}=(?!=)|[=!]=|:(?:[^\n→]{0,160}→)?|=(?!=)"""
+    r"""|\bis(?:\s+not)?\b)\s*\(?\s*\Z"""
 )
+_FETCHED = re.compile(r"^\s*(\w+) = .*?(?:'(\w+)'\)|\['(\w+)'\]|\.(\w+))$", re.MULTILINE)
+_LAST_STEP = re.compile(r"(?:\['|\b)([A-Za-z_][\w-]*)(?:'\])?$")
+# Variables of the environment: that they changed is told, and never to what.
+_ENVIRONMENT = re.compile(r"\benviron'?\]?\[[^\]]+\]$")
+_CHANGED_VARIABLE = re.compile(
+    r"(\benviron'?\]?\[b?(?:'[^']*'|\"[^\"]*\")\]): "
+    r"(?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^→\n]*) → (?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^\s(;]+)"
+)
+_UNWRITTEN = "<not written: a variable of the environment>"
 _WORD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{24,512}(?![A-Za-z0-9+/_-])")
 _IN_WORDS = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -82,6 +92,7 @@ class Redactor:
         self.count = 0  # places
         self.found: list[str] = []  # for each secret, the name or the form that told it
         self._marks: dict[str, str] = {}
+        self._passed: set[str] = set()  # texts without any of them
 
     def learn(self, value: str, name: str | None = None) -> bool:
         """Whether a whole value is a secret: then it is known from now on."""
@@ -92,8 +103,18 @@ class Redactor:
 
     def clean(self, text: str, name: str | None = None) -> str:
         """A text without secrets. `name` is what it stands under; a text may be Python's source."""
-        if not self.wanted or not text or _MARK.fullmatch(text):
+        if not text:
             return text
+        text = _CHANGED_VARIABLE.sub(rf"\1: {_UNWRITTEN}", text) if "environ" in text else text
+        if not self.wanted or text in self._passed or _MARK.fullmatch(text):
+            return text
+        cleaned = self._clean(text, name)
+        if cleaned == text and len(self._passed) < _MOST_KNOWN and len(text) < 1000:
+            if name is None or not is_secret_name(name):
+                self._passed.add(text)
+        return cleaned
+
+    def _clean(self, text: str, name: str | None) -> str:
         if text in self._marks or is_secret(text, name):
             self.count += 1
             return self._mark(text, name)
@@ -107,6 +128,26 @@ class Redactor:
         if "'" in text or '"' in text:
             text = _LITERAL.sub(self._replace_literal, text)
         return _WORD.sub(self._replace_word, text)
+
+    def clean_guards(self, source: str) -> str:
+        """Code that compares: `v1 = get(v0, 'password')`, and then `v1 == 'x'`."""
+        if not self.wanted:
+            return source
+        for variable, *names in _FETCHED.findall(source):
+            name = next(filter(None, names))
+            if is_secret_name(name) or _PERHAPS.fullmatch(_words(name)):
+                compared = rf"\b{variable} == ({_LITERAL.pattern})"
+                for found in re.finditer(compared, source, re.DOTALL):
+                    self.learn(str(ast.literal_eval(found[1])), name)
+        return self.clean(source)
+
+    def clean_at(self, text: str, source: str) -> str:
+        """What was seen at a source such as `G['cfg'].password`, as `repr` spells it."""
+        if _ENVIRONMENT.search(source):
+            return _UNWRITTEN
+        last = _LAST_STEP.search(source)
+        name = f"{last[1]} = " if last else ""
+        return self.clean(name + text).removeprefix(name)
 
     def clean_arguments(self, arguments: Iterable[str]) -> tuple[str, ...]:
         """A command line: `--password x` has the name in one argument and the value in the next."""
@@ -133,6 +174,7 @@ class Redactor:
             mark = f"<redacted {len(self.found)}>" + "\n" * value.count("\n")
             if len(value) >= _SHORTEST_KNOWN and len(self._marks) < _MOST_KNOWN:
                 self._marks[value] = mark
+                self._passed.clear()
         return mark
 
     def _hide(self, found: re.Match[str], value: str, why: str | None = None) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tripwire.env import is_own_code
 from tripwire.errors import BadOption
+from tripwire.files import make_folder
 
 INTERRUPTED = 130  # what a shell says of a program that was interrupted
 
@@ -32,7 +33,7 @@ def logging_into(folder: Path) -> Iterator[None]:
     from tripwire.telemetry.reports import log_counters
 
     folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     before = os.environ.get("TRIPWIRE_LOG_DIR")
     os.environ["TRIPWIRE_LOG_DIR"] = str(folder)
     start_log(folder)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from support import run_python
 
 from tripwire.files import (
     NotOurs,
@@ -107,13 +108,29 @@ def test_a_block_that_raises_leaves_the_old_file_and_no_draft(tmp_path) -> None:
     assert (tmp_path / "place").read_text() == "old"
 
 
-def test_standard_output_is_written_to_and_stays_what_it_is(tmp_path) -> None:
-    code = (
-        "from tripwire.files import replacing\n"
-        "with replacing('/dev/stdout') as file: file.write(b'told')"
-    )
-    assert run_python(code).strip() == "told"
+TO_STREAM = """
+import sys
+from tripwire.files import replacing
+with replacing(sys.argv[1]) as file:
+    file.write(b"told ")
+print("after")
+"""
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_stream_of_the_process_is_written_to_and_stays_what_it_is(name, tmp_path) -> None:
+    command = [sys.executable, "-c", TO_STREAM, name]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=env, stdout=subprocess.PIPE).stdout == b"told after\n"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(command, env=env, stdout=file, check=True)
+    assert (tmp_path / "file").read_bytes() == b"told after\n"
     assert Path("/dev/stdout").is_symlink()
+
+
+def test_a_device_is_written_to_and_stays_what_it_is() -> None:
+    write(Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
 
 
 def test_drafts_of_killed_processes_are_swept_after_a_day_unless_held(tmp_path) -> None:

@@ -21,6 +21,7 @@ SOURCE = ROOT / "src" / "tripwire"
 ADAPTERS = {"backends.torchs", "backends.inductor", "backends.handover", "backends.keys"}
 LAYERS = [
     {"callables", "env", "errors", "files", "redaction"},
+    {"sandbox"},
     {
         "recording.nodes",
         "tracing.uses",

@@ -296,6 +296,17 @@ def test_the_doctor_says_how_it_watches() -> None:
     assert {"name", "found", "good", "advice"} == set(told[0])
 
 
+def test_the_doctor_says_why_nothing_is_kept(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "new"))
+    assert "that folder" not in run("doctor").output
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path))
+    assert "[store-taken]" in run("doctor").output
+    tmp_path.chmod(0o777)
+    assert "[store-not-ours]" in run("doctor").output
+
+
 def test_the_doctor_shows_tripwires_variables(monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_DIR", "here")
     assert "TRIPWIRE_RECORD_DIR" in run("doctor").output

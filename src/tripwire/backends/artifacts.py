@@ -1,27 +1,54 @@
 """Artifacts: compiled code on disk, one file per key. Many processes may share the folder.
 
-A file is read only if it is whole, says the key that was asked for, and belongs to this user:
-what is in it will be unpickled and run. Anything else is ignored with a warning.
+What is in a file will be unpickled and run. So it is read only if this user alone can have put it
+there (see files.py), and if a digest over all of it, keyed with a secret of the user's, says that
+tripwire wrote it for the key that was asked for. Anything else is told once, and compiled anew.
+
+A folder becomes a store while it is empty: it gets our tag. In a folder without the tag nothing
+is read, written or removed.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
 import logging
 import os
-import tempfile
-from contextlib import suppress
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_MAGIC = b"tripwire artifact 1\n"
+from tripwire.errors import BadStore
+from tripwire.files import (
+    NotOurs,
+    check_no_link,
+    check_ours,
+    is_draft,
+    make_folder,
+    open_new,
+    read_ours,
+    replacing,
+)
+
+_KIND = b"tripwire artifact "
+_MAGIC = _KIND + b"2\n"
+_DIGEST = 64  # characters, and a line's end
+_SECRET = 32  # bytes
+_TAG = "CACHEDIR.TAG"  # which programs that make backups know
+_TAGGED = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# A store of tripwire's: compiled code, which may be removed at any time.\n"
+)
+_NAME = re.compile(r"[0-9a-f]{64}\.bin")
 _LARGEST_FOLDER = 1 << 30  # bytes; the least recently used files go first
+_IN_USE = 24 * 3600  # seconds in which a library that torch built may still be about to be loaded
 _log = logging.getLogger("tripwire.cache")
-
-
-class _Unusable(Exception):
-    """Why a file is ignored."""
+_told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +64,7 @@ def find_store() -> Store | None:
     named = os.environ.get("TRIPWIRE_CACHE_DIR")
     if named is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Store(Path(home) / "tripwire")
+        return Store(Path(home) / "tripwire" / "store")
     return Store(Path(named)) if named else None
 
 
@@ -51,65 +78,123 @@ class Store:
         """The artifact of a key, if there is a sound one."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                _check_owner(os.fstat(file.fileno()))
-                content = file.read()
-            artifact = _parse(content, key)
-            with suppress(OSError):
-                os.utime(path)  # it was of use now
-            return artifact
+            with _trusting(path):
+                check_ours(path.parent)
+                check_no_link(path.parent)
+                self._check_tag()
+                content = read_ours(path)
+            artifact = _parse(content, key, find_secret())
         except FileNotFoundError:
             return None
-        except (OSError, _Unusable) as error:
+        except (OSError, BadStore) as error:
             self.distrust(key, error)
             return None
+        with suppress(OSError):
+            os.utime(path)  # it was of use now
+        return artifact
 
     def write(self, key: str, artifact: Artifact) -> None:
         """Keep an artifact. Others see the whole file or none."""
         path = self._path(key)
-        header = {
-            "key": key,
-            "sha256": hashlib.sha256(artifact.payload).hexdigest(),
-            "facts": artifact.facts,
-        }
-        content = _MAGIC + json.dumps(header).encode() + b"\n" + artifact.payload
+        header = json.dumps({"key": key, "facts": artifact.facts}).encode() + b"\n"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                Path(draft).replace(path)
-            except BaseException:
-                Path(draft).unlink(missing_ok=True)
-                raise
+            digest = _sign(find_secret(), header, artifact.payload)
+            self._prepare()
+            self._make_folder(path.parent)
+            with replacing(path) as file:
+                file.writelines((_MAGIC, digest, b"\n", header, artifact.payload))
             self._prune()
-        except OSError as error:
-            _log.warning("Compiled code can't be kept in %s: %s", self.folder, error)
+        except (OSError, BadStore) as error:
+            self.tell_unkept(error)
+
+    def make_kernel_folder(self) -> Path:
+        """The folder for libraries that torch builds and loads; nobody else may enter it."""
+        self._prepare()
+        folder = self.folder / "torch"
+        self._make_folder(folder)
+        with _trusting(folder):
+            if folder.stat().st_mode & 0o077:
+                raise NotOurs("other users may enter it")
+        return folder
 
     def measure(self) -> tuple[int, int]:
-        """How many files there are, and their bytes."""
+        """How many artifacts there are, and their bytes."""
         found = self._list()
         return len(found), sum(size for _, size, _ in found)
 
-    def is_writable(self) -> bool:
-        """Whether something can be kept."""
+    def find_trouble(self) -> str | None:
+        """Why nothing can be kept here, if so. Nothing is made to find out."""
         there = next((f for f in (self.folder, *self.folder.parents) if f.exists()), self.folder)
-        return there.is_dir() and os.access(there, os.W_OK)
+        try:
+            with _trusting(there):
+                check_ours(there)
+                if there == self.folder and not self._is_new():
+                    self._check_tag()
+        except (OSError, BadStore) as error:
+            return str(error)
+        return None if os.access(there, os.W_OK) else f"{there} is not writable"
 
     def distrust(self, key: str, reason: Exception) -> None:
         """Say that an artifact isn't used."""
-        _log.warning("The cached code %s is ignored: %s", self._path(key), reason)
+        _tell(f"The cached code {self._path(key)} is ignored: {reason}")
+
+    def tell_shared(self, variable: str, folder: str) -> None:
+        """Say that a folder of torch's isn't used, since others may have written in it."""
+        error = BadStore(
+            f"{variable} names {folder}, where other users may put code that torch would run.\n"
+            f"{self.folder} is used in its place. `chmod go-w` it, and the folders above it.",
+            slug="kernels-not-ours",
+        )
+        _tell(str(error))
+
+    def tell_unkept(self, reason: Exception) -> None:
+        """Say that nothing can be kept."""
+        _tell(f"Compiled code can't be kept in {self.folder}: {reason}")
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.bin"
 
+    def _prepare(self) -> None:
+        """Make the folder a store, if it is new; raise if it is something else."""
+        with _trusting(self.folder):
+            make_folder(self.folder)
+            check_ours(self.folder)
+            if self._is_new():
+                with replacing(self.folder / _TAG) as file:
+                    file.write(_TAGGED)
+            self._check_tag()
+
+    def _make_folder(self, folder: Path) -> None:
+        """A folder inside, made if need be."""
+        with _trusting(folder):
+            make_folder(folder)
+            check_ours(folder)
+            check_no_link(folder)
+
+    def _is_new(self) -> bool:
+        return all(map(is_draft, os.listdir(self.folder)))  # another may be making the same store
+
+    def _check_tag(self) -> None:
+        try:
+            tag = read_ours(self.folder / _TAG, len(_TAGGED))
+        except FileNotFoundError:
+            tag = b""
+        if tag != _TAGGED:
+            raise BadStore(
+                f"{self.folder} is no store of tripwire's: there are other things in it.\n"
+                "Nothing is kept there, and nothing is removed. Let TRIPWIRE_CACHE_DIR name a "
+                "folder that is empty, or that isn't there yet.",
+                slug="store-taken",
+            )
+
     def _list(self) -> list[tuple[float, int, Path]]:
+        """What is named like an artifact: when it was of use last, its bytes, its path."""
         found = []
-        for path in self.folder.glob("??/*.bin"):
-            with suppress(OSError):  # another process was faster
-                stat = path.stat()
-                found.append((stat.st_mtime, stat.st_size, path))
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*.bin"):
+            if _NAME.fullmatch(path.name) and path.name[:2] == path.parent.name:
+                with suppress(OSError):  # another process was faster
+                    status = path.lstat()
+                    found.append((status.st_mtime, status.st_size, path))
         return found
 
     def _prune(self) -> None:
@@ -117,31 +202,124 @@ class Store:
         surplus = sum(size for _, size, _ in found) - _LARGEST_FOLDER
         for _, size, path in sorted(found):
             if surplus <= 0:
-                return
-            path.unlink(missing_ok=True)
+                break
+            with suppress(OSError):  # another process was faster, or it is somebody's
+                if read_ours(path, len(_KIND)) == _KIND:
+                    path.unlink()
+                    surplus -= size
+        _prune_kernels(self.folder / "torch")
+
+
+def _prune_kernels(folder: Path) -> None:
+    """Remove the least recently used of what torch built; it builds again what is missing."""
+    found = []
+    for base, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(base, name)
+            with suppress(OSError):
+                status = os.lstat(path)
+                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    surplus = sum(size for _, size, _ in found) - _LARGEST_FOLDER
+    for used, size, path in sorted(found):
+        if surplus <= 0 or time.time() - used < _IN_USE:
+            return
+        with suppress(OSError):
+            os.unlink(path)
             surplus -= size
 
 
-def _check_owner(stat: os.stat_result) -> None:
-    if not hasattr(os, "getuid"):
-        return
-    if stat.st_uid != os.getuid():
-        raise _Unusable("it belongs to another user")
-    if stat.st_mode & 0o022:
-        raise _Unusable("other users may write it")
+def _tell(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        _log.warning("%s", text)
 
 
-def _parse(content: bytes, key: str) -> Artifact:
-    if not content.startswith(_MAGIC):
-        raise _Unusable("it is no artifact of this version")
-    header, _, payload = content[len(_MAGIC) :].partition(b"\n")
+@contextmanager
+def _trusting(path: Path) -> Iterator[None]:
     try:
-        said = json.loads(header)
-        found, digest, facts = said["key"], said["sha256"], dict(said["facts"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise _Unusable("its header is damaged") from error
-    if found != key:
-        raise _Unusable("it was written for something else")
-    if digest != hashlib.sha256(payload).hexdigest():
-        raise _Unusable("its content is damaged")
-    return Artifact(payload, facts)
+        yield
+    except NotOurs as error:
+        raise BadStore(
+            f"{path}: {error}.\n"
+            "What compiled code is read from must be this user's alone, and so must every folder "
+            "above it. TRIPWIRE_CACHE_DIR names another place.",
+            slug="store-not-ours",
+        ) from None
+
+
+# --- the digest --------------------------------------------------------------------------------
+
+
+def find_secret() -> bytes:
+    """What this user's digests are keyed with; made once, outside of any store.
+
+    Whoever brings a store from elsewhere, or plants a file in one, doesn't have it.
+    """
+    try:
+        home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        folder = Path(home) / "tripwire" / "store"
+        try:
+            secret = _read_secret(folder)
+        except FileNotFoundError:
+            _make_secret(folder)
+            secret = _read_secret(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise BadStore(
+            f"The key of this user's compiled code can't be used: {error}.\n"
+            "It lies in tripwire/store/key in XDG_CONFIG_HOME, or in ~/.config. Removing it is "
+            "safe: a new one is made, and code is compiled anew.",
+            slug="store-key",
+        ) from None
+    return secret
+
+
+def _read_secret(folder: Path) -> bytes:
+    check_ours(folder)
+    secret = read_ours(folder / "key", _SECRET + 1)
+    if len(secret) != _SECRET:
+        raise NotOurs(f"{folder / 'key'} is damaged")
+    return secret
+
+
+def _make_secret(folder: Path) -> None:
+    """Put a new secret into its place unless one is there.
+
+    A folder takes the place of none or of an empty one, and never of one with a file in it: of
+    many processes that come at the same time one succeeds, and all read its file.
+    """
+    make_folder(folder.parent)
+    draft = folder.with_name(f".store-{secrets.token_hex(8)}")
+    make_folder(draft)
+    try:
+        with os.fdopen(open_new(draft / "key"), "wb") as file:
+            file.write(secrets.token_bytes(_SECRET))
+        with suppress(OSError):
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sign(secret: bytes, header: bytes, payload: bytes) -> bytes:
+    made = hmac.new(secret, header, "sha256")
+    made.update(payload)
+    return made.hexdigest().encode()
+
+
+def _parse(content: bytes, key: str, secret: bytes) -> Artifact:
+    if not content.startswith(_MAGIC):
+        raise _unusable("it is no artifact of this version")
+    start = len(_MAGIC) + _DIGEST + 1
+    end = content.find(b"\n", start) + 1
+    if not end:
+        raise _unusable("it is cut off")
+    header, payload = content[start:end], content[end:]
+    if not hmac.compare_digest(content[len(_MAGIC) : start - 1], _sign(secret, header, payload)):
+        raise _unusable("it is damaged, or it wasn't written by tripwire for this user")
+    said = json.loads(header)  # it is ours
+    if said["key"] != key:
+        raise _unusable("it was written for something else")
+    return Artifact(payload, said["facts"])
+
+
+def _unusable(why: str) -> BadStore:
+    return BadStore(f"{why}; it is made anew", slug="artifact-unusable")

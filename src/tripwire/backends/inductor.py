@@ -6,6 +6,9 @@ come it isn't, see docs/design/0009.
 What it compiles for inference is kept in tripwire's store, whole, so that a warm start neither
 traces the graph again nor asks torch's caches. They serve where there is a backward pass, which
 is compiled when it is first run.
+
+torch builds libraries, and runs what it finds under their names in a folder under /tmp that anyone
+may have made. With a store, they are built and found in the store.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import fx
-from torch._inductor import cpu_vec_isa, list_mode_options
+from torch._inductor import codecache, cpu_vec_isa, list_mode_options
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store
@@ -29,7 +33,8 @@ from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import handing_over
 from tripwire.backends.keys import find_key
 from tripwire.backends.rounds import in_rounds
-from tripwire.errors import BadOption
+from tripwire.errors import BadOption, BadStore
+from tripwire.files import check_ours, make_folder
 
 try:
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
@@ -62,7 +67,8 @@ def compile_graph(
     patches = find_patches(mode, options)
     with torch._inductor.config.patch(patches):
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs)
-        store = None if Bundle is None or trains else find_store()
+        store = _settle_kernels(find_store())
+        store = None if Bundle is None or trains else store
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
         if store is not None and key is not None:
@@ -128,6 +134,59 @@ def _load(store: Store, key: str) -> Runtime | None:
     except Exception as error:
         store.distrust(key, error)
         return None
+
+
+# --- where torch builds, and finds what it built -----------------------------------------------
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch sets it, too, once it has chosen its own
+_KERNELS = "TRITON_CACHE_DIR"
+_settled: set[str] = set()  # folders that were chosen here, and not by the user
+
+
+def _settle_kernels(store: Store | None) -> Store | None:
+    """Have torch build and look for libraries where nobody else can put any; then the store.
+
+    A folder that the user names stays, if it is the user's. The choice holds for the process: a
+    backward pass is compiled when it is first run, and workers are told by the environment.
+    """
+    if store is None:
+        return None
+    before = os.environ.get(_FOLDER)
+    try:
+        if before is None or before in _settled or before == os.path.abspath(default_cache_dir()):
+            folder = str(store.make_kernel_folder())
+        elif _is_private(before):
+            folder = before
+        else:
+            store.tell_shared(_FOLDER, before)
+            folder = str(store.make_kernel_folder())
+    except (OSError, BadStore) as error:
+        store.tell_unkept(error)
+        return None
+    if folder != before:
+        _settled.add(folder)
+        os.environ[_FOLDER] = folder
+        if before is not None and os.environ.get(_KERNELS, "").startswith(before + os.sep):
+            del os.environ[_KERNELS]  # torch set it, and sets it again
+    _settle_headers(folder)
+    return store
+
+
+def _is_private(folder: str) -> bool:
+    try:
+        make_folder(folder)
+        check_ours(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _settle_headers(folder: str) -> None:
+    """Headers that torch compiled before go into each library; they too lie under /tmp."""
+    if hasattr(codecache, "_HEADER_DIR") and not _is_private(codecache._HEADER_DIR):
+        codecache._HEADER_DIR = os.path.join(folder, "precompiled_headers")
+        codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
+        codecache._precompile_header.cache_clear()
 
 
 # --- vector instructions -----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from tripwire.files import replacing
 from tripwire.report.details import Details
 from tripwire.report.model import Report
 
@@ -60,25 +61,10 @@ SCRIPTS = (
 
 
 def write_report(report: Report, details: Details, target: str | os.PathLike[str]) -> Path:
-    """Write the page to a file; a file that is there is replaced at the end.
-
-    A device or a pipe is written to: it must stay what it is.
-    """
-    path = Path(target)
-    real = path.resolve()  # where a link leads
-    if path.exists() and not real.is_file():
-        with path.open("wb") as file:
-            file.writelines(build_page(report, details))
-        return path
-    partial = real.with_name(f"{real.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(build_page(report, details))
-        partial.replace(real)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return path
+    """Write the page to a file; a file or a link that is there is replaced at the end."""
+    with replacing(target) as file:
+        file.writelines(build_page(report, details))
+    return Path(target)
 
 
 def build_page(report: Report, details: Details) -> Iterator[bytes]:

@@ -11,19 +11,31 @@ import re
 from contextlib import ExitStack
 from datetime import datetime
 from functools import cache
+from io import TextIOWrapper
 from pathlib import Path
 
-from tripwire.files import make_folder, open_to_append
+from tripwire.files import check_no_link, make_folder, open_to_append
+from tripwire.redaction import Redactor
 from tripwire.telemetry import clock
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
 class StripAnsiFormatter(logging.Formatter):
-    """Takes the colours out of what is logged."""
+    """Takes the colours out of what is logged, and what looks like a secret."""
+
+    _redactor = Redactor()
 
     def format(self, record: logging.LogRecord) -> str:
-        return strip_colours(super().format(record))
+        return self._redactor.clean(strip_colours(super().format(record)))
+
+
+class _OwnFileHandler(logging.FileHandler):
+    """A file for this user alone; a link in its place is an error."""
+
+    def _open(self) -> TextIOWrapper:
+        handle = open_to_append(self.baseFilename)
+        return TextIOWrapper(os.fdopen(handle, "ab"), self.encoding, self.errors)
 
 
 def strip_colours(text: str) -> str:
@@ -52,6 +64,7 @@ def add_file_handler() -> ExitStack:
     """Log all that tripwire says into `debug.log` there until the stack is closed."""
     directory = get_debug_dir()
     make_folder(directory)
+    check_no_link(directory)
     return setup_log_file(directory / "debug.log", level=logging.DEBUG)
 
 
@@ -61,8 +74,7 @@ def setup_log_file(path: str | os.PathLike[str] | None, *, level: int | None = N
     if path is None:
         return stack
     logger = logging.getLogger("tripwire")
-    os.close(open_to_append(path))  # made for this user alone, and no link
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _OwnFileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(StripAnsiFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.level
     stack.callback(handler.close)

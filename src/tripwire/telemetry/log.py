@@ -3,7 +3,8 @@
 `TRIPWIRE_LOG_DIR` or `start_log` says where. The file is made with the first event, and begins
 with a header. An event is one line and one `write` to a descriptor that appends, so threads don't
 mix their lines. A forked child gets a file of its own. A log that can't be written is dropped,
-and said once; nothing that it tells of fails because of it.
+and said once; nothing that it tells of fails because of it. So is one that has become as long as
+`TRIPWIRE_LOG_BYTES` says: its last event tells so.
 """
 
 from __future__ import annotations
@@ -22,13 +23,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tripwire.files import make_folder, open_new
+from tripwire.redaction import Redactor, is_wanted
 from tripwire.telemetry import clock
+from tripwire.telemetry.counters import count
 from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.metrics import find_version
-from tripwire.telemetry.schema import MAJOR, MINOR, Event, Header, ThreadNamed, encode
+from tripwire.telemetry.schema import (
+    MAJOR,
+    MINOR,
+    Event,
+    Header,
+    Instant,
+    ThreadNamed,
+    clean,
+    encode,
+)
 from tripwire.telemetry.threads import local
 
 logger = logging.getLogger("tripwire.telemetry")
+
+LONGEST = 1 << 30  # bytes of one file, unless TRIPWIRE_LOG_BYTES says otherwise
 
 _RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
@@ -47,9 +62,12 @@ class EventLog:
         self.path: Path | None = None  # none before the first event
         self.dropped = False
         self.lines = 0
+        self.bytes = 0
+        self.longest = find_longest()
         self.spent_ns = 0  # writing
         self._file: io.FileIO | None = None
         self._opening = make_lock()
+        self._redactor = Redactor()
         self._named: set[int] = set()  # threads that have said their names
         _logs.add(self)
 
@@ -60,8 +78,19 @@ class EventLog:
             return
         if event.thread not in self._named:
             self._name_thread(event)
-        self._append(encode(event))
+        line = encode(self._clean(event))
+        if self.bytes + len(line) > self.longest:
+            self._end(event)
+        else:
+            self._append(line)
         self.spent_ns += clock.monotonic_ns() - begin
+
+    def _clean(self, event: Event) -> Event:
+        before = self._redactor.count
+        cleaned = clean(event, self._redactor)
+        if self._redactor.count > before:
+            count("redaction", "values", self._redactor.count - before)
+        return cleaned
 
     def close(self) -> None:
         """No more events; another `write` would begin a second file."""
@@ -84,6 +113,17 @@ class EventLog:
             self._drop(error)
         else:
             self.lines += 1
+            self.bytes += len(line)
+
+    def _end(self, event: Event) -> None:
+        """The file is as long as it may be: say so in it, and write no more."""
+        if not self.dropped:
+            full = Instant(time_ns=event.time_ns, thread=event.thread, name="the log is full")
+            self._append(encode(full))
+            self._drop(
+                f"it has {self.bytes:,} bytes, and more than {self.longest:,} aren't written; "
+                "TRIPWIRE_LOG_BYTES sets another number"
+            )
 
     def _open(self) -> bool:
         with self._opening:
@@ -95,20 +135,20 @@ class EventLog:
             host = re.sub(r"[^\w.]+", "_", header.host)
             path = self.directory / f"tripwire-{host}-{header.pid}-{header.token}.jsonl"
             try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                file = io.FileIO(path, "xb", opener=_open_to_append)  # unbuffered
-                file.write(encode(header))
+                make_folder(self.directory)
+                file = io.FileIO(open_new(path, os.O_APPEND), "wb")  # unbuffered
+                file.write(encode(clean(header, self._redactor)))
             except OSError as error:
                 self._drop(error)
                 return False
             self.path, self._file = path, file
             return True
 
-    def _drop(self, error: OSError) -> None:
+    def _drop(self, why: OSError | str) -> None:
         if not self.dropped:
             self.dropped = True
             self.close()
-            logger.warning("the log in %s is dropped: %s", self.directory, error)
+            logger.warning("the log in %s is dropped: %s", self.directory, why)
 
     def _name_thread(self, event: Event) -> None:
         self._named.add(event.thread)
@@ -121,6 +161,7 @@ class EventLog:
         self.path, self._file = None, None
         self._named = set()
         self.lines = 0
+        self.bytes = 0
 
     def forget_parent(self) -> None:
         """In a forked child: the file is the parent's."""
@@ -129,8 +170,13 @@ class EventLog:
         self._forget()
 
 
-def _open_to_append(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_APPEND, 0o644)
+def find_longest() -> int:
+    """How many bytes a file may have."""
+    said = os.environ.get("TRIPWIRE_LOG_BYTES", "")
+    if said and not (said.isdecimal() and len(said) < 19):
+        logger.warning("TRIPWIRE_LOG_BYTES=%s is no number of bytes; %d is used", said, LONGEST)
+        return LONGEST
+    return int(said or LONGEST)
 
 
 def describe_process() -> Header:
@@ -149,7 +195,12 @@ def describe_process() -> Header:
         torch=getattr(sys.modules.get("torch.version"), "__version__", None),
         executable=sys.executable,
         argv=tuple(sys.argv),
-        ranks={k: v for k, v in sorted(os.environ.items()) if _RANK_VARIABLES.fullmatch(k)},
+        ranks={
+            name: text
+            for name, text in sorted(os.environ.items())
+            if _RANK_VARIABLES.fullmatch(name) and text.isdecimal()
+        },
+        redacts=is_wanted(),
     )
 
 

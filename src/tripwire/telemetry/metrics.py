@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry.contexts import HandOver, TopN
-from tripwire.telemetry.serial import make_plain
+from tripwire.telemetry.serial import Int, make_plain
 
 LOG_FORMAT_VERSION = 1
 
@@ -46,7 +46,7 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     frame_key: str | None = None
     co_name: str | None = None
     co_filename: str | None = None
-    co_firstlineno: int | None = None
+    co_firstlineno: Int | None = None
     backend: str | None = None
     is_forward: bool | None = None
     is_runtime: bool = False
@@ -56,78 +56,78 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     backend_config: str | None = None
 
     # how much
-    cache_size: int | None = None  # entries of this callable
-    accumulated_cache_size: int | None = None  # entries of all callables
-    guard_count: int | None = None
-    shape_env_guard_count: int | None = None  # those on sizes
-    wire_count: int | None = None
-    read_count: int | None = None
-    probe_count: int | None = None
-    branch_count: int | None = None
-    effect_count: int | None = None
-    graph_op_count: int | None = None
-    graph_node_count: int | None = None
-    graph_input_count: int | None = None
-    graph_output_count: int | None = None
+    cache_size: Int | None = None  # entries of this callable
+    accumulated_cache_size: Int | None = None  # entries of all callables
+    guard_count: Int | None = None
+    shape_env_guard_count: Int | None = None  # those on sizes
+    wire_count: Int | None = None
+    read_count: Int | None = None
+    probe_count: Int | None = None
+    branch_count: Int | None = None
+    effect_count: Int | None = None
+    graph_op_count: Int | None = None
+    graph_node_count: Int | None = None
+    graph_input_count: Int | None = None
+    graph_output_count: Int | None = None
     graph_node_shapes: str | None = None
-    ir_count: int | None = None
-    num_graph_breaks: int | None = None  # submodules compiled on their own after a refusal
-    param_numel: int | None = None
-    param_bytes: int | None = None
-    param_count: int | None = None
+    ir_count: Int | None = None
+    num_graph_breaks: Int | None = None  # submodules compiled on their own after a refusal
+    param_numel: Int | None = None
+    param_bytes: Int | None = None
+    param_count: Int | None = None
     compliant_custom_ops: str | None = None
     non_compliant_ops: str | None = None
 
     # how long
-    start_time_us: int | None = None  # by the wall clock
-    end_time_us: int | None = None
-    duration_us: int | None = None
-    trace_us: int | None = None
-    observe_us: int | None = None
-    plan_us: int | None = None
-    arm_us: int | None = None
-    backend_us: int | None = None
-    first_run_us: int | None = None
-    check_us: int | None = None
-    retire_us: int | None = None
-    record_us: int | None = None
-    unattributed_us: int | None = None  # of the duration, what no phase claims
-    gc_time_us: int | None = None
-    logging_overhead_us: int | None = None
+    start_time_us: Int | None = None  # by the wall clock
+    end_time_us: Int | None = None
+    duration_us: Int | None = None
+    trace_us: Int | None = None
+    observe_us: Int | None = None
+    plan_us: Int | None = None
+    arm_us: Int | None = None
+    backend_us: Int | None = None
+    first_run_us: Int | None = None
+    check_us: Int | None = None
+    retire_us: Int | None = None
+    record_us: Int | None = None
+    unattributed_us: Int | None = None  # of the duration, what no phase claims
+    gc_time_us: Int | None = None
+    logging_overhead_us: Int | None = None
     guard_latency_us: float | None = None  # of one call of the guards that were built
-    time_before_restart_us: int | None = None
-    pre_grad_pass_time_us: int | None = None
-    joint_graph_pass_time_us: int | None = None
-    post_grad_pass_time_us: int | None = None
-    aot_autograd_time_us: int | None = None
-    backward_time_us: int | None = None
-    inductor_time_us: int | None = None
-    code_gen_time_us: int | None = None
-    triton_compile_time_us: int | None = None
+    time_before_restart_us: Int | None = None
+    pre_grad_pass_time_us: Int | None = None
+    joint_graph_pass_time_us: Int | None = None
+    post_grad_pass_time_us: Int | None = None
+    aot_autograd_time_us: Int | None = None
+    backward_time_us: Int | None = None
+    inductor_time_us: Int | None = None
+    code_gen_time_us: Int | None = None
+    triton_compile_time_us: Int | None = None
     triton_kernel_compile_times_us: str | None = None  # the slowest, as JSON
-    compile_time_autotune_time_us: int | None = None
-    runtime_triton_autotune_time_us: int | None = None
-    runtime_cudagraphify_time_us: int | None = None
+    compile_time_autotune_time_us: Int | None = None
+    runtime_triton_autotune_time_us: Int | None = None
+    runtime_cudagraphify_time_us: Int | None = None
     cudagraph_skip_reason: str | None = None
 
     # caches on disk or elsewhere
-    local_cache_hit_count: int = 0
-    local_cache_miss_count: int = 0
-    remote_cache_hit_count: int = 0
-    remote_cache_miss_count: int = 0
+    local_cache_hit_count: Int = 0
+    local_cache_miss_count: Int = 0
+    remote_cache_hit_count: Int = 0
+    remote_cache_miss_count: Int = 0
     cache_hit_keys: str | None = None
     cache_miss_keys: str | None = None
     cache_backend_type: str | None = None
-    cache_version: int | None = None
-    cache_get_time_us: int | None = None
-    cache_put_time_us: int | None = None
-    cache_saved_time_us: int | None = None
+    cache_version: Int | None = None
+    cache_get_time_us: Int | None = None
+    cache_put_time_us: Int | None = None
+    cache_saved_time_us: Int | None = None
 
     # what went wrong, and why it was compiled again
     fail_type: str | None = None
     fail_reason: str | None = None
     fail_user_frame_filename: str | None = None
-    fail_user_frame_lineno: int | None = None
+    fail_user_frame_lineno: Int | None = None
     refusal: str | None = None  # the slug
     exception_stack_trace: tuple[str, ...] | None = None
     stack_trace: tuple[str, ...] | None = None  # of the call that was compiled
@@ -141,7 +141,7 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tripwire_version: str | None = None
     cuda_version: str | None = None
     triton_version: str | None = None
-    log_format_version: int = LOG_FORMAT_VERSION
+    log_format_version: Int = LOG_FORMAT_VERSION
 
     @property
     def start_time(self) -> float | None:

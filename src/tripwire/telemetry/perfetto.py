@@ -14,8 +14,9 @@ from typing import IO
 
 import msgspec
 
+from tripwire.files import replacing
 from tripwire.telemetry.chromium import ChromiumEvent
-from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.reader import Logged, LogReader, too_large
 from tripwire.telemetry.schema import (
     CompileFinished,
     Counts,
@@ -29,13 +30,14 @@ from tripwire.telemetry.schema import (
     ThreadNamed,
 )
 
+MOST_LANES = 100_000
+
 
 def write_chrome_trace(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Write the trace of a log's directory; Perfetto and chrome://tracing open it."""
-    path = Path(target)
-    with path.open("wb") as file:
+    with replacing(target) as file:
         stream_trace(LogReader(log), file)
-    return path
+    return Path(target)
 
 
 def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
@@ -65,6 +67,8 @@ def build_events(logged_events: Iterable[Logged], begin_ns: int) -> Iterator[Chr
                 yield _name("thread_name", pid, tid, event.name)
             case SpanDone():
                 lane = lanes.setdefault((process.token, tid), _Lane())
+                if len(lanes) > MOST_LANES:
+                    raise too_large("threads", MOST_LANES, "a timeline")
                 start, end = lane.place(ns, ns + event.duration_ns, event.depth)
                 yield ChromiumEvent(
                     name=event.name,
@@ -90,23 +94,20 @@ def build_events(logged_events: Iterable[Logged], begin_ns: int) -> Iterator[Chr
                     )
 
 
-_LONG_AGO = -(1 << 63)
-
-
 class _Lane:
     """One thread. Spans come in the order of their ends, each after those inside it."""
 
     def __init__(self) -> None:
-        self._ends: list[int] = []  # by depth, of the latest span there
+        self._latest: list[tuple[int, int]] = []  # depth and end, at most one for each depth
 
     def place(self, start: int, end: int, depth: int) -> tuple[int, int]:
         """Start and end, moved behind the span before at the same depth if a clock went wrong."""
-        del self._ends[depth + 1 :]
-        while len(self._ends) <= depth:
-            self._ends.append(_LONG_AGO)
-        start = max(start, self._ends[depth])
+        while self._latest and self._latest[-1][0] > depth:
+            self._latest.pop()
+        if self._latest and self._latest[-1][0] == depth:
+            start = max(start, self._latest.pop()[1])
         end = max(start, end)
-        self._ends[depth] = end
+        self._latest.append((depth, end))
         return start, end
 
 

@@ -1,8 +1,10 @@
 """Reading logs: events stream out of a directory of many files, one line at a time.
 
 A damaged line is counted and skipped; so is one that a later minor version wrote. A file of a
-later major version is an error, since nothing in it can be relied on. No file is held in memory,
-and no line that is longer than `LONGEST_LINE`.
+later major version is an error, since nothing in it can be relied on. A file may say anything: it
+isn't held in memory, and neither is a line that is longer than `LONGEST_LINE`, or that would become
+many more objects than lines of ours do. A file has one header, so there are no more processes than
+files.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.errors import TelemetryError
+from tripwire.files import open_regular
 from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
 
-LONGEST_LINE = 64 << 20
+LONGEST_LINE = 32 << 20
+# Commas and brackets in a line. Events that list what a compile has may have many: one in 17 bytes.
+_MOST, _DENSEST = 100_000, 12
+_LISTS = tuple(b'{"event":"%s"' % tag for tag in (b"graph", b"guards", b"reads", b"wires"))
 _FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
 
 
@@ -100,11 +106,13 @@ class LogReader:
         """The events of one file."""
         self._files += 1
         process: Header | None = None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in self._lines(file):
                 event = self._decode(line, path)
                 if isinstance(event, Header):
-                    process = event
+                    if process is not None:
+                        self._damaged += 1
+                    process = process or event
                 elif event is not None:
                     if process is None:
                         self._headless += 1
@@ -113,6 +121,9 @@ class LogReader:
                     yield Logged(process, event)
 
     def _decode(self, line: bytes, path: Path) -> Header | Event | None:
+        if _is_dense(line):
+            self._damaged += 1
+            return None
         try:
             event = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -148,6 +159,14 @@ class LogReader:
                 yield line
 
 
+def _is_dense(line: bytes) -> bool:
+    """Whether a line may hold so many values that they would take much more memory than it."""
+    if len(line) < _MOST:
+        return False
+    most = _MOST + (len(line) // _DENSEST if line.startswith(_LISTS) else 0)
+    return sum(map(line.count, (b",", b"[", b"{"))) > most
+
+
 def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:
     """The events of a file or directory; `LogReader` also tells what was skipped."""
     return iter(LogReader(path))
@@ -162,6 +181,16 @@ def check_has_events(path: str | os.PathLike[str]) -> None:
             "named tripwire-*.jsonl.",
             slug="log-empty",
         )
+
+
+def too_large(what: str, most: int, kind: str) -> TelemetryError:
+    """The error of an export that would have to hold too much at once."""
+    return TelemetryError(
+        f"The log has more than {most:,} {what}, which {kind} would have to hold in memory.\n"
+        "Export the files of fewer processes, one at a time, or make a report: it leaves out what "
+        "is too much.",
+        slug="log-too-large",
+    )
 
 
 def _written_ns(logged: Logged) -> int:

@@ -7,15 +7,18 @@ the process's monotonic clock, which the header places on the calendar.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from tripwire.redaction import Redactor
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.serial import make_plain
+from tripwire.telemetry.serial import Int, make_plain
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
+
+_Kind = TypeVar("_Kind", bound=Struct)
 
 Data = dict[str, Any]  # what users attach; JSON, checked by nobody
 
@@ -23,26 +26,27 @@ Data = dict[str, Any]  # what users attach; JSON, checked by nobody
 class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event"):
     """Who writes this file."""
 
-    major: int
-    minor: int
+    major: Int
+    minor: Int
     host: str
-    pid: int
-    parent_pid: int
+    pid: Int
+    parent_pid: Int
     token: str  # told apart: a process that reuses a pid, a second log of one process
-    start_wall_ns: int
-    start_monotonic_ns: int
+    start_wall_ns: Int
+    start_monotonic_ns: Int
     python: str
     tripwire: str | None = None
     torch: str | None = None
     executable: str = ""
     argv: tuple[str, ...] = ()
-    ranks: dict[str, str] = {}  # RANK, WORLD_SIZE and their like
+    ranks: dict[str, str] = {}  # RANK, WORLD_SIZE and their like, where they are numbers
+    redacts: bool = False  # secrets are taken out of what follows
 
     @property
     def rank(self) -> int | None:
         """The process's rank, where it has one."""
         text = self.ranks.get("RANK", "")
-        return int(text) if text.isdecimal() else None
+        return int(text) if text.isdecimal() and len(text) < 10 else None
 
     def wall_of(self, monotonic_ns: int) -> int:
         """The calendar time of a reading, in nanoseconds since 1970."""
@@ -52,8 +56,8 @@ class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event")
 class Base(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
     """What every event has."""
 
-    time_ns: int
-    thread: int = 0
+    time_ns: Int
+    thread: Int = 0
     compile_id: str | None = None
 
 
@@ -67,8 +71,8 @@ class SpanDone(Base, frozen=True, kw_only=True, tag="span"):
     """A timed stretch. `time_ns` is its beginning."""
 
     name: str
-    duration_ns: int
-    depth: int = 0  # spans around it in its thread
+    duration_ns: Int
+    depth: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # spans around it in its thread
     key: str | None = None  # where it isn't the name
     is_backward: bool | None = None
     error: str | None = None  # the class of what its body raised
@@ -85,7 +89,7 @@ class Instant(Base, frozen=True, kw_only=True, tag="instant"):
 class Counts(Base, frozen=True, kw_only=True, tag="counters"):
     """All counters at one moment."""
 
-    groups: dict[str, dict[str, int]]
+    groups: dict[str, dict[str, Int]]
 
 
 class CompileStarted(Base, frozen=True, kw_only=True, tag="compile_started"):
@@ -93,7 +97,7 @@ class CompileStarted(Base, frozen=True, kw_only=True, tag="compile_started"):
 
     function: str
     file: str = ""
-    line: int = 0
+    line: Int = 0
     backend: str | None = None
 
 
@@ -112,7 +116,7 @@ class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: tuple[str, ...] = ()
     scope: str = ""
     file: str = ""
-    line: int = 0
+    line: Int = 0
     function: str = ""
     text: str = ""  # the user's line
     shape: str = ""
@@ -129,7 +133,7 @@ class GuardsBuilt(Base, frozen=True, kw_only=True, tag="guards"):
     """The guards of an entry, as the source of the function that checks them."""
 
     source: str
-    count: int = 0
+    count: Int = 0
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +142,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     seen: str = ""
     file: str = ""
-    line: int = 0
+    line: Int = 0
     text: str = ""  # what stands there
 
 
@@ -161,7 +165,7 @@ class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
     old: str = ""
     new: str = ""
     file: str = ""
-    line: int = 0
+    line: Int = 0
     function: str = ""
     excerpt: str = ""  # the writer's source, with carets below where columns are known
 
@@ -173,7 +177,7 @@ class Refused(Base, frozen=True, kw_only=True, tag="refusal"):
     reason: str
     function: str = ""
     file: str = ""
-    line: int = 0
+    line: Int = 0
     excerpt: str = ""
 
 
@@ -221,6 +225,42 @@ TAGS = frozenset(str(kind.__struct_config__.tag) for kind in Event.__args__) | {
 
 _encoder = msgspec.json.Encoder(enc_hook=make_plain)
 _decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
+
+
+def clean(event: _Kind, redactor: Redactor) -> _Kind:
+    """An event without secrets, and without values of the environment's variables."""
+    changed: dict[str, object] = {}
+    for name in event.__struct_fields__:
+        before = getattr(event, name)
+        if isinstance(event, (Row, Retired)) and name in ("seen", "old", "new"):
+            after: object = redactor.clean_at(before, event.source)
+        elif isinstance(event, Header) and name == "argv":
+            after = redactor.clean_arguments(before)
+        elif isinstance(event, GuardsBuilt) and name == "source":
+            after = redactor.clean_guards(before)
+        else:
+            after = _clean_value(before, name, redactor)
+        if after is not before and after != before:
+            changed[name] = after
+    return msgspec.structs.replace(event, **changed) if changed else event
+
+
+def _clean_value(value: object, name: str, redactor: Redactor) -> object:
+    if isinstance(value, str):
+        return redactor.clean(value, name)
+    if isinstance(value, Struct):
+        return clean(value, redactor)
+    if type(value) is dict:
+        return {
+            _clean_key(k, redactor): _clean_value(v, str(k), redactor) for k, v in value.items()
+        }
+    if type(value) is list or type(value) is tuple:
+        return type(value)([_clean_value(item, name, redactor) for item in value])
+    return value
+
+
+def _clean_key(key: object, redactor: Redactor) -> object:
+    return redactor.clean(key) if isinstance(key, str) else key
 
 
 def encode(event: Header | Event) -> bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+# Whole numbers as events have them. Nobody has to compute with more digits than a clock gives.
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 LONGEST = 10_000  # characters of one text
 DEEPEST = 32
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from tripwire.files import check_no_link, make_folder, replacing
 from tripwire.telemetry.compiles import CompileId
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import Logged, LogReader
@@ -40,6 +42,7 @@ from tripwire.telemetry.schema import (
 
 Envelope = dict[str, object]
 
+INTERNED = 100_000  # strings that are remembered
 _PLACE = "tripwire/telemetry/log.py:1"
 _SPLIT_BY = ("non_compliant_ops", "compliant_custom_ops", "restart_reasons")
 
@@ -48,22 +51,31 @@ def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str
     """Write one file for each process of a log into the directory `target`."""
     reader = LogReader(log)
     directory = Path(target)
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
+    make_folder(directory)
+    check_no_link(directory)
+    written: list[Path] = []
     for source in reader.files:
         events = reader.read_file(source)
         first = next(events, None)
         if first is None:
             continue
         process = first.process
-        rank = "" if process.rank is None else f"rank_{process.rank}_"
-        path = directory / f"dedicated_log_torch_trace_{rank}{process.pid}_{process.token}.log"
-        with path.open("wb") as file:
+        path = directory / f"dedicated_log_torch_trace_{_tell_apart(process)}.log"
+        if path in written:
+            path = path.with_stem(f"{path.stem}_{len(written)}")
+        with replacing(path) as file:
             writer = TraceWriter(file, process)
             writer.add(first)
             writer.add_all(events)
         written.append(path)
     return written
+
+
+def _tell_apart(process: Header) -> str:
+    """A part of a file's name: digits and letters, whatever the log says."""
+    rank = "" if process.rank is None else f"rank_{process.rank}_"
+    token = process.token if re.fullmatch(r"[0-9a-zA-Z]{1,32}", process.token) else "log"
+    return f"{rank}{process.pid}_{token}"
 
 
 class TraceWriter:
@@ -73,6 +85,7 @@ class TraceWriter:
         self._file = file
         self._process = process
         self._interned: dict[str, int] = {}
+        self._strings = 0  # that were written
 
     def add_all(self, events: Iterable[Logged]) -> None:
         """Write events as they come."""
@@ -145,7 +158,10 @@ class TraceWriter:
     def _frame(self, file: str, line: int, function: str, ns: int) -> dict[str, object]:
         number = self._interned.get(file)
         if number is None:
-            number = self._interned[file] = len(self._interned)
+            if len(self._interned) >= INTERNED:
+                self._interned.clear()  # they are written again, with other numbers
+            number = self._interned[file] = self._strings
+            self._strings += 1
             self._line(ns, {"str": [file, number]}, 0)
         return {"filename": number, "line": line, "name": function}
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tripwire.backends.artifacts import Artifact, Store, find_store
+from tripwire.backends import artifacts
+from tripwire.backends.artifacts import Artifact, Store, find_secret, find_store
 from tripwire.backends.keys import find_key
 from tripwire.tracing import Tracer
 
@@ -35,10 +41,17 @@ def test_what_was_written_is_read(store) -> None:
     assert store.read("cd" * 32) is None
 
 
-def test_a_folder_and_its_files_are_the_users_alone(store) -> None:
-    store.write(KEY, KEPT)
-    assert the_file(store).stat().st_mode & 0o077 == 0
-    assert the_file(store).parent.stat().st_mode & 0o077 == 0
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])
+def test_a_folder_and_its_files_are_the_users_alone(tmp_path, umask) -> None:
+    before = os.umask(umask)
+    try:
+        store = Store(tmp_path / "home" / "store")
+        store.write(KEY, KEPT)
+        store.make_kernel_folder()
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "home", *(tmp_path / "home").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
 def cut(content: bytes) -> bytes:
@@ -58,7 +71,7 @@ def foreign(_: bytes) -> bytes:
 
 
 def newer(content: bytes) -> bytes:
-    return content.replace(b"artifact 1", b"artifact 2", 1)
+    return content.replace(b"artifact 2", b"artifact 3", 1)
 
 
 def headless(content: bytes) -> bytes:
@@ -69,7 +82,32 @@ def renamed(content: bytes) -> bytes:
     return content.replace(KEY.encode(), b"cd" * 32, 1)
 
 
-@pytest.mark.parametrize("damage", [cut, flip, empty, foreign, newer, headless, renamed])
+def resigned(content: bytes) -> bytes:
+    return content.replace(content.split(b"\n")[1], b"0" * 64, 1)
+
+
+def unsigned(content: bytes) -> bytes:
+    return content.replace(content.split(b"\n")[1] + b"\n", b"", 1)
+
+
+def with_another_key(content: bytes) -> bytes:
+    _, _, header, payload = content.split(b"\n", 3)
+    digest = artifacts._sign(b"k" * 32, header + b"\n", payload)
+    return b"\n".join((b"tripwire artifact 2", digest, header, payload))
+
+
+def nested(content: bytes) -> bytes:
+    head = b"\n".join(content.split(b"\n")[:2])
+    return head + b"\n" + b"[" * 1_000_000 + b"\n"
+
+
+DAMAGES = [
+    *(cut, flip, empty, foreign, newer, headless, renamed, resigned, unsigned),
+    *(with_another_key, nested),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_or_foreign_file_is_ignored_with_a_warning(store, damage, caplog) -> None:
     store.write(KEY, KEPT)
     path = the_file(store)
@@ -82,11 +120,267 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_warning(store, damage, capl
     assert store.read(KEY) == KEPT
 
 
-def test_a_file_that_others_may_write_is_ignored(store, caplog) -> None:
+def test_an_artifact_of_another_key_isnt_this_ones(store, caplog) -> None:
+    other = "ac" + KEY[2:]
     store.write(KEY, KEPT)
-    the_file(store).chmod(0o666)
+    store.write(other, KEPT)
+    shutil.copy(store._path(KEY), store._path(other))
+    assert store.read(other) is None
+    assert "something else" in caplog.text
+
+
+# --- whose it is -------------------------------------------------------------------------------
+
+SOMEBODY = 12345
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+
+
+def link_to_file(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def link_to_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.symlink_to("elsewhere")
+
+
+def second_name(path: Path) -> None:
+    os.link(path, path.with_name("elsewhere"))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def writable_file(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def writable_folder(path: Path) -> None:
+    path.parent.chmod(0o770)
+
+
+def writable_root(path: Path) -> None:
+    path.parent.parent.chmod(0o777)
+
+
+def writable_parent(path: Path) -> None:
+    path.parent.parent.parent.chmod(0o775)
+
+
+def tag_elsewhere(path: Path) -> None:
+    tag = path.parent.parent / "CACHEDIR.TAG"
+    tag.rename(tag.with_name("tag"))
+    tag.symlink_to("tag")
+
+
+def file_given_away(path: Path) -> None:
+    os.chown(path, SOMEBODY, -1)
+
+
+def folder_given_away(path: Path) -> None:
+    os.chown(path.parent, SOMEBODY, -1)
+
+
+def root_given_away(path: Path) -> None:
+    os.chown(path.parent.parent, SOMEBODY, -1)
+
+
+def parent_given_away(path: Path) -> None:
+    os.chown(path.parent.parent.parent, SOMEBODY, -1)
+
+
+OTHERS = [
+    *(link_to_file, link_to_folder, second_name, pipe, folder, writable_file, writable_folder),
+    *(writable_root, writable_parent, tag_elsewhere),
+    *(
+        pytest.param(trick, marks=AS_ROOT)
+        for trick in (file_given_away, folder_given_away, root_given_away, parent_given_away)
+    ),
+]
+
+
+@pytest.mark.parametrize("trick", OTHERS)
+def test_what_others_may_have_put_there_is_told_once_and_not_read(store, trick, caplog) -> None:
+    store.write(KEY, KEPT)
+    trick(store._path(KEY))
+    for _ in range(3):
+        assert store.read(KEY) is None
+    assert caplog.text.count("is ignored") == 1
+    assert "[store-not-ours]" in caplog.text
+
+
+def test_a_store_that_others_may_write_to_keeps_nothing(tmp_path, caplog) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    Store(shared).write(KEY, KEPT)
+    assert list(shared.iterdir()) == []
+    assert "chmod go-w" in caplog.text
+    Store(shared / "x").write(KEY, KEPT)  # as /tmp/x would be
+    assert Store(shared / "x").read(KEY) == KEPT
+
+
+# --- the key -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "tripwire" / "store" / "key"
+
+
+def test_the_key_is_made_once_for_the_user_alone(key_file) -> None:
+    before = os.umask(0)
+    try:
+        secret = find_secret()
+    finally:
+        os.umask(before)
+    assert find_secret() == secret == key_file.read_bytes()
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in key_file.parent.parent.iterdir()] == ["store"]
+
+
+def test_many_processes_that_come_at_once_have_one_key(key_file) -> None:
+    code = "from tripwire.backends.artifacts import find_secret; print(find_secret().hex())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+        for _ in range(3)
+    ]
+    assert {run.communicate()[0].strip() for run in runs} == {key_file.read_bytes().hex().encode()}
+
+
+def test_many_threads_that_come_at_once_have_one_key(key_file) -> None:
+    barrier, found = threading.Barrier(8), []
+
+    def work() -> None:
+        barrier.wait()
+        found.append(find_secret())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {key_file.read_bytes()}
+    assert len(found) == 8
+
+
+def test_with_another_key_everything_is_made_anew(store, key_file, caplog) -> None:
+    store.write(KEY, KEPT)
+    shutil.rmtree(key_file.parent)
     assert store.read(KEY) is None
-    assert "other users may write it" in caplog.text
+    assert "[artifact-unusable]" in caplog.text
+    store.write(KEY, KEPT)
+    assert store.read(KEY) == KEPT
+
+
+def short_key(key_file: Path) -> None:
+    key_file.write_bytes(b"")
+
+
+def writable_key(key_file: Path) -> None:
+    key_file.chmod(0o660)
+
+
+def link_to_key(key_file: Path) -> None:
+    key_file.rename(key_file.with_name("elsewhere"))
+    key_file.symlink_to("elsewhere")
+
+
+def pipe_for_key(key_file: Path) -> None:
+    key_file.unlink()
+    os.mkfifo(key_file)
+
+
+def writable_home(key_file: Path) -> None:
+    key_file.parent.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "trick", [short_key, writable_key, link_to_key, pipe_for_key, writable_home]
+)
+def test_a_key_that_others_may_know_or_set_isnt_used(store, key_file, trick, caplog) -> None:
+    store.write(KEY, KEPT)
+    trick(key_file)
+    assert store.read(KEY) is None
+    store.write(KEY, KEPT)
+    assert "[store-key]" in caplog.text
+
+
+# --- a folder that is no store -----------------------------------------------------------------
+
+
+def test_a_folder_of_the_users_is_refused_with_a_word_and_loses_nothing(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("tripwire.backends.artifacts._LARGEST_FOLDER", 10)
+    data = tmp_path / "data"
+    for name in ("en/pytorch_model.bin", f"ab/{KEY}.bin", "torch/weights.bin"):
+        (data / name).parent.mkdir(parents=True)
+        (data / name).write_bytes(bytes(1_000))
+    before = sorted(data.rglob("*"))
+    store = Store(data)
+    store.write(KEY, KEPT)
+    assert store.read(KEY) is None
+    assert sorted(data.rglob("*")) == before
+    assert "[store-taken]" in caplog.text
+    assert "TRIPWIRE_CACHE_DIR" in store.find_trouble()
+
+
+def test_pruning_touches_only_what_has_our_name_and_our_magic(store, monkeypatch) -> None:
+    store.write(KEY, KEPT)
+    theirs = [
+        store.folder / "en" / "pytorch_model.bin",
+        store.folder / "ab" / "pytorch_model.bin",
+        store.folder / "ab" / ("ab" * 31 + "cd.bin"),  # our name, not our magic
+        store.folder / "ab" / ("ab" * 31 + "ef.bin.bak"),
+        store.folder / "notes.bin",
+    ]
+    for path in theirs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(5_000))
+        os.utime(path, (1, 1))
+    precious = store.folder.parent / "precious"
+    precious.write_bytes(b"tripwire artifact 2\n" + bytes(5_000))
+    (store.folder / "ab" / ("ab" * 31 + "00.bin")).symlink_to(precious)
+    monkeypatch.setattr("tripwire.backends.artifacts._LARGEST_FOLDER", 10)
+    store.write("cd" * 32, KEPT)
+    assert all(path.exists() for path in (*theirs, precious))
+    assert store.read(KEY) is None
+    assert store.read("cd" * 32) is None
+
+
+def test_old_libraries_go_when_there_are_too_many(store, monkeypatch) -> None:
+    monkeypatch.setattr("tripwire.backends.artifacts._LARGEST_FOLDER", 2_500)
+    kernels = store.make_kernel_folder()
+    long_ago = time.time() - 7 * 24 * 3600
+    for age, name in enumerate(("a.so", "b.so", "c.so")):
+        (kernels / "xx").mkdir(exist_ok=True)
+        (kernels / "xx" / name).write_bytes(bytes(1_000))
+        os.utime(kernels / "xx" / name, (long_ago + age, long_ago + age))
+    (kernels / "young.so").write_bytes(bytes(1_000))
+    store.write(KEY, Artifact(b"", {}))
+    assert sorted(path.name for path in kernels.rglob("*.so")) == ["c.so", "young.so"]
+
+
+def test_a_draft_of_a_killed_process_goes_after_a_day(store) -> None:
+    store.write(KEY, KEPT)
+    draft = store._path(KEY).with_name(".tripwire-0123456789abcdef.draft")
+    draft.write_bytes(b"half")
+    store.write(KEY, KEPT)
+    assert draft.exists()
+    os.utime(draft, (1, 1))
+    store.write(KEY, KEPT)
+    assert not draft.exists()
 
 
 def test_a_folder_that_cant_be_written_costs_a_warning(tmp_path, caplog) -> None:
@@ -112,7 +406,8 @@ def test_many_threads_may_write_and_read(store) -> None:
         thread.join()
     assert len(found) == 120
     assert all(len(set(artifact.payload)) == 1 for artifact in found)
-    assert [path.name for path in store.folder.rglob("*") if path.is_file()] == [f"{KEY}.bin"]
+    names = {path.name for path in store.folder.rglob("*") if path.is_file()}
+    assert names == {f"{KEY}.bin", "CACHEDIR.TAG"}
 
 
 def test_the_least_recently_used_go_when_the_folder_is_full(store, monkeypatch) -> None:
@@ -133,7 +428,7 @@ def test_the_folder_is_named_by_the_environment(monkeypatch, tmp_path) -> None:
     assert find_store() is None
     monkeypatch.delenv("TRIPWIRE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert find_store() == Store(tmp_path / "tripwire")
+    assert find_store() == Store(tmp_path / "tripwire" / "store")
 
 
 # --- keys --------------------------------------------------------------------------------------

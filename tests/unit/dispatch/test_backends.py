@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import shutil
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +202,71 @@ def test_the_store_serves_a_warm_start(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     assert "autograd_cache_hit" in start(tmp_path, grad=False)  # ignored, and written anew
     assert start(tmp_path, grad=False).strip() == "[]"
+
+
+EVIL = """
+#include <stdio.h>
+__attribute__((constructor)) static void run(void) {{ fclose(fopen("{marker}", "w")); }}
+"""
+
+
+def plant(kernels: Path, shared: Path, marker: Path) -> None:
+    """Everything that torch built, under the same names in a folder of somebody's, as a trap."""
+    source = shared / "evil.c"
+    source.write_text(EVIL.format(marker=marker))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shared / "evil.so", source], check=True)
+    for built in kernels.rglob("*"):
+        if built.suffix in (".so", ".py"):
+            for folder in (shared, shared / f"torchinductor_{getpass.getuser()}"):
+                trap = folder / built.relative_to(kernels)
+                trap.parent.mkdir(parents=True, exist_ok=True)
+                if built.suffix == ".so":
+                    shutil.copy(shared / "evil.so", trap)
+                else:
+                    trap.write_text(f"open({str(marker)!r}, 'w')\n{built.read_text()}")
+    for folder in (shared, *shared.rglob("*")):
+        folder.chmod(0o1777)
+
+
+@pytest.mark.parametrize("names_it", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_library_that_another_user_planted_isnt_loaded(tmp_path, names_it) -> None:
+    """torch's own folder is one under $TMPDIR with a name that anyone can foretell."""
+    own, shared, marker = tmp_path / "own", tmp_path / "shared", tmp_path / "marker"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    env = {
+        "TMPDIR": str(shared),
+        "TRIPWIRE_CACHE_DIR": str(own),
+        "TORCHINDUCTOR_CACHE_DIR": str(shared) if names_it else "",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+    code = WARM.format(grad=False)
+    if not names_it:
+        code = f"import os; del os.environ['TORCHINDUCTOR_CACHE_DIR']\n{code}"
+    run_python(code, env=env)
+    assert list((own / "torch").rglob("*.so"))
+    assert not list(shared.rglob("*.so"))
+    plant(own / "torch", shared, marker)
+    assert run_python(code, env=env).strip() == "[]"  # the store served it
+    assert not marker.exists()
+
+
+def test_headers_that_another_user_compiled_arent_used(tmp_path) -> None:
+    """They would go into every library; torch has them under $TMPDIR, whatever is named."""
+    shared = tmp_path / "shared"
+    headers = shared / f"torchinductor_{getpass.getuser()}" / "precompiled_headers"
+    headers.mkdir(parents=True)
+    headers.chmod(0o777)
+    env = {"TMPDIR": str(shared), "TRIPWIRE_CACHE_DIR": str(tmp_path / "own")}
+    told = run_python(
+        "from tripwire.backends.inductor import _settle_kernels, codecache, find_store\n"
+        "before = codecache._HEADER_DIR\n"
+        "_settle_kernels(find_store())\n"
+        "print(before, codecache._HEADER_DIR)",
+        env=env,
+    )
+    assert told.split() == [str(headers), str(tmp_path / "own/torch/precompiled_headers")]
 
 
 def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-import threading
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from samples import HOSTILE, header, hostile_events, span_event, write_gpt_run, 
 from tripwire.cli import main
 from tripwire.report import build_report, compare, write_report
 from tripwire.report.page import LICENCES, SCRIPTS, VENDOR
+from tripwire.telemetry.schema import encode
 
 STATIC = Path(__file__).parents[3] / "src/tripwire/report/static"
 
@@ -211,21 +212,97 @@ def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing_behind(gpt, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "gpt"]
 
 
-def test_a_link_stays_a_link_and_what_is_no_file_stays_what_it_is(gpt, tmp_path) -> None:
-    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
-    (tmp_path / "real.html").write_text("old")
-    assert run("report", gpt, "-o", tmp_path / "link.html").exit_code == 0
-    assert (tmp_path / "link.html").is_symlink()
-    assert "tripwire" in (tmp_path / "real.html").read_text()
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
-    reader.start()
-    assert run("report", gpt, "-o", pipe).exit_code == 0
-    reader.join()
-    assert got[0] == (tmp_path / "real.html").read_bytes()
-    assert pipe.is_fifo()
+OUTPUTS = {
+    ("report",): "report.html",
+    ("trace",): "trace.json",
+    ("trace", "--format", "speedscope"): "speedscope.json",
+    ("trace", "--format", "torch"): "torch_trace",
+}
+
+
+@pytest.mark.parametrize(("command", "name"), OUTPUTS.items(), ids=OUTPUTS.values())
+def test_output_is_the_users_alone_whatever_the_umask(command, name, gpt) -> None:
+    before = os.umask(0)
+    try:
+        assert run(*command, gpt).exit_code == 0
+    finally:
+        os.umask(before)
+    for path in (gpt / name, *(gpt / name).rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize(("command", "name"), OUTPUTS.items(), ids=OUTPUTS.values())
+@pytest.mark.parametrize("named", [False, True])
+def test_a_link_that_was_put_in_the_place_isnt_followed(
+    command, name, named, gpt, tmp_path
+) -> None:
+    """Whoever may write into a log's directory decides on no other file."""
+    precious, folder = tmp_path / "bashrc", tmp_path / "home"
+    precious.write_text("mine")
+    folder.mkdir()
+    is_folder = name == "torch_trace"
+    (gpt / name).symlink_to(folder if is_folder else precious)
+    done = run(*command, gpt, *(("-o", gpt / name) if named else ()))
+    assert done.exit_code == (2 if is_folder else 0)
+    assert precious.read_text() == "mine"
+    assert list(folder.iterdir()) == []
+    assert is_folder or not (gpt / name).is_symlink()
+
+
+def test_a_link_for_a_file_of_a_torch_trace_isnt_followed(gpt, tmp_path) -> None:
+    paths = json.loads(run("trace", gpt, "--format", "torch", "--json").stdout)["paths"]
+    (tmp_path / "precious").write_text("mine")
+    for path in map(Path, paths):
+        path.unlink()
+        path.symlink_to(tmp_path / "precious")
+    assert run("trace", gpt, "--format", "torch").exit_code == 0
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not any(Path(path).is_symlink() for path in paths)
+
+
+@pytest.mark.parametrize(("command", "name"), OUTPUTS.items(), ids=OUTPUTS.values())
+def test_a_pipe_in_the_place_is_a_message_and_nobody_waits(command, name, gpt) -> None:
+    os.mkfifo(gpt / name)
+    done = run(*command, gpt)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+    assert (gpt / name).is_fifo()
+
+
+@pytest.mark.parametrize("command", list(OUTPUTS)[:-1], ids=list(OUTPUTS.values())[:-1])
+def test_a_stream_of_the_process_is_written_to(command, gpt) -> None:
+    code = "from tripwire.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, gpt, "-o", "/dev/stdout"],
+        capture_output=True,
+        check=True,
+    )
+    assert len(done.stdout) > 1_000
+    assert done.stdout.endswith(b"/dev/stdout\n")
+
+
+@pytest.mark.parametrize(
+    "token", ["/../../x", "../x", "a/b", "", ".", "..", "~", "x\u0000y", "é" * 300, "-rf *"]
+)
+@pytest.mark.parametrize("rank", ["/../../y", "٣", "9" * 5_000])
+def test_what_a_log_says_never_becomes_a_path(token, rank, tmp_path) -> None:
+    log = tmp_path / "deep" / "log"
+    log.mkdir(parents=True)
+    write_log(log, header(1, "aa"), [span_event()])
+    hostile = encode(header(-1, token, host="/../z", ranks={"RANK": rank})) + encode(span_event())
+    for name in ("tripwire-h-2-bb.jsonl", "tripwire-h-3-cc.jsonl"):
+        (log / name).write_bytes(hostile)
+    for command, name in OUTPUTS.items():
+        done = run(*command, log)
+        assert done.exit_code == 0, done.output
+        assert (log / name).exists()
+    made = {path for path in tmp_path.rglob("*") if "log" not in path.relative_to(tmp_path).parts}
+    assert made == {tmp_path / "deep"}
+    assert {path.name for path in log.iterdir()} == {
+        *OUTPUTS.values(),
+        *(path.name for path in log.glob("*.jsonl")),
+    }
+    assert len(list((log / "torch_trace").iterdir())) == 3
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import types
 import warnings
 from dataclasses import dataclass
@@ -115,6 +116,30 @@ def test_warn_once_warns_once_at_the_callers_line_whatever_the_filters():
 
 
 # --- files for people --------------------------------------------------------------------------
+
+
+def test_debug_files_are_the_users_alone_and_follow_no_link(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIPWIRE_DEBUG_DIR", str(tmp_path / "debug"))
+    before = os.umask(0)
+    try:
+        with telemetry.setup_compile_debug():
+            pass
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "debug", *(tmp_path / "debug").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    precious, log = tmp_path / "precious", telemetry.get_debug_dir() / "debug.log"
+    precious.write_text("mine")
+    log.unlink()
+    log.symlink_to(precious)
+    with pytest.raises(OSError):
+        telemetry.setup_compile_debug()
+    log.unlink()
+    log.parent.rename(tmp_path / "moved")
+    log.parent.symlink_to(tmp_path / "moved")
+    with pytest.raises(OSError, match="is a link"):
+        telemetry.setup_compile_debug()
+    assert precious.read_text() == "mine"
 
 
 def test_the_debug_directory_is_one_per_process_and_made_when_used(tmp_path, monkeypatch):

@@ -1,0 +1,225 @@
+"""Bounds: a log may say anything, and costs little more memory than it is long."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from tripwire.cli import main
+from tripwire.telemetry import log, perfetto, reader, speedscope
+from tripwire.telemetry.log import EventLog
+from tripwire.telemetry.reader import LogReader
+from tripwire.telemetry.schema import MAJOR, Header, Instant, encode
+
+HEADER = Header(
+    major=MAJOR,
+    minor=0,
+    host="h",
+    pid=7,
+    parent_pid=1,
+    token="abc",
+    start_wall_ns=1000,
+    start_monotonic_ns=0,
+    python="3",
+)
+SPAN = {"event": "span", "time_ns": 1, "name": "s", "duration_ns": 1}
+COMMANDS = [
+    ("report",),
+    ("trace",),
+    ("trace", "--format", "speedscope"),
+    ("trace", "--format", "torch"),
+]
+SPARE = 48 << 20  # for what doesn't grow with a log: the page, a line, the heaviest spans
+
+
+def line(**fields: object) -> bytes:
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def span(**fields: object) -> bytes:
+    return line(**{**SPAN, **fields})
+
+
+def repeated(length: int, make) -> bytes:
+    """Lines until there are enough."""
+    made, size = [], 0
+    while size < length:
+        made.append(make(len(made)))
+        size += len(made[-1])
+    return b"".join(made)
+
+
+def one_line(length: int, part: bytes, begin: bytes, end: bytes) -> bytes:
+    return begin + b",".join([part] * (length // (len(part) + 1))) + end + b"\n"
+
+
+IN_DATA = b'{"event":"instant","time_ns":1,"name":"x","data":{"a":['
+HOSTILE = {
+    "no end": lambda size: b"x" * size,
+    "brackets": lambda size: b"[" * size + b"\n",
+    "nested data": lambda size: IN_DATA + b"[" * size + b"]" * size + b"]}}\n",
+    "empty lists": lambda size: one_line(size, b"[]", IN_DATA, b"]}}"),
+    "empty dicts": lambda size: one_line(size, b"{}", IN_DATA, b"]}}"),
+    "small texts": lambda size: one_line(size, b'"ab"', IN_DATA, b"]}}"),
+    "small numbers": lambda size: one_line(size, b"999", IN_DATA, b"]}}"),
+    "inputs": lambda size: one_line(
+        size, b'"ab"', b'{"event":"recompile","time_ns":1,"function":"f","reasons":[', b"]}"
+    ),
+    "keys": lambda size: (
+        b'{"event":"instant","time_ns":1,"name":"x","data":{'
+        + b",".join(b'"%d":0' % number for number in range(size // 9))
+        + b"}}\n"
+    ),
+    "long name": lambda size: span(name="n" * size),
+    "long compile": lambda size: span(compile_id="n" * size),
+    "threads": lambda size: repeated(size, lambda n: span(thread=n)),
+    "names": lambda size: repeated(size, lambda n: span(name=f"{n:x}")),
+    "depths": lambda size: repeated(size, lambda n: span(depth=n % 1_000_000)),
+    "threads at depths": lambda size: repeated(size, lambda n: span(thread=n, depth=999_999)),
+    "depth": lambda size: span(depth=10**8),
+    "below zero": lambda size: span(depth=-5),
+    "digits": lambda size: span(time_ns=int("9" * 1000)) + span(thread=int("9" * 4000)),
+    "too many digits": lambda size: b'{"event":"span","time_ns":%s}\n' % (b"9" * 5_000),
+    "digits in data": lambda size: span(data={"a": int("9" * 4000)}),
+    "edges": lambda size: (
+        span(time_ns=2**63 - 1, duration_ns=2**63 - 1) * 50
+        + span(time_ns=-(2**63), duration_ns=-(2**63)) * 50
+    ),
+    "huge float": lambda size: b'{"event":"span","time_ns":1e999}\n',
+    "compiles": lambda size: repeated(
+        size, lambda n: line(event="compile_started", time_ns=1, compile_id=f"{n}/0", function="f")
+    ),
+    "files": lambda size: repeated(
+        size, lambda n: line(event="compile_started", time_ns=1, function="f", file=f"{n}")
+    ),
+    "headers": lambda size: repeated(
+        size, lambda n: encode(msgspec.structs.replace(HEADER, token=f"{n:x}")) + span(thread=n)
+    ),
+    "refusals": lambda size: repeated(
+        size, lambda n: line(event="refusal", time_ns=1, slug=f"{n}", reason="r")
+    ),
+    "counters": lambda size: repeated(
+        size, lambda n: line(event="counters", time_ns=1, groups={f"{n}": {f"{n}": n}})
+    ),
+    "bytes": lambda size: bytes(range(256)) * (size // 256),
+}
+
+
+@pytest.mark.parametrize("size", [200_000, pytest.param(3_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("build", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_log_of_any_content_costs_at_most_twice_its_size(build, command, size, tmp_path) -> None:
+    whole = encode(HEADER) + span() + build(size)
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(whole)
+    runner = CliRunner()
+    runner.invoke(main, [*command, "--help"])
+    tracemalloc.start()
+    try:
+        done = runner.invoke(main, [*command, str(tmp_path)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert done.exit_code in (0, 2), done.exception
+    assert "Traceback" not in done.output
+    assert peak < 2 * len(whole) + SPARE
+
+
+def test_a_line_of_ours_with_many_nodes_is_read(tmp_path) -> None:
+    node = {"name": "a", "op": "call", "target": "F.linear", "inputs": ["b", "c"], "scope": "s"}
+    graph = line(event="graph", time_ns=1, nodes=[node] * 30_000)
+    assert len(graph) > 2_000_000
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + graph)
+    found = LogReader(tmp_path)
+    assert len(list(found)) == 1
+    assert found.statistics().damaged == 0
+
+
+def test_a_second_header_is_damage(tmp_path) -> None:
+    other = msgspec.structs.replace(HEADER, token="other")
+    path = tmp_path / "tripwire-h-7-abc.jsonl"
+    path.write_bytes(encode(HEADER) + span() + encode(other) + span())
+    found = LogReader(tmp_path)
+    assert {logged.process.token for logged in found} == {"abc"}
+    assert found.statistics().damaged == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "command"),
+    [
+        (perfetto, "MOST_LANES", ("trace",)),
+        (speedscope, "MOST_LANES", ("trace", "--format", "speedscope")),
+        (speedscope, "FRAMES", ("trace", "--format", "speedscope")),
+        (speedscope, "SPANS", ("trace", "--format", "speedscope")),
+    ],
+)
+def test_what_is_too_much_for_a_timeline_is_a_clear_error(
+    where, name, command, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(where, name, 10)
+    spans = b"".join(span(thread=n, name=str(n)) for n in range(100))
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + spans)
+    done = CliRunner().invoke(main, [*command, str(tmp_path)])
+    assert done.exit_code == 2
+    assert "[log-too-large]" in done.output
+    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+
+
+# --- logs that we write ------------------------------------------------------------------------
+
+
+def events(number: int):
+    return [Instant(time_ns=n, name="x" * 100) for n in range(number)]
+
+
+def test_a_log_ends_at_its_cap_and_says_so(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(log, "LONGEST", 5_000)
+    written = EventLog(tmp_path)
+    for event in events(1_000):
+        written.write(event)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size < 6_000
+    read = [logged.event for logged in LogReader(tmp_path)]
+    assert read[-1].name == "the log is full"
+    assert len(read) > 10
+    assert caplog.text.count("TRIPWIRE_LOG_BYTES") == 1
+
+
+def test_the_environment_sets_another_cap(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("TRIPWIRE_LOG_BYTES", "2000")
+    assert EventLog(tmp_path).longest == 2_000
+    monkeypatch.setenv("TRIPWIRE_LOG_BYTES", "-1 GB")
+    assert EventLog(tmp_path).longest == log.LONGEST
+    assert "is no number of bytes" in caplog.text
+
+
+def test_a_log_is_the_users_alone_whatever_the_umask(tmp_path) -> None:
+    before = os.umask(0)
+    try:
+        written = EventLog(tmp_path / "a" / "b")
+        written.write(events(1)[0])
+    finally:
+        os.umask(before)
+    written.close()
+    for path in (tmp_path / "a", *(tmp_path / "a").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_pipe_that_takes_a_logs_place_isnt_waited_for(tmp_path) -> None:
+    path = tmp_path / "tripwire-h-7-abc.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="no regular file"):
+        list(LogReader(tmp_path).read_file(path))
+
+
+def test_lines_are_as_long_as_they_may_be(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reader, "LONGEST_LINE", 1_000)
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(
+        encode(HEADER) + span(name="n" * 2_000) + span()
+    )
+    found = LogReader(tmp_path)
+    assert len(list(found)) == 1
+    assert found.statistics().damaged == 1
