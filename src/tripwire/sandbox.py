@@ -1,7 +1,7 @@
 """Sandbox: a trusted record's code runs without a network and writes to a temporary folder alone.
 
-bubblewrap makes it, on Linux: the file system is there to be read, /tmp and the home's place are
-empty and new, and nothing that was written is kept.
+bubblewrap makes it, on Linux: the file system is there to be read, HOME and TMPDIR are the
+temporary folder, and nothing that was written is kept.
 """
 
 from __future__ import annotations
