@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
+from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
 from tripwire.errors import BadOption

@@ -1,18 +1,30 @@
-"""Callables: the code that runs when something is called, found without running any."""
+"""Callables: the code that runs when something is called, found without running any.
+
+So is what a thing is: `isinstance` here asks its type and not its `__class__`, which a mock or a
+lazy proxy answers with another's, or with an error. Whoever looks at a user's values imports it.
+"""
 
 from __future__ import annotations
 
 import functools
 from types import CodeType, FunctionType, GetSetDescriptorType, MappingProxyType, MethodType
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-_Kind = TypeVar("_Kind")
+if TYPE_CHECKING:
+    from builtins import isinstance as isinstance
+else:
+
+    def isinstance(value, kinds):
+        """Whether a value's own class is one of some kinds, whatever it says of itself."""
+        return issubclass(type(value), kinds)
+
 
 _type_mro = type.__dict__["__mro__"].__get__
 _type_dict = type.__dict__["__dict__"].__get__
-_type_name = type.__dict__["__name__"].__get__
-_type_qualname = type.__dict__["__qualname__"].__get__
 _type_module = type.__dict__["__module__"].__get__
+_type_name = type.__dict__["__qualname__"].__get__
+_type_size = type.__dict__["__basicsize__"].__get__
+_type_flags = type.__dict__["__flags__"].__get__
 
 
 def mro(cls: type) -> tuple[type, ...]:
@@ -25,32 +37,35 @@ def class_dict(cls: type) -> MappingProxyType[str, Any]:
     return cast("MappingProxyType[str, Any]", _type_dict(cls))
 
 
-def name_of(cls: type) -> str:
-    """What a class is called; a metaclass with a `__name__` isn't asked."""
-    return cast(str, _type_name(cls))
-
-
-def qualname_of(cls: type) -> str:
-    """What a class is called in its module; a metaclass with a `__qualname__` isn't asked."""
-    return cast(str, _type_qualname(cls))
-
-
 def module_of(cls: type) -> str:
-    """The module that a class says it is of; a metaclass with a `__module__` isn't asked."""
-    try:
-        module = _type_module(cls)
-    except AttributeError:  # it was deleted
-        return ""
-    return module if type(module) is str else ""
+    """The module that a class says it is of; a metaclass isn't asked."""
+    module = _type_module(cls)
+    return module if isinstance(module, str) else ""
 
 
-def is_a(value: object, kinds: type[_Kind] | tuple[type[_Kind], ...]) -> TypeGuard[_Kind]:
-    """Whether a value's class is one of these, or derived from one.
+def name_of(cls: type) -> str:
+    """A class's qualified name; a metaclass isn't asked."""
+    return cast("str", _type_name(cls))
 
-    `isinstance` would ask the value for its `__class__`, which may be a user's code: a property,
-    a `__getattribute__` that counts, a stand-in that names the class of another object.
-    """
-    return issubclass(type(value), kinds)
+
+def flags_of(cls: type) -> int:
+    """What CPython notes of a class (Py_TPFLAGS); a metaclass isn't asked."""
+    return cast("int", _type_flags(cls))
+
+
+def size_of(cls: type) -> int:
+    """The bytes that an instance takes in C; a metaclass isn't asked."""
+    return cast("int", _type_size(cls))
+
+
+def is_iterator(cls: type) -> bool:
+    """Whether instances of a class can be iterated and are their own iterators."""
+    return all(find_in_class(cls, name) for name in ("__iter__", "__next__"))
+
+
+def ids_of(*classes: type) -> frozenset[int]:
+    """Classes that live for ever, by identity: a metaclass may have an `==` and a hash."""
+    return frozenset(map(id, classes))
 
 
 def find_code(target: Any) -> CodeType | None:

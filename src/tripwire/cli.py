@@ -66,20 +66,33 @@ def show(file: str, as_json: bool, source: bool) -> None:
 @main.command()
 @_file
 @click.option("--trust", is_flag=True, help="Run the code that is in the record.")
+@click.option("--sandbox", is_flag=True, help="No network, no writes but to a temporary folder.")
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger where it raises.")
 @click.option("--backend", help='Compile with another back end; "none" runs it plainly.')
 @_json
-def replay(file: str, trust: bool, debug: bool, backend: str | None, as_json: bool) -> None:
+def replay(
+    file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
+) -> None:
     """Run a record's call again."""
     from tripwire.recording.rerun import check_trust, rebuilding
+    from tripwire.sandbox import run_sandboxed
 
     check_trust(trust)
+    if sandbox:
+        chosen = [] if backend is None else ["--backend", backend]
+        sys.exit(run_sandboxed(file, [*chosen, *(["--json"] if as_json else [])]))
     with rebuilding(file) as call:
         sys.exit(_run(call.prepare(backend), call, debug, as_json))
 
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
-    from tripwire.recording.outcomes import describe_error, describe_result, explain, is_same
+    from tripwire.recording.outcomes import (
+        describe_error,
+        describe_result,
+        explain,
+        is_same,
+        tell_redacted,
+    )
     from tripwire.recording.texts import escape
 
     raised: Exception | None = None
@@ -92,13 +105,16 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         outcome = describe_result(result)
     same = is_same(call.manifest.outcome, outcome)
     if as_json:
-        click.echo(msgspec.json.encode({"outcome": outcome, "reproduces": same}))
+        told = {"outcome": outcome, "reproduces": same, "redacted": len(call.manifest.redacted)}
+        click.echo(msgspec.json.encode(told))
     elif raised is not None:
         click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")
         click.echo("It reproduces." if same else "It differs.")
+        if call.manifest.redacted:
+            click.echo(f"{tell_redacted(call.manifest.redacted)}.")
     if raised is not None and debug:
         pdb.post_mortem(raised.__traceback__)
     return 0 if raised is None else 1

@@ -17,6 +17,7 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Saving, Summary, Wire
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
+from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
 
 
@@ -188,6 +189,7 @@ def explain(target: Any, /, *args: Any, **kwargs: Any) -> Explanation | Preview:
 def _explain(dispatcher: Dispatcher) -> Explanation:
     known = dispatcher.statistics()
     callee = dispatcher.callee
+    redactor = Redactor()  # people paste what they are shown into issues
     return Explanation(
         dispatcher.name,
         f"{callee.file}:{callee.line}" if callee is not None and callee.file else "",
@@ -195,41 +197,42 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
         known.hits,
         known.traces,
         known.saved_us,
-        tuple(_view(i, entry) for i, entry in enumerate(dispatcher.entries)),
-        tuple(str(cause) for cause in known.causes),
-        tuple(_describe(refusal, n) for refusal, n in dispatcher.refusals.items()),
-        _find_compiles(-1 if callee is None else callee.frame_id),
+        tuple(_view(i, entry, redactor) for i, entry in enumerate(dispatcher.entries)),
+        tuple(redactor.clean(str(cause)) for cause in known.causes),
+        tuple(_describe(refusal, n, redactor) for refusal, n in dispatcher.refusals.items()),
+        _find_compiles(-1 if callee is None else callee.frame_id, redactor),
     )
 
 
-def _view(number: int, entry: Entry) -> EntryView:
+def _view(number: int, entry: Entry, redactor: Redactor) -> EntryView:
     state = "gone" if entry.is_dead else "retired" if entry.causes else "in use"
     return EntryView(
         number,
         state,
         entry.hits,
         entry.summary,
-        entry.source,
-        tuple(map(_view_wire, entry.list_wires())),
+        redactor.clean_guards(entry.source),
+        tuple(_view_wire(wire, redactor) for wire in entry.list_wires()),
         entry.find_saving(),
     )
 
 
-def _view_wire(wire: Wire) -> WireView:
+def _view_wire(wire: Wire, redactor: Redactor) -> WireView:
     where = wire.where
+    source, seen = redactor.clean(wire.source), redactor.clean_at(wire.seen, wire.source)
     if where is None:
-        return WireView(wire.source, wire.seen, "", "")
-    return WireView(wire.source, wire.seen, f"{where.file}:{where.line}", where.text)
+        return WireView(source, seen, "", "")
+    return WireView(source, seen, f"{where.file}:{where.line}", redactor.clean(where.text))
 
 
-def _describe(refusal: Refusal, count: int) -> RefusalView:
+def _describe(refusal: Refusal, count: int, redactor: Redactor) -> RefusalView:
     place = refusal.where.place
     where = f"{place.file}:{place.line}" if place is not None else ""
-    text = place.text if place is not None else ""
-    return RefusalView(refusal.slug, refusal.reason, where, text, count)
+    text = redactor.clean(place.text) if place is not None else ""
+    return RefusalView(refusal.slug, redactor.clean(refusal.reason), where, text, count)
 
 
-def _find_compiles(frame_id: int) -> tuple[CompileView, ...]:
+def _find_compiles(frame_id: int, redactor: Redactor) -> tuple[CompileView, ...]:
     if not HAS_TELEMETRY:
         return ()
     from tripwire import telemetry
@@ -239,7 +242,7 @@ def _find_compiles(frame_id: int) -> tuple[CompileView, ...]:
             found.compile_id or "",
             found.duration_us or 0,
             {name.removesuffix("_us"): us for name, us in found.phases.items()},
-            found.recompile_reason or "",
+            redactor.clean(found.recompile_reason or ""),
             found.refusal or "",
         )
         for found in telemetry.get_compilation_metrics()
@@ -297,10 +300,16 @@ def preview(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """Run a call once, observed, and say what would come of it."""
     run = Tracer().run(target, args, kwargs, complete=True)
     name = str(getattr(target, "__qualname__", type(target).__qualname__))
+    redactor = Redactor()
     if run.trace is None:
         assert run.refusal is not None
-        return Preview(name, None, _describe(run.refusal, 1), (), run.result)
+        return Preview(name, None, _describe(run.refusal, 1, redactor), (), run.result)
     reads = tuple(
-        (str(read.source), str(read.seen), str(read.where or "")) for read in run.trace.reads
+        (
+            redactor.clean(str(read.source)),
+            redactor.clean_at(str(read.seen), str(read.source)),
+            str(read.where or ""),
+        )
+        for read in run.trace.reads
     )
     return Preview(name, run.trace, None, reads, run.result)

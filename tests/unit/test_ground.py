@@ -20,11 +20,9 @@ SOURCE = ROOT / "src" / "tripwire"
 # They alone may import Dynamo or Inductor.
 ADAPTERS = {"backends.torchs", "backends.inductor", "backends.handover", "backends.keys"}
 LAYERS = [
+    {"callables", "env", "errors", "files", "redaction"},
+    {"sandbox"},
     {
-        "callables",
-        "env",
-        "errors",
-        "files",
         "recording.nodes",
         "tracing.uses",
         "validity.weakkeys",
@@ -120,7 +118,7 @@ LAYERS = [
     {"recording.torchvalues", "recording.views", "recording.format"},
     {"recording.objects"},
     {"recording.code", "recording.classmaker"},
-    {"recording.encode", "recording.decode", "recording.rebuild"},
+    {"recording.encode", "recording.decode", "recording.rebuild", "recording.secrets"},
     {"recording.draft"},
     {"recording.outcomes", "recording.block", "recording.record"},
     {"recording.beginning", "recording.checking", "recording.showing"},

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import isinstance
+
 _TEXT = """
 import torch
 from torch import nn
@@ -136,28 +138,27 @@ def _find_twin(value: object) -> int | float | None:
 
 def find_other_plain(value: object) -> tuple[Any] | None:
     """Another value of a plain type, in a tuple of one; None for what isn't plain."""
-    match value:
-        case enum.Enum():
-            others = [member for member in type(value) if member is not value]
-            return (others[0],) if others else None
-        case None:
-            return (1,)
-        case bool():
-            return (not value,)
-        case int():
-            return (int(value) + 1,)
-        case float():
-            return (float(value) * 1.5 + 0.5,)
-        case complex():
-            return (value * 1.5 + 0.5,)
-        case str():
-            return (str(value) + "_other",)
-        case bytes():
-            return (bytes(value) + b"_",)
-        case torch.dtype():
-            return (torch.float32 if value is torch.float64 else torch.float64,)
-        case tuple() | list() | dict() | set() | frozenset() | deque():
-            return _other_container(value)
+    if isinstance(value, enum.Enum):
+        others = [member for member in type(value) if member is not value]
+        return (others[0],) if others else None
+    if value is None:
+        return (1,)
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return (int(value) + 1,)
+    if isinstance(value, float):
+        return (float(value) * 1.5 + 0.5,)
+    if isinstance(value, complex):
+        return (value * 1.5 + 0.5,)
+    if isinstance(value, str):
+        return (str(value) + "_other",)
+    if isinstance(value, bytes):
+        return (bytes(value) + b"_",)
+    if isinstance(value, torch.dtype):
+        return (torch.float32 if value is torch.float64 else torch.float64,)
+    if isinstance(value, (tuple, list, dict, set, frozenset, deque)):
+        return _other_container(value)
     return _other_array(value)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tripwire.auditing.places import Kind
+from tripwire.callables import isinstance
 
 Contents = dict[Any, Any]
 

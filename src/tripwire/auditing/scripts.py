@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import CompiledFunction, compile_module
 from tripwire.dispatch.dispatcher import Dispatcher
 

@@ -42,6 +42,7 @@ from tripwire.auditing.holdings import (
     ThreadLocal,
 )
 from tripwire.auditing.places import Kind, Unreached
+from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
 

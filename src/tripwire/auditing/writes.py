@@ -41,6 +41,7 @@ from tripwire.auditing.holdings import (
 )
 from tripwire.auditing.places import Kind, Place
 from tripwire.auditing.walking import Ran, Walk
+from tripwire.callables import isinstance
 
 # Replacing these would break the class, not the call.
 _LEFT_ALONE = frozenset(
@@ -135,22 +136,21 @@ def _put(
 
 def _class_attribute(holding: ClassBody, key: str, value: Any, ran: Ran) -> Iterator[Write]:
     changed = user_code()["build_changed"]
-    match value:
-        case _ if key in _LEFT_ALONE:
-            return
-        case types.FunctionType() if value.__code__ in ran.codes:
-            yield _put(holding, key, "another method", partial(changed, value), Kind.METHOD)
-        case staticmethod() | classmethod() if _ran(value.__func__, ran):
-            other = type(value)(changed(value.__func__))
-            yield _put(holding, key, "another method", lambda: other, Kind.METHOD)
-        case property() if _ran(value.fget, ran):
-            computed = property(changed(value.fget))
-            yield _put(holding, key, "another property", lambda: computed, Kind.METHOD)
-        case types.FunctionType() | staticmethod() | classmethod() | property():
-            return
-        case _ if not key.startswith("__") and not hasattr(type(value), "__get__"):
-            for change, make in iter_others(value):
-                yield _put(holding, key, change, make)
+    if key in _LEFT_ALONE:
+        return
+    elif isinstance(value, types.FunctionType) and value.__code__ in ran.codes:
+        yield _put(holding, key, "another method", partial(changed, value), Kind.METHOD)
+    elif isinstance(value, (staticmethod, classmethod)) and _ran(value.__func__, ran):
+        other = type(value)(changed(value.__func__))
+        yield _put(holding, key, "another method", lambda: other, Kind.METHOD)
+    elif isinstance(value, property) and _ran(value.fget, ran):
+        computed = property(changed(value.fget))
+        yield _put(holding, key, "another property", lambda: computed, Kind.METHOD)
+    elif isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
+        return
+    elif not key.startswith("__") and not hasattr(type(value), "__get__"):
+        for change, make in iter_others(value):
+            yield _put(holding, key, change, make)
 
 
 def _ran(function: Any, ran: Ran) -> bool:
@@ -360,7 +360,7 @@ def _aliases(walk: Walk) -> Iterator[Write]:
         tensors = [
             (key, value)
             for key, value in holding.contents().items()
-            if isinstance(holding, Arguments) and issubclass(type(value), torch.Tensor)
+            if isinstance(holding, Arguments) and isinstance(value, torch.Tensor)
         ]
         for (_, first), (key, second) in itertools.pairwise(tensors):
             if first is not second and first.shape == second.shape and first.dtype == second.dtype:

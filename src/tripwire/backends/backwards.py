@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.values import TensorMeta
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.rules import words
 from tripwire.tracing.state import FACTS, NodeFacts

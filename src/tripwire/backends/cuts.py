@@ -24,6 +24,7 @@ from torch import fx
 from tripwire.backends.backwards import FirstRun, wants_grad
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
+from tripwire.callables import isinstance
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.recorder import LEAF
 from tripwire.tracing.refusals import Refusal

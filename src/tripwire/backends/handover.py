@@ -17,6 +17,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tripwire.backends.backwards import wants_grad
+from tripwire.callables import isinstance
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.tracing.questions import sample_backends
 from tripwire.tracing.state import STATE
 from tripwire.tracing.torchstate import sample_torch_state

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from tripwire.callables import isinstance
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.ranges import NOWHERE
 from tripwire.tracing.refusals import Refused

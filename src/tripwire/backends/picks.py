@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.tracing.values import TensorMeta

@@ -16,6 +16,7 @@ from tripwire.backends.torchs import (
     list_registered,
     prepare_inductor,
 )
+from tripwire.callables import isinstance
 from tripwire.errors import BadOption
 
 logger = logging.getLogger("tripwire.trace")

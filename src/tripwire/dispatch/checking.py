@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.errors import WrongResult
 from tripwire.tracing.result import Input, Trace
 from tripwire.tracing.sources import Local

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.torchs import out_of_dynamo
-from tripwire.callables import class_dict, module_of, name_of, qualname_of
+from tripwire.callables import class_dict, module_of, name_of
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
 from tripwire.env import is_fx_tracing
 from tripwire.tracing.structure import slots_of
@@ -145,7 +145,7 @@ def _compiled_class(cls: Any) -> Any:
     body: dict[str, Any] = {
         "__slots__": ("_tripwire_dispatcher",),
         "__module__": module_of(cls),
-        "__qualname__": qualname_of(cls),
+        "__qualname__": name_of(cls),
         "__doc__": cls.__doc__,
         "__class__": property(_class_of, _set_class),
         **{name: _forwarded(name) for name in slots_of(cls)},

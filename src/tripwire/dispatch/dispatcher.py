@@ -25,6 +25,7 @@ from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.backends.torchs import out_of_dynamo
+from tripwire.callables import isinstance, module_of
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
@@ -492,7 +493,7 @@ class Dispatcher(Counted):
         `_compiled_call_impl` is torch's own place for that; copies and pickles leave it out.
         """
         for module in modules:
-            if type(module).__module__ == "torch._dynamo.eval_frame":  # what torch.compile made
+            if module_of(type(module)) == "torch._dynamo.eval_frame":  # what torch.compile made
                 continue
             if module._compiled_call_impl is None and next(module.children(), None) is not None:
                 inner = Dispatcher(

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
+from tripwire.callables import isinstance
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
 from tripwire.tracing.reads import Place

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import fx
 
-from tripwire.callables import find_code
+from tripwire.callables import find_code, isinstance
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing.ranges import Frame
 from tripwire.tracing.reads import Place, Read

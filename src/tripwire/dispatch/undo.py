@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from tripwire.backends.registry import Runtime
+from tripwire.callables import isinstance
 from tripwire.tracing.result import Trace
 from tripwire.tracing.values import TensorMeta, meta_of, version_of
 from tripwire.validity.probes import acts, draws

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from tripwire.callables import ids_of, isinstance
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import NewRecord
 from tripwire.recording.habits import find_written
@@ -235,11 +236,11 @@ Versions = Sequence[tuple[torch.Tensor, int]]
 def _versions_of(values: Iterable[object]) -> Versions:
     """How often tensors were written to; those of inference mode don't know."""
     with torch._C.DisableTorchFunction():
-        tensors = [cast("torch.Tensor", v) for v in values if type(v) in _OF_TORCH]
+        tensors = [cast("torch.Tensor", v) for v in values if id(type(v)) in _OF_TORCH]
         return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
 
-_OF_TORCH = (torch.Tensor, torch.nn.Parameter)
+_OF_TORCH = ids_of(torch.Tensor, torch.nn.Parameter)
 
 
 # --- generators ---
@@ -357,11 +358,9 @@ class _Known:
 
 
 _known: ExactWeakKeyDictionary[_Known] = ExactWeakKeyDictionary()
-_PLAIN = frozenset(
-    {
-        *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size),
-        *(int, float, complex, bool, str, bytes, type(None)),
-    }
+_PLAIN = ids_of(
+    *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size),
+    *(int, float, complex, bool, str, bytes, type(None)),
 )
 
 
@@ -391,7 +390,7 @@ def _is_harmless(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     known = _known.get(getattr(fn, "__func__", fn))
     if known is None or not known.harmless:
         return False
-    if not kwargs and _PLAIN.issuperset(map(type, args)) and type(fn) is FunctionType:
+    if not kwargs and _PLAIN.issuperset(map(id, map(type, args))) and type(fn) is FunctionType:
         return True
     return all(value in known.objects for value in _other_parts(fn, args, kwargs))
 
@@ -405,9 +404,9 @@ def _other_parts(
         yield owner
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
-        if kind in _PLAIN:
+        if id(kind) in _PLAIN:
             continue
         if kind is list or kind is tuple:
-            yield from (item for item in value if type(item) not in _PLAIN)
+            yield from (item for item in value if id(type(item)) not in _PLAIN)
         else:
             yield value

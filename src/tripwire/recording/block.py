@@ -15,6 +15,7 @@ import linecache
 from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType
 
+from tripwire.callables import isinstance
 from tripwire.errors import BadOption
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import isinstance
 from tripwire.phases import RECORD
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record

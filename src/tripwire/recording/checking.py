@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tripwire.recording.format import Outcome, Record, Verdict, stamp
-from tripwire.recording.outcomes import explain, is_same
+from tripwire.recording.outcomes import explain, is_same, tell_redacted
 
 # Records above this size aren't replayed to see whether they reproduce.
 LARGEST_CHECKED = 50_000_000
@@ -49,8 +49,11 @@ class Finding(msgspec.Struct, frozen=True):
 def check_record(path: Path) -> Verdict:
     """Replay a record and stamp the verdict into it."""
     with Record.open(path) as record:
-        recorded = record.manifest.outcome
+        recorded, redacted = record.manifest.outcome, record.manifest.redacted
     verdict = _judge(path, recorded)
+    if redacted:  # whatever came of it, it came of other values
+        said = f"{verdict.text}; {tell_redacted(redacted)}"
+        verdict = msgspec.structs.replace(verdict, text=said.removeprefix("; "))
     stamp(path, verdict)
     return verdict
 

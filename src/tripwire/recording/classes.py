@@ -15,6 +15,7 @@ import typing
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
+from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
 from tripwire.recording.names import Names
@@ -278,7 +279,7 @@ def _enum_made(cls: type) -> frozenset[str]:
         if name in _ENUM_PRINTING:
             continue  # those of the enum or of its data type, whichever EnumType chose
         if _is_special(name) or name in _ENUM_OWN:
-            function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if type(function) is types.FunctionType:
                 if is_library_file(function.__code__.co_filename):
                     made.add(name)  # EnumType puts its own there, by what the bases are

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.classes import ClassDraft
 from tripwire.recording.names import (

@@ -7,12 +7,10 @@ file says so. Positions come out; bytes are read from there, in place.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import re
-import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tripwire.errors import BadRecord
+from tripwire.files import make_folder, open_new, replacing, writing_beside
 
 MAX_MEMBERS = 1000  # each costs some 800 bytes of memory, and less in the file
 CHUNK = 1 << 20
@@ -126,18 +125,6 @@ def _ending(count: int, size: int, start: int) -> bytes:
     return wide + end
 
 
-@contextlib.contextmanager
-def _temporary(directory: Path) -> Iterator[tuple[BinaryIO, str]]:
-    """A file beside the one to be; gone again unless it was renamed."""
-    name = str(directory / f".record-{os.getpid()}-{secrets.token_hex(8)}.tmp")
-    try:
-        with open(name, "xb", buffering=CHUNK) as out:
-            yield out, name
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-
-
 def _settle(out: BinaryIO) -> None:
     out.flush()
     os.fsync(out.fileno())
@@ -145,11 +132,11 @@ def _settle(out: BinaryIO) -> None:
 
 def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
     """Write a whole file or nothing, beside any that exist: `x.rec`, `x-1.rec`, ..."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary(path.parent) as (out, name):
+    make_folder(path.parent)
+    with writing_beside(path) as (out, draft):
         write_members(out, members)
         _settle(out)
-        return _link_free(name, path)
+        return _link_free(str(draft), path)
 
 
 def _link_free(temporary: str, path: Path) -> Path:
@@ -171,16 +158,15 @@ def _link(temporary: str, target: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: take the name first, then rename over it
-        open(target, "xb").close()
+        os.close(open_new(target))
         os.replace(temporary, target)
 
 
 def replace(path: Path, members: Mapping[str, tuple[Content, int]]) -> None:
     """Write a file anew in the place of the one that is there."""
-    with _temporary(path.parent) as (out, name):
+    with replacing(path) as out:
         write_members(out, members)
         _settle(out)
-        os.replace(name, path)
 
 
 # --- reading ---

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import types
 
+from tripwire.callables import isinstance
 from tripwire.recording.names import all_codes, module_of
 from tripwire.recording.origin import is_library_file, is_library_module
 

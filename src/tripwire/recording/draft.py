@@ -23,7 +23,9 @@ from tripwire.recording.format import Manifest, NewRecord
 from tripwire.recording.kept import Blobs
 from tripwire.recording.names import all_codes
 from tripwire.recording.policy import KEEP_ALL, Policy
+from tripwire.recording.secrets import Cleaner, clean_manifest, find_kinds
 from tripwire.recording.texts import encode_json
+from tripwire.redaction import Redactor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +103,14 @@ class RecordDraft:
             omissions=(*manifest.omissions, *self._encoder.left_out),
             policy=self.policy.describe(),
         )
-        files = self._programs.codes.members()
+        codes, redactor = self._programs.codes, Redactor()
+        cleaner = Cleaner(table, codes.all, redactor)
+        cleaner.learn()
+        sources = cleaner.clean_sources(codes.sources())
+        files = sources | codes.marshalled(cleaner.clean_code)
+        table = cleaner.clean_table()
+        manifest = clean_manifest(manifest, redactor)
+        manifest = msgspec.structs.replace(manifest, holds=find_kinds(table, files, manifest))
         return NewRecord(manifest, table, self.blobs.settled, files)
 
 

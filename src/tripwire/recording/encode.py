@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
+from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, PART, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from tripwire.backends.registry import find_known, name_of
+from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry

@@ -52,7 +52,7 @@ from tripwire.recording.spelled import Spelled
 from tripwire.recording.spelling import spell
 from tripwire.recording.texts import encode_json
 
-SCHEMA = "4.0"
+SCHEMA = "4.1"
 MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
 
 # What a record may take beside its tensors' bytes and its source: so much for each tensor, and
@@ -174,6 +174,8 @@ class Manifest(msgspec.Struct, frozen=True):
     policy: str = "full"
     verdict: Verdict = Verdict()
     notes: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()  # what of the user's is in it
+    redacted: tuple[str, ...] = ()  # for each secret that isn't, the name that told it
 
 
 class _Schema(msgspec.Struct):
@@ -240,7 +242,14 @@ def _encode_manifest(manifest: Manifest) -> Content:
     return Content.of(encode_json(kept))
 
 
-_OMITTED = {"compiled": None, "omissions": (), "verdict": Verdict(), "notes": ()}
+_OMITTED = {
+    "compiled": None,
+    "omissions": (),
+    "verdict": Verdict(),
+    "notes": (),
+    "holds": (),
+    "redacted": (),
+}
 _MOST_OMISSIONS, _LONGEST_PATH = 1000, 300
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.callables import isinstance
 from tripwire.recording.origin import is_library_file, is_library_module
 from tripwire.tracing.rules import Call, rule_for, words
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any, NamedTuple, cast
 
+from tripwire.callables import isinstance
 from tripwire.recording.looks import class_dict, mro
 from tripwire.recording.origin import find_library, is_installed_module, module_dict
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
@@ -158,7 +159,7 @@ def _functions_behind(members: list[Any]) -> Iterator[FunctionType]:
     met: dict[int, FunctionType] = {}
     while waiting:
         member = waiting.pop()
-        if type(member) in (staticmethod, classmethod):
+        if isinstance(member, (staticmethod, classmethod)):
             waiting.append(member.__func__)
         elif type(member) is property:
             waiting += [member.fget, member.fset, member.fdel]

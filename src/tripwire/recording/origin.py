@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from tripwire.callables import isinstance
 from tripwire.recording.looks import class_dict, own_dict
 from tripwire.recording.nodes import Library
 
@@ -126,7 +127,7 @@ def find_library(value: object) -> Library | None:
         return _find_function(value)
     if kind is types.BuiltinFunctionType:  # also methods of C objects
         return _find_builtin(value)
-    if kind in _DESCRIPTORS:
+    if isinstance(value, _DESCRIPTORS):
         return _find_descriptor(value)
     return _find_object(value)
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from tripwire.callables import find_code
+from tripwire.callables import find_code, isinstance
 from tripwire.errors import CannotTrace
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
 from tripwire.recording.origin import is_base_file
 from tripwire.recording.texts import encode_json, escape
+from tripwire.redaction import Redactor, without_numbers
 
 
 def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:
@@ -86,11 +87,25 @@ def is_same(recorded: Outcome, found: Outcome) -> bool:
     """Whether a replay shows what the record says."""
     match recorded, found:
         case Raised(), Raised():
-            same = (recorded.type, recorded.message) == (found.type, found.message)
+            same = recorded.type == found.type and _is_same_text(recorded.message, found.message)
             return same and recorded.line in (0, found.line)  # 0: no line was known
         case Returned(), Returned():
             return recorded.digest in ("", found.digest)  # "": nobody could see the result
     return False
+
+
+def tell_redacted(names: tuple[str, ...]) -> str:
+    """That a record lacks secrets, by the names that told them, and what that means."""
+    shown = ", ".join(sorted(set(names))[:8])
+    count = f"{len(names)} {'value is' if len(names) == 1 else 'values are'} redacted"
+    return f"{count} ({shown}): with the real ones the call may end otherwise"
+
+
+def _is_same_text(recorded: str, found: str) -> bool:
+    """Whether two messages are one, but for secrets that the record hasn't."""
+    if recorded == found or "<redacted " not in recorded:
+        return recorded == found
+    return without_numbers(recorded) == without_numbers(Redactor(wanted=True).clean(found))
 
 
 def explain(outcome: Outcome) -> str:

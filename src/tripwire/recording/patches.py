@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tripwire.callables import isinstance
 from tripwire.recording.looks import class_dict, mro
 from tripwire.recording.origin import (
     find_library,

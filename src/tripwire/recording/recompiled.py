@@ -10,6 +10,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from tripwire.callables import isinstance
 from tripwire.recording.nodes import AnyNode, Wrapped
 
 if TYPE_CHECKING:

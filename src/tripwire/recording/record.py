@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import IO, Any
 
+from tripwire.callables import isinstance
 from tripwire.recording.container import write_members
 from tripwire.recording.decode import view
 from tripwire.recording.draft import RecordDraft

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import logging
 import os
 import random
 import sys
@@ -12,15 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tripwire.callables import isinstance
 from tripwire.errors import CannotReplay
 from tripwire.recording.decode import rebuild
 from tripwire.recording.flags import PRECISIONS, USUAL, flags_set
 from tripwire.recording.format import Environment, Manifest, Outcome, Record
-from tripwire.recording.outcomes import describe_error, describe_result
+from tripwire.recording.outcomes import describe_error, describe_result, tell_redacted
 from tripwire.recording.patches import Patch, applied
 from tripwire.recording.reading import find_hook_ids
 from tripwire.recording.rebuild import Rebuilder
 from tripwire.recording.shelf import Shelf
+
+logger = logging.getLogger("tripwire.recording")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,8 @@ def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | 
     """
     check_trust(trust)
     with rebuilding(path) as call:
+        if call.manifest.redacted:
+            logger.warning("%s: %s", path, tell_redacted(call.manifest.redacted))
         return call.prepare(backend)()
 
 

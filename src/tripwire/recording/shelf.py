@@ -17,6 +17,7 @@ import zipimport
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 
+from tripwire.callables import isinstance
 from tripwire.errors import CannotReplay
 from tripwire.recording.nodes import Code, Table
 from tripwire.recording.segments import (
@@ -64,15 +65,19 @@ class Codes:
             for code, segment in zip(self._codes, self._segments, strict=True)
         )
 
-    def members(self) -> dict[str, bytes]:
-        """The files of the record that hold source and marshalled code."""
+    def sources(self) -> dict[str, bytes]:
+        """The files of the record that hold source."""
         found = {}
         for i, (name, segments) in enumerate(self._by_file().items()):
             lines = _lay_out(segments).cut(self._files[name].lines)
             found[f"src/{i}.py"] = "".join(lines).encode("utf-8", "surrogatepass")
-        if self._codes:
-            found[_MARSHALLED] = marshal.dumps(tuple(map(_marshallable, self._codes)))
         return found
+
+    def marshalled(self, clean: Callable[[types.CodeType], types.CodeType]) -> dict[str, bytes]:
+        """The file that holds marshalled code, each as `clean` leaves it."""
+        if not self._codes:
+            return {}
+        return {_MARSHALLED: marshal.dumps(tuple(_marshallable(clean(c)) for c in self._codes))}
 
     def _by_file(self) -> dict[str, list[Segment]]:
         found: dict[str, list[Segment]] = {}

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tripwire.recording.outcomes import explain, printable
+from tripwire.recording.format import Manifest
+from tripwire.recording.outcomes import explain, printable, tell_redacted
 from tripwire.recording.record import ExecutionRecord
 
 
@@ -16,6 +17,8 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
     """Print what is in a record."""
     console = Console(soft_wrap=True, highlight=False)
     manifest = record.manifest
+    for line in _describe_content(manifest):
+        console.print(_text(line))
     where = manifest.function
     console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
     console.print(_facts(record))
@@ -29,6 +32,16 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
             console.print()
             console.print(_text(f"--- {file}"))
             console.print(Text(printable(text, keep="\n\t")), end="")
+
+
+def _describe_content(manifest: Manifest) -> list[str]:
+    """What somebody who is given the file is given of the user's."""
+    held = ", ".join(manifest.holds) or "unknown: an older tripwire wrote it"
+    lines = [f"holds of yours: {held}"]
+    if manifest.redacted:
+        lines.append(tell_redacted(manifest.redacted))
+    lines.append("Look at all of it before you share it: docs/security.md.")
+    return lines
 
 
 def _facts(record: ExecutionRecord) -> Table:

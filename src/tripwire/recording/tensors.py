@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, StoredBlobs
 from tripwire.recording.container import CHUNK

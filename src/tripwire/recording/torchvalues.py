@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.instances import named
 from tripwire.recording.looks import is_kind, own_dict

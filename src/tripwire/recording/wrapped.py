@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from tripwire.callables import ids_of
 from tripwire.recording.looks import class_name, is_kind, own_dict
 from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
 from tripwire.recording.policy import Omission
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 def encode_wrapped(encoder: Encoder, value: object) -> AnyNode | None:
     """The node of something that is made of other things; None if it is nothing of the kind."""
-    if type(value) in _GETTERS:
+    if id(type(value)) in _GETTERS:
         return _encode_getter(encoder, value)
-    parts = _PARTS.get(type(value))
+    parts = _PARTS.get(id(type(value)))
     if parts is None:
         return _encode_derived(encoder, value)
     form, found = parts(value)
@@ -58,7 +59,7 @@ def _encode_derived(encoder: Encoder, value: object) -> AnyNode | None:
     base = next((kind for kind in _DERIVED if is_kind(type(value), kind)), None)
     if base is None:
         return None
-    form, parts = _PARTS[base](value)
+    form, parts = _PARTS[id(base)](value)
     more = dict(own_dict(value) or {})
     if base is functools.cached_property:
         more = {name: held for name, held in more.items() if name not in _OF_CACHED_PROPERTY}
@@ -66,7 +67,7 @@ def _encode_derived(encoder: Encoder, value: object) -> AnyNode | None:
     return Wrapped("derived", tuple(encoder.slot(part, f".{form}") for part in told))
 
 
-_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_GETTERS = ids_of(operator.itemgetter, operator.attrgetter, operator.methodcaller)
 
 
 def _encode_getter(encoder: Encoder, value: object) -> AnyNode | None:
@@ -195,7 +196,7 @@ def _generic(value: Any) -> _Parts:
     return "generic", (special, args)
 
 
-_PARTS: dict[type, Callable[[Any], _Parts]] = {
+_KINDS: dict[type, Callable[[Any], _Parts]] = {
     types.MethodType: _method,
     types.BuiltinMethodType: _builtin,
     types.MethodWrapperType: _builtin,
@@ -218,3 +219,5 @@ _PARTS: dict[type, Callable[[Any], _Parts]] = {
     typing._CallableGenericAlias: _generic,  # type: ignore[attr-defined]
     typing._AnnotatedAlias: _generic,  # type: ignore[attr-defined]
 }
+# By identity: a metaclass may have a hash of its own.
+_PARTS = {id(kind): parts for kind, parts in _KINDS.items()}

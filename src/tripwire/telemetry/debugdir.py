@@ -15,16 +15,19 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from tripwire.files import check_no_link, make_folder, open_to_append
+from tripwire.redaction import Redactor
 from tripwire.telemetry import clock
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
 class StripAnsiFormatter(logging.Formatter):
-    """Takes the colours out of what is logged."""
+    """Takes the colours out of what is logged, and what looks like a secret."""
+
+    _redactor = Redactor()
 
     def format(self, record: logging.LogRecord) -> str:
-        return strip_colours(super().format(record))
+        return self._redactor.clean(strip_colours(super().format(record)))
 
 
 class _OwnFileHandler(logging.FileHandler):

@@ -24,10 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from tripwire.files import make_folder, open_new
+from tripwire.redaction import Redactor, is_wanted
 from tripwire.telemetry import clock
+from tripwire.telemetry.counters import count
 from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.metrics import find_version
-from tripwire.telemetry.schema import MAJOR, MINOR, Event, Header, Instant, ThreadNamed, encode
+from tripwire.telemetry.schema import (
+    MAJOR,
+    MINOR,
+    Event,
+    Header,
+    Instant,
+    ThreadNamed,
+    clean,
+    encode,
+)
 from tripwire.telemetry.threads import local
 
 logger = logging.getLogger("tripwire.telemetry")
@@ -56,6 +67,7 @@ class EventLog:
         self.spent_ns = 0  # writing
         self._file: io.FileIO | None = None
         self._opening = make_lock()
+        self._redactor = Redactor()
         self._named: set[int] = set()  # threads that have said their names
         _logs.add(self)
 
@@ -66,12 +78,19 @@ class EventLog:
             return
         if event.thread not in self._named:
             self._name_thread(event)
-        line = encode(event)
+        line = encode(self._clean(event))
         if self.bytes + len(line) > self.longest:
             self._end(event)
         else:
             self._append(line)
         self.spent_ns += clock.monotonic_ns() - begin
+
+    def _clean(self, event: Event) -> Event:
+        before = self._redactor.count
+        cleaned = clean(event, self._redactor)
+        if self._redactor.count > before:
+            count("redaction", "values", self._redactor.count - before)
+        return cleaned
 
     def close(self) -> None:
         """No more events; another `write` would begin a second file."""
@@ -118,7 +137,7 @@ class EventLog:
             try:
                 make_folder(self.directory)
                 file = io.FileIO(open_new(path, os.O_APPEND), "wb")  # unbuffered
-                file.write(encode(header))
+                file.write(encode(clean(header, self._redactor)))
             except OSError as error:
                 self._drop(error)
                 return False
@@ -176,7 +195,12 @@ def describe_process() -> Header:
         torch=getattr(sys.modules.get("torch.version"), "__version__", None),
         executable=sys.executable,
         argv=tuple(sys.argv),
-        ranks={k: v for k, v in sorted(os.environ.items()) if _RANK_VARIABLES.fullmatch(k)},
+        ranks={
+            name: text
+            for name, text in sorted(os.environ.items())
+            if _RANK_VARIABLES.fullmatch(name) and text.isdecimal()
+        },
+        redacts=is_wanted(),
     )
 
 

@@ -7,15 +7,18 @@ the process's monotonic clock, which the header places on the calendar.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from tripwire.redaction import Redactor
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.serial import Int, make_plain
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
+
+_Kind = TypeVar("_Kind", bound=Struct)
 
 Data = dict[str, Any]  # what users attach; JSON, checked by nobody
 
@@ -36,7 +39,8 @@ class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event")
     torch: str | None = None
     executable: str = ""
     argv: tuple[str, ...] = ()
-    ranks: dict[str, str] = {}  # RANK, WORLD_SIZE and their like
+    ranks: dict[str, str] = {}  # RANK, WORLD_SIZE and their like, where they are numbers
+    redacts: bool = False  # secrets are taken out of what follows
 
     @property
     def rank(self) -> int | None:
@@ -221,6 +225,42 @@ TAGS = frozenset(str(kind.__struct_config__.tag) for kind in Event.__args__) | {
 
 _encoder = msgspec.json.Encoder(enc_hook=make_plain)
 _decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
+
+
+def clean(event: _Kind, redactor: Redactor) -> _Kind:
+    """An event without secrets, and without values of the environment's variables."""
+    changed: dict[str, object] = {}
+    for name in event.__struct_fields__:
+        before = getattr(event, name)
+        if isinstance(event, (Row, Retired)) and name in ("seen", "old", "new"):
+            after: object = redactor.clean_at(before, event.source)
+        elif isinstance(event, Header) and name == "argv":
+            after = redactor.clean_arguments(before)
+        elif isinstance(event, GuardsBuilt) and name == "source":
+            after = redactor.clean_guards(before)
+        else:
+            after = _clean_value(before, name, redactor)
+        if after is not before and after != before:
+            changed[name] = after
+    return msgspec.structs.replace(event, **changed) if changed else event
+
+
+def _clean_value(value: object, name: str, redactor: Redactor) -> object:
+    if isinstance(value, str):
+        return redactor.clean(value, name)
+    if isinstance(value, Struct):
+        return clean(value, redactor)
+    if type(value) is dict:
+        return {
+            _clean_key(k, redactor): _clean_value(v, str(k), redactor) for k, v in value.items()
+        }
+    if type(value) is list or type(value) is tuple:
+        return type(value)([_clean_value(item, name, redactor) for item in value])
+    return value
+
+
+def _clean_key(key: object, redactor: Redactor) -> object:
+    return redactor.clean(key) if isinstance(key, str) else key
 
 
 def encode(event: Header | Event) -> bytes:

@@ -15,14 +15,14 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from tripwire.callables import is_a, module_of, mro, qualname_of
+from tripwire.callables import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.tracing.structure import own_dict
 
 IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
 CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _NUMPY = ("numpy", "numpy.dtypes")
-_SHOWN_BASES: tuple[type, ...] = (
+_SHOWN_BASES = ids_of(
     *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
     *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
 )
@@ -36,7 +36,7 @@ def name_of_module(module: types.ModuleType) -> str:
 
 def can_be_written(cls: type) -> bool:
     """Whether attributes can be put on a class."""
-    return bool(cls.__flags__ & IS_HEAP_TYPE) and not cls.__flags__ & _IS_IMMUTABLE_TYPE
+    return bool(flags_of(cls) & IS_HEAP_TYPE) and not flags_of(cls) & _IS_IMMUTABLE_TYPE
 
 
 def is_library_class(cls: type) -> bool:
@@ -45,7 +45,7 @@ def is_library_class(cls: type) -> bool:
     if not is_library_module(module):
         return False
     found: Any = sys.modules.get(module)
-    for part in qualname_of(cls).split("."):
+    for part in name_of(cls).split("."):
         found = getattr(found, part, None)
     return found is cls or not can_be_written(cls)
 
@@ -77,13 +77,13 @@ def is_numpy_constant(value: object) -> bool:
     if numpy is None or module_of(type(value)) not in _NUMPY:
         return False
     kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
-    return is_a(value, kinds) and not is_a(value, numpy.void)  # which may be a view
+    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
 
 
 def hides_state(cls: type) -> bool:
     """Whether part of an object is in C, where Python can't see it change."""
     return any(
-        base not in _SHOWN_BASES and not base.__flags__ & IS_HEAP_TYPE and base.__basicsize__ > 16
+        id(base) not in _SHOWN_BASES and not flags_of(base) & IS_HEAP_TYPE and size_of(base) > 16
         for base in mro(cls)
     )
 
@@ -92,24 +92,24 @@ def is_librarys(value: object) -> bool:
     """Whether something in a library's module is its code, or state that is watched elsewhere."""
     if value is sys.modules or value is os.environ:
         return True
-    if is_a(value, types.ModuleType):
+    if isinstance(value, types.ModuleType):
         return not is_library_module(value.__name__)  # what a library imports for itself
-    if is_a(value, (*CONTAINERS, functools.partial)):
+    if isinstance(value, (*CONTAINERS, functools.partial)):
         return False
-    if is_a(value, types.FunctionType):
+    if isinstance(value, types.FunctionType):
         return is_library_function(value)
-    return is_library_class(value if is_a(value, type) else type(value))
+    return is_library_class(value if isinstance(value, type) else type(value))
 
 
 def is_pythons(value: object) -> bool:
     """Whether something in builtins is Python's own, not what somebody put there."""
-    return is_a(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
 
 
 def is_array(value: object) -> bool:
     """Whether a value is a NumPy array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and is_a(value, numpy.ndarray)
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_looked_into(cls: type) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, isinstance
 from tripwire.errors import CannotTrace
 from tripwire.tracing.sources import Local, Roots, Source
 

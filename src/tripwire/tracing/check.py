@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tripwire.callables import isinstance
 from tripwire.errors import TraceDiffers
 from tripwire.tracing.result import Trace
 from tripwire.tracing.sources import Local, Roots

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.tracing.holders import (
     ABSENT,
     ELEMENTS,

@@ -18,16 +18,17 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.autograd.function import FunctionMeta
 
+from tripwire.callables import ids_of, isinstance
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import words
+from tripwire.tracing.values import PLAIN_TENSORS
 
 Functions = tuple[FunctionType, ...]
 
-_VALUES = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_VALUES = ids_of(int, float, bool, str, type(None), torch.dtype, torch.device)
 _BUILTINS = words(
     "int float bool len range min max abs sum tuple list zip enumerate isinstance round slice "
     "reversed divmod"
@@ -99,11 +100,11 @@ def _first_argument(function: Any) -> str | None:
 def _is_plain_argument(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain_argument, value))
-    return type(value) in (torch.Tensor, nn.Parameter) or _is_value(value)
+    return id(type(value)) in PLAIN_TENSORS or _is_value(value)
 
 
 def _is_value(value: object) -> bool:
-    return type(value) in _VALUES
+    return id(type(value)) in _VALUES
 
 
 def _is_simple(function: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from tripwire.callables import class_dict, is_a
+from tripwire.callables import class_dict, isinstance, name_of
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import (
     Attr,
@@ -162,18 +162,18 @@ class Items(_DictKind):
 
     def read(self, owner: Any) -> Held:
         space = copy_dict(owner)
-        if is_a(owner, OrderedDict):  # its order is its own
+        if isinstance(owner, OrderedDict):  # its order is its own
             order = [key for key in at_once(partial(OrderedDict.keys, owner)) if key in space]
             space = {key: space[key] for key in order}
-        keys = [_Same(key) if is_a(key, torch.Tensor) else key for key in space]
+        keys = [_Same(key) if isinstance(key, torch.Tensor) else key for key in space]
         return tuple(keys), tuple(space.values())
 
     def put(self, owner: Any, key: Any, value: object) -> None:
-        write = OrderedDict if is_a(owner, OrderedDict) else dict
+        write = OrderedDict if isinstance(owner, OrderedDict) else dict
         write.__setitem__(owner, _plain_key(key), value)
 
     def drop(self, owner: Any, key: Any) -> None:
-        write = OrderedDict if is_a(owner, OrderedDict) else dict
+        write = OrderedDict if isinstance(owner, OrderedDict) else dict
         if dict.__contains__(owner, _plain_key(key)):
             write.__delitem__(owner, _plain_key(key))
 
@@ -270,11 +270,11 @@ class Elements(Kind):
 
     def extend(self, owner: Any, values: list[object]) -> None:
         """Hold these as well, at the end."""
-        (deque if is_a(owner, deque) else list).extend(owner, values)
+        (deque if isinstance(owner, deque) else list).extend(owner, values)
 
     def replace(self, owner: Any, values: list[object]) -> None:
         """Hold just these."""
-        if is_a(owner, deque):
+        if isinstance(owner, deque):
             deque.clear(owner)
             deque.extend(owner, values)
         else:
@@ -288,7 +288,7 @@ class Members(Kind):
 
     def read(self, owner: Any) -> Held:
         elements = elements_of(owner)
-        return tuple([_Same(e) if is_a(e, torch.Tensor) else e for e in elements]), elements
+        return tuple([_Same(e) if isinstance(e, torch.Tensor) else e for e in elements]), elements
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         set.add(owner, value)
@@ -447,7 +447,7 @@ class ThreadLocal(Kind):
 
 def is_link(value: object) -> bool:
     """Whether this is an entry of an lru_cache with a limit."""
-    return type(value).__name__ == "_lru_list_elem"
+    return name_of(type(value)).endswith("_lru_list_elem")
 
 
 class Memo(Kind):
@@ -482,7 +482,7 @@ class Array(Kind):
 
     def read(self, owner: Any) -> Held:
         numpy: Any = sys.modules.get("numpy")
-        is_array = numpy is not None and is_a(owner, numpy.ndarray)
+        is_array = numpy is not None and isinstance(owner, numpy.ndarray)
         # A subclass may have a `tobytes` or `__bytes__` of its own.
         raw = numpy.ndarray.tobytes(owner) if is_array else memoryview(owner).tobytes()
         form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
@@ -598,7 +598,8 @@ class Holders:
         self.all: list[Holder] = []
         self._count_switches = count_switches
         self._switches = count_switches()
-        self._types: set[type] = set()  # met so far, and no tensors
+        self._types: set[int] = set()  # met so far, by identity, and no tensors
+        self._kinds: list[type] = []  # the same, alive
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
         self._users: dict[int, _Users] = {}  # by identity
 
@@ -616,11 +617,13 @@ class Holders:
         """
         # Types are looked at first: most things hold no tensor. 16 → 9 ms for 36 layers.
         types = self._types
-        if types.issuperset(map(type, values)):
+        if types.issuperset(map(id, map(type, values))):
             return values
-        new = set(map(type, values)) - types - {weakref.ref}
-        types.update(t for t in new if not issubclass(t, torch.Tensor))
-        return tuple([v if type(v) in types else self._refer(v) for v in values])
+        for cls in map(type, values):
+            if not issubclass(cls, torch.Tensor) and cls is not weakref.ref:
+                types.add(id(cls))
+                self._kinds.append(cls)
+        return tuple([v if id(type(v)) in types else self._refer(v) for v in values])
 
     def _refer(self, tensor: Any) -> weakref.ref[Any] | _Users:
         if type(tensor) is weakref.ref:
@@ -705,7 +708,7 @@ class Holders:
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
                 if shared:
                     old = shared.get(holder.kind.spot(holder.owner, key), old)
-                if old is not new and not (type(old) in PLAIN and same_plain(old, new)):
+                if old is not new and not (id(type(old)) in PLAIN and same_plain(old, new)):
                     yield Write(holder, key, strong(old), strong(new))
 
     def _find_shared(self) -> dict[tuple[int, Any], object]:

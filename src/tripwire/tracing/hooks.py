@@ -31,7 +31,7 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, ids_of, isinstance, name_of
 from tripwire.env import torch_path
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
@@ -518,7 +518,7 @@ def _wrap_hash(plain: Callable[..., Any]) -> Callable[..., Any]:
         if state is not None and state.quiet and not is_library_caller(1):
             if _has_own_number(state, value):
                 where = state.capture_range(1)
-                state.refuse(Refusal("reads-identity", _HASHED.format(type(value).__name__), where))
+                state.refuse(Refusal("reads-identity", _HASHED.format(name_of(type(value))), where))
         return plain(value)
 
     return hashed
@@ -540,11 +540,13 @@ def _has_own_number(state: TracingState, value: Any) -> bool:
     if issubclass(cls, torch.Tensor):
         known = state.values.find(value)
         return known is None or not any(known.sources.values())
-    by_identity = find_in_class(cls, "__hash__") is object.__hash__ or cls in _HASHES_WHAT_IT_HAS
+    by_identity = (
+        find_in_class(cls, "__hash__") is object.__hash__ or id(cls) in _HASHES_WHAT_IT_HAS
+    )
     return by_identity and not state.reach.is_anchored(value)
 
 
-_HASHES_WHAT_IT_HAS = (MethodType, weakref.ref)
+_HASHES_WHAT_IT_HAS = ids_of(MethodType, weakref.ref)
 
 
 # --- environment variables ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tripwire.callables import ids_of, isinstance
 from tripwire.tracing.holders import Elements, Holders, Write
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.structure import same_plain
@@ -100,7 +101,7 @@ def _value_of(write: Write) -> object:
 def _is_same(left: object, right: object) -> bool:
     if type(left) is tuple and type(right) is tuple:
         return len(left) == len(right) and all(map(_is_same, left, right))
-    return left is right or (type(left) in _PLAIN and same_plain(left, right))
+    return left is right or (id(type(left)) in _PLAIN and same_plain(left, right))
 
 
-_PLAIN = (int, float, bool, str, complex, type(None))
+_PLAIN = ids_of(int, float, bool, str, complex, type(None))

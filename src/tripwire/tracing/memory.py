@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.tracing.values import PLAIN_TENSORS, iter_given
 
 OUTSIDE = 0
@@ -72,7 +73,7 @@ class MemoryTable:
 
     def _storage_of(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         """None for classes that may keep their values in other tensors, and for odd layouts."""
-        plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+        plain = id(type(tensor)) in PLAIN_TENSORS and tensor.layout is torch.strided
         if plain and torch._C._has_storage(tensor):
             return tensor.untyped_storage()
         self._hides = True

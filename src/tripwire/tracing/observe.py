@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
+from tripwire.callables import isinstance
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
 from tripwire.tracing.purity import (

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.env import is_own_file
 from tripwire.tracing.rules import Call, Target
 

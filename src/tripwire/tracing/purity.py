@@ -23,13 +23,14 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    NoneType,
     WrapperDescriptorType,
 )
 from typing import Any
 
 import torch
 
-from tripwire.callables import mro
+from tripwire.callables import class_dict, flags_of, isinstance, module_of, mro, name_of
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import Refuse
 
@@ -325,10 +326,10 @@ def _find_origin(callee: Any) -> tuple[str, str] | None:
         return _find_origin(callee.__func__)
     if kind is BuiltinFunctionType:
         return _origin_of_builtin(callee)
-    if kind in _DESCRIPTORS:
+    if isinstance(callee, _DESCRIPTORS):
         return _origin_of_method(callee.__objclass__, callee.__name__)
     if isinstance(callee, type):
-        return None if _is_python_class(callee) else (callee.__module__, callee.__qualname__)
+        return None if _is_python_class(callee) else (module_of(callee), name_of(callee))
     if isinstance(callee, functools.partial):
         return _find_origin(callee.func)
     return _origin_of_instance(callee)
@@ -348,23 +349,23 @@ def _origin_of_builtin(callee: Any) -> tuple[str, str]:
 
 
 def _origin_of_method(owner: type, name: str) -> tuple[str, str]:
-    return owner.__module__, f"{owner.__qualname__}.{name}"
+    return module_of(owner), f"{name_of(owner)}.{name}"
 
 
 def _find_definer(cls: type, name: str) -> type | None:
     """The first class in line that defines a name in C."""
     for base in mro(cls):
-        if type(base.__dict__.get(name)) not in (type(None), FunctionType, property):
+        if not isinstance(class_dict(base).get(name), (NoneType, FunctionType, property)):
             return base
     return None
 
 
 def _origin_of_instance(callee: Any) -> tuple[str, str] | None:
     cls = type(callee)
-    if cls.__name__ in _CYTHON:  # one class for all its functions, which know their module
+    if name_of(cls) in _CYTHON:  # one class for all its functions, which know their module
         return callee.__module__, callee.__qualname__
     for base in mro(cls):
-        call = base.__dict__.get("__call__")
+        call = class_dict(base).get("__call__")
         if type(call) is BuiltinFunctionType:
             return _find_origin(call)
         if call is not None:
@@ -378,14 +379,14 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE
 
 def _is_python_class(cls: type) -> bool:
     """Whether a `class` statement made it: what its construction runs is then seen."""
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE:
+    if not flags_of(cls) & _HEAP or flags_of(cls) & _IMMUTABLE:
         return False
-    module = sys.modules.get(cls.__module__)
+    module = sys.modules.get(module_of(cls))
     if module is None:
         return True
     file = getattr(module, "__file__", None)
     if file is None:  # the main module, or one built into the interpreter
-        return cls.__module__ not in sys.builtin_module_names
+        return module_of(cls) not in sys.builtin_module_names
     return not file.endswith((".so", ".pyd", ".dylib"))
 
 
@@ -414,7 +415,7 @@ def _remember(callee: Any) -> None:
 
 
 def _lasts(cls: type) -> bool:
-    return not cls.__flags__ & _HEAP or is_library_module(cls.__module__)
+    return not flags_of(cls) & _HEAP or is_library_module(module_of(cls))
 
 
 def _spell(module: str, name: str) -> str:
@@ -484,4 +485,4 @@ def _belongs_to_numpy(value: object) -> bool:
     if type(value) is ModuleType:
         return value.__name__.partition(".")[0] == "numpy"
     owner = value.__self__ if type(value) is MethodType else None
-    return type(owner).__module__.startswith("numpy.random")
+    return module_of(type(owner)).startswith("numpy.random")

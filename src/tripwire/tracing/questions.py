@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.tracing.torchstate import find_precisions
 
 

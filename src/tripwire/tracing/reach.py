@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, is_a, module_of, mro
+from tripwire.callables import class_dict, ids_of, isinstance, module_of, mro
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -115,19 +115,20 @@ from tripwire.tracing.structure import (
     slots_of,
 )
 from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.tracing.values import PLAIN_TENSORS
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
 
-_LEAVES = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, range, type(...), object}
-    | {type(NotImplemented)}
-    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-    | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
-    | {types.GetSetDescriptorType, types.MemberDescriptorType}
-    | {types.ClassMethodDescriptorType}
-    | {type(namedtuple("_", "x").x)}  # type: ignore[attr-defined]  # a field's descriptor
-    | {type(abc.ABC._abc_impl)}  # type: ignore[attr-defined]  # a guard asks for its token
+_LEAVES = ids_of(
+    *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
+    type(NotImplemented),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    types.ClassMethodDescriptorType,
+    type(namedtuple("_", "x").x),  # type: ignore[attr-defined]  # a field's descriptor
+    type(abc.ABC._abc_impl),  # type: ignore[attr-defined]  # a guard asks for its token
 )
 # In classes: what Python, abc, typing and dataclasses keep there for themselves.
 MADE_BY_PYTHON = words(
@@ -152,14 +153,14 @@ SPECIAL = frozenset(
 _CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
-_IMMUTABLE = (re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
+_IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
 # Functions of nn.Module that go through its tables key by key.
 _TABLE_WALKERS = words(
     "named_modules modules named_children children _named_members named_parameters "
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+PROXIES = ids_of(weakref.ProxyType, weakref.CallableProxyType)
 BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
 
@@ -259,11 +260,11 @@ class Reach:
         """Meet what was found under a name for the first time."""
         if name in self._waiting:
             self._walk_waiting(frozenset({name}))
-        below = id(owner) not in self.fresh or is_a(owner, PINNED)
+        below = id(owner) not in self.fresh or isinstance(owner, PINNED)
         if name == "__dict__":
             for holder in self._held[id(owner)]:
                 self._walk_holder(holder, below)
-        elif name in MODULE_TABLES and is_a(owner, nn.Module):
+        elif name in MODULE_TABLES and isinstance(owner, nn.Module):
             for holder in self._held[id(owner)]:
                 if isinstance(holder.kind, Table) and holder.kind.name == name:
                     self._walk_holder(holder, below)
@@ -322,20 +323,20 @@ class Reach:
                 self._open_all()
             if item is operator.attrgetter:
                 self._hide_names()
-            if type(item) in _LEAVES:
+            if id(type(item)) in _LEAVES:
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
                 self._hide_names()
-            if type(item) in PROXIES:
+            if id(type(item)) in PROXIES:
                 item = behind_proxy(item)
                 if item is None:
                     continue
                 path = Referent(path)
-            if is_a(item, torch.Tensor):
+            if isinstance(item, torch.Tensor):
                 self._on_tensor(item, path, anchored)
                 queue.extend((v, p, anchored) for v, p in self._below_tensor(item, path))
                 continue
-            if is_a(item, types.ModuleType):  # each name once, and other names later
+            if isinstance(item, types.ModuleType):  # each name once, and other names later
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
                 taken = self._find_taken(path)
                 if taken is None:
@@ -343,7 +344,7 @@ class Reach:
                     taken = names | self._names
                 queue.extend((v, p, True) for v, p in self._names_of(item, path, taken))
                 continue
-            if is_a(item, CONTAINERS):
+            if isinstance(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
             if id(item) in self._sources:
                 if anchored is (id(item) in self.fresh):
@@ -356,7 +357,7 @@ class Reach:
             self._alive.append(item)
             if not anchored:
                 self.fresh[id(item)] = path
-            below = anchored or is_a(item, PINNED)
+            below = anchored or isinstance(item, PINNED)
             queue.extend(
                 (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
                 for v, p in self._children(item, path, below)
@@ -368,9 +369,9 @@ class Reach:
         if attributes and id(attributes) not in self._tags:
             self._tags[id(attributes)] = attributes
             for name, value in copy_dict(attributes).items():
-                if type(value) not in _LEAVES:
+                if id(type(value)) not in _LEAVES:
                     yield value, Attr(path, name)
-        if type(tensor) not in (torch.Tensor, nn.Parameter):
+        if id(type(tensor)) not in PLAIN_TENSORS:
             yield from self._class_of(tensor, path)
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
@@ -445,7 +446,7 @@ class Reach:
             self._is_open = self.hides_names = True
             for key, item in tuple(self._met.items()):
                 del self._met[key]
-                below = key not in self.fresh or is_a(item, PINNED)
+                below = key not in self.fresh or isinstance(item, PINNED)
                 for holder in self._held[key]:
                     self._walk_holder(holder, below)
 
@@ -467,14 +468,14 @@ class Reach:
 
     def _judge(self, name: str, value: object) -> None:
         """A C function that is handed to a call may be called by C code, which no event shows."""
-        if is_a(value, types.BuiltinFunctionType):
+        if isinstance(value, types.BuiltinFunctionType):
             refuse = find_impurity(value, library=False)
             if refuse is not None:
                 self.handed_on.append((refuse, self._passed[name]))
 
     def _judge_held(self, function: object, holder: object, path: Source) -> None:
         """The same of one in a container or a partial: code that calls it from there can be C."""
-        if is_a(function, types.BuiltinFunctionType):
+        if isinstance(function, types.BuiltinFunctionType):
             if find_impurity(function, library=False) is not None:
                 self.opaque.append((holder, path))
 
@@ -502,12 +503,12 @@ class Reach:
 
     def walk_made_of(self, owner: object, name: str) -> None:
         """Reach what Python made for one class or function, which somebody asks for."""
-        if is_a(owner, types.FunctionType):
+        if isinstance(owner, types.FunctionType):
             path = self._sources.get(id(owner))
             if path is not None and name == "__annotations__":
                 self.walk(owner.__annotations__, Attr(path, name), True)
             return
-        cls = owner if is_a(owner, type) else type(owner)
+        cls = owner if isinstance(owner, type) else type(owner)
         holder = next((base for base in mro(cls) if name in class_dict(base)), None)
         path = next((path for base, path in self.classes if base is holder), None)
         if holder is not None and path is not None:
@@ -538,7 +539,7 @@ class Reach:
             self._alive.append(found)
             self.holders.remember(found, ITEMS, step, True)
             for key, value in copy_dict(found).items():
-                if type(value) not in _LEAVES and not is_librarys(value):
+                if id(type(value)) not in _LEAVES and not is_librarys(value):
                     yield value, Item(step, key)
 
     def _find_taken(self, path: Source) -> frozenset[str] | None:
@@ -606,102 +607,101 @@ class Reach:
 
     def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
         cls = type(item)
-        match item:
-            case _ if is_a(item, torch.jit.ScriptModule):  # its tables are C's, and look like dicts
-                self.opaque.append((item, path))
-                return
-            case _ if is_a(item, nn.Module):
-                yield from self._meet_module(item, path, anchored)
-                yield from self._class_of(item, path)
-                return
-            case _ if is_a(item, type):
-                yield from self._class_children(item, path)
-                return
-            case _ if is_a(item, types.FunctionType):
-                yield from self._function_children(item, path)
-                return
-            case _ if is_a(item, dict):
-                yield from self._items(item, path, anchored)
-                if is_a(item, defaultdict):
-                    self.holders.remember(item, FACTORY, path, anchored)
-                    yield item.default_factory, Attr(path, "default_factory")
-            case _ if is_a(item, (list, tuple, deque)):
-                yield from self._elements(item, path, anchored)
-            case _ if is_a(item, set):
-                self.holders.remember(item, MEMBERS, path, anchored)
-                yield from self._members(item, path)
-            case _ if is_a(item, frozenset):
-                yield from self._members(item, path)
-            case _ if is_a(item, slice):
-                for name in ("start", "stop", "step"):
-                    yield getattr(item, name), Attr(path, name)
-            case _ if is_a(item, (types.GenericAlias, types.UnionType)):
-                yield getattr(item, "__origin__", None), Attr(path, "__origin__")
-                yield getattr(item, "__args__", None), Attr(path, "__args__")
-            case _ if is_a(item, types.MethodType):
+        if isinstance(item, torch.jit.ScriptModule):  # its tables are in C, and look like dicts
+            self.opaque.append((item, path))
+            return
+        if isinstance(item, nn.Module):
+            yield from self._meet_module(item, path, anchored)
+            yield from self._class_of(item, path)
+            return
+        if issubclass(cls, type):
+            yield from self._class_children(item, path)
+            return
+        elif issubclass(cls, types.FunctionType):
+            yield from self._function_children(item, path)
+            return
+        elif issubclass(cls, dict):
+            yield from self._items(item, path, anchored)
+            if isinstance(item, defaultdict):
+                self.holders.remember(item, FACTORY, path, anchored)
+                yield item.default_factory, Attr(path, "default_factory")
+        elif issubclass(cls, (list, tuple, deque)):
+            yield from self._elements(item, path, anchored)
+        elif issubclass(cls, set):
+            self.holders.remember(item, MEMBERS, path, anchored)
+            yield from self._members(item, path)
+        elif issubclass(cls, frozenset):
+            yield from self._members(item, path)
+        elif issubclass(cls, slice):
+            for name in ("start", "stop", "step"):
+                yield getattr(item, name), Attr(path, name)
+        elif issubclass(cls, (types.GenericAlias, types.UnionType)):
+            yield getattr(item, "__origin__", None), Attr(path, "__origin__")
+            yield item.__args__, Attr(path, "__args__")
+        elif issubclass(cls, types.MethodType):
+            yield item.__self__, Attr(path, "__self__")
+            yield item.__func__, Attr(path, "__func__")
+        elif issubclass(cls, torch.Generator):
+            self.generators.append((item, item.initial_seed()))
+        elif issubclass(cls, functools.partial):
+            self._judge_held(item.func, item, path)
+            yield item.func, Attr(path, "func")
+            yield item.args, Attr(path, "args")
+            yield item.keywords, Attr(path, "keywords")
+        elif issubclass(cls, weakref.ReferenceType):
+            self.holders.remember(item, WEAK, path, anchored)
+            yield item(), Referent(path)
+        elif issubclass(cls, ContextVar):
+            self.holders.remember(item, CONTEXT, path, anchored)
+            yield _value_of(item), Referent(path)
+        elif isinstance(item, threading.local):
+            self.holders.remember(item, THREAD_LOCAL, path, anchored)
+            for name, value in copy_dict(item.__dict__).items():
+                yield value, Attr(path, name)
+            yield from self._class_of(item, path)
+            return
+        elif isinstance(item, _MEMO_TYPE):
+            self.holders.remember(item, MEMO, path, anchored)
+            yield from self._memo_children(item, path)
+        elif isinstance(item, _CODE_TYPES):
+            yield from _inside_descriptor(item, path)
+        elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
+            if isinstance(path, Item):
+                self._judge_held(item, item, path)
+            if not isinstance(item.__self__, types.ModuleType):
                 yield item.__self__, Attr(path, "__self__")
-                yield item.__func__, Attr(path, "__func__")
-            case _ if is_a(item, torch.Generator):
-                self.generators.append((item, item.initial_seed()))
-            case _ if is_a(item, functools.partial):
-                self._judge_held(item.func, item, path)
-                yield item.func, Attr(path, "func")
-                yield item.args, Attr(path, "args")
-                yield item.keywords, Attr(path, "keywords")
-            case _ if is_a(item, weakref.ReferenceType):
-                self.holders.remember(item, WEAK, path, anchored)
-                yield item(), Referent(path)
-            case _ if is_a(item, ContextVar):
-                self.holders.remember(item, CONTEXT, path, anchored)
-                yield _value_of(item), Referent(path)
-            case _ if is_a(item, threading.local):
-                self.holders.remember(item, THREAD_LOCAL, path, anchored)
-                for name, value in copy_dict(item.__dict__).items():
-                    yield value, Attr(path, name)
-                yield from self._class_of(item, path)
-                return
-            case _ if is_a(item, _MEMO_TYPE):
-                self.holders.remember(item, MEMO, path, anchored)
-                yield from self._memo_children(item, path)
-            case _ if is_a(item, _CODE_TYPES):
-                yield from _inside_descriptor(item, path)
-            case _ if is_a(item, types.BuiltinFunctionType):  # mostly judged when it is called
-                if isinstance(path, Item):
-                    self._judge_held(item, item, path)
-                if not is_a(item.__self__, types.ModuleType):
-                    yield item.__self__, Attr(path, "__self__")
-            case _ if is_a(item, types.MethodWrapperType):
-                if item.__name__ == "__getattribute__":
-                    self._open_all()
-                yield item.__self__, Attr(path, "__self__")
-            case _ if is_a(item, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
-                self._spelled_by(item, path)
-            case _ if is_a(item, types.MappingProxyType):
-                yield dict_behind(item), path
-            case _ if cls in _IMMUTABLE or is_numpy_constant(item):
-                self.homes.add(module_of(cls).partition(".")[0])
-                return
-            case _ if is_array(item) and item.dtype.hasobject:
-                self.opaque.append((item, path))
-            case _ if is_array(item) or is_a(item, BYTES):
-                self.homes.add(module_of(cls))
-                self.holders.remember(item, ARRAY, path, anchored)
-            case _ if has_pytree(item):
-                yield from iter_pytree(item, path)
-            case _ if is_a(item, logging.Logger):
-                self._remember_logger(item, path, anchored)
-                return
-            case _ if module_of(cls).partition(".")[0] in _MACHINERY:
-                if not is_a(item, _LOCKS):  # which are held for a moment, and free again
-                    self.opaque.append((item, path))  # an event, a future, a thread, ...
-                return
-            case _ if module_of(cls) == _COMPILED:  # a compiled function's own attributes
-                yield from self._attributes(item, path, anchored)
-                return
-            case _ if not is_looked_into(cls):
-                return
-            case _ if hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
-                self.opaque.append((item, path))
+        elif issubclass(cls, types.MethodWrapperType):
+            if item.__name__ == "__getattribute__":
+                self._open_all()
+            yield item.__self__, Attr(path, "__self__")
+        elif issubclass(cls, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
+            self._spelled_by(item, path)
+        elif issubclass(cls, types.MappingProxyType):
+            yield dict_behind(item), path
+        elif id(cls) in _IMMUTABLE or is_numpy_constant(item):
+            self.homes.add(module_of(cls).partition(".")[0])
+            return
+        elif is_array(item) and item.dtype.hasobject:
+            self.opaque.append((item, path))
+        elif is_array(item) or isinstance(item, BYTES):
+            self.homes.add(module_of(cls))
+            self.holders.remember(item, ARRAY, path, anchored)
+        elif has_pytree(item):
+            yield from iter_pytree(item, path)
+        elif issubclass(cls, logging.Logger):
+            self._remember_logger(item, path, anchored)
+            return
+        elif module_of(cls).partition(".")[0] in _MACHINERY:
+            if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
+                self.opaque.append((item, path))  # an event, a future, a thread, ...
+            return
+        elif module_of(cls) == _COMPILED:  # a compiled function's own attributes
+            yield from self._attributes(item, path, anchored)
+            return
+        elif not is_looked_into(cls):
+            return
+        elif hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
+            self.opaque.append((item, path))
         if own_dict(item) is not None or can_be_written(cls):
             self.objects.append((item, path, anchored))
             yield from self._attributes(item, path, anchored)
@@ -733,7 +733,7 @@ class Reach:
             value = space[name]
             if not (library and is_librarys(value)):
                 yield value, Attr(path, name)
-            elif is_a(value, type):
+            elif isinstance(value, type):
                 self._remember_library_class(value, Attr(path, name))
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
@@ -778,7 +778,7 @@ class Reach:
             self._open_sets()
         names = self._names
         for name, value in at_once(class_dict(cls).items):
-            if type(value) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
+            if id(type(value)) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue
             starts = [self._await_start(f, path, name) for f in functions_in(value)]
             is_special = name in SPECIAL and not (starts and all(starts))
@@ -810,7 +810,7 @@ class Reach:
 
     def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
         self.modules.append((module, path, anchored))
-        if is_a(module, CONTAINERS):  # a list as well, say
+        if isinstance(module, CONTAINERS):  # a list as well, say
             self.opaque.append((module, path))
         held = self._held[id(module)] = [
             self.holders.remember(module, ATTRIBUTES, path, anchored),
@@ -849,9 +849,9 @@ class Reach:
         if self._is_too_large(item, held.values(), path):
             return
         for key, value in held.items():
-            if type(key) not in _LEAVES:
+            if id(type(key)) not in _LEAVES:
                 yield key, Item(path, key)
-            if type(value) not in _LEAVES:
+            if id(type(value)) not in _LEAVES:
                 yield value, Item(path, key)
 
     def _elements(self, item: Any, path: Source, anchored: bool) -> Reached:
@@ -859,20 +859,20 @@ class Reach:
             for name, value in zip(type(item)._fields, elements_of(item), strict=False):
                 yield value, Attr(path, name)
             return
-        if not is_a(item, tuple):
+        if not isinstance(item, tuple):
             self.holders.remember(item, ELEMENTS, path, anchored)
         elements = elements_of(item)
         if self._is_too_large(item, elements, path):
             return
         for index, value in enumerate(elements):
-            if type(value) not in _LEAVES:
+            if id(type(value)) not in _LEAVES:
                 yield value, Item(path, index)
 
     def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
         """Whether a container isn't looked into; what it holds must then show all there is."""
         if len(values) <= LARGEST_CONTAINER:
             return False
-        if not set(map(type, values)) <= _LEAVES:
+        if not _LEAVES.issuperset(map(id, map(type, values))):
             self.opaque.append((item, path))
         return True
 
@@ -927,7 +927,7 @@ class Reach:
         self.spelled_names.update(
             name for part in parts if isinstance(part, str) for name in part.split(".")
         )
-        if any(type(part) not in _LEAVES for part in parts):  # arguments of a methodcaller
+        if any(id(type(part)) not in _LEAVES for part in parts):  # arguments of a methodcaller
             self.opaque.append((getter, path))
 
     def _memo_children(self, memo: Any, path: Source) -> Reached:
@@ -951,30 +951,28 @@ _TABLES = {
 
 def functions_in(value: object) -> Iterator[types.FunctionType]:
     """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
-    match value:
-        case _ if is_a(value, types.FunctionType):
-            yield value
-            yield from functions_in(getattr(value, "__wrapped__", None))
-        case _ if is_a(value, property):
-            for part in (value.fget, value.fset, value.fdel):
-                yield from functions_in(part)
-        case _ if is_a(value, classmethod) or is_a(value, staticmethod):
-            yield from functions_in(value.__func__)
-        case _ if is_a(value, functools.cached_property):
-            yield from functions_in(value.func)
+    if isinstance(value, types.FunctionType):
+        yield value
+        yield from functions_in(getattr(value, "__wrapped__", None))
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            yield from functions_in(part)
+    elif isinstance(value, (classmethod, staticmethod)):
+        yield from functions_in(value.__func__)
+    elif isinstance(value, functools.cached_property):
+        yield from functions_in(value.func)
 
 
 def _inside_descriptor(item: Any, path: Source) -> Reached:
-    match item:
-        case property():
-            for name in ("fget", "fset", "fdel"):
-                yield getattr(item, name), Attr(path, name)
-        case functools.cached_property():
-            yield item.func, Attr(path, "func")
-        case staticmethod():
-            yield item.__func__, path
-        case classmethod():
-            yield item.__func__, Attr(path, "__func__")
+    if isinstance(item, property):
+        for name in ("fget", "fset", "fdel"):
+            yield getattr(item, name), Attr(path, name)
+    elif isinstance(item, functools.cached_property):
+        yield item.func, Attr(path, "func")
+    elif isinstance(item, staticmethod):
+        yield item.__func__, path
+    elif isinstance(item, classmethod):
+        yield item.__func__, Attr(path, "__func__")
 
 
 _GETS_ATTRIBUTES = object.__getattribute__
@@ -1009,10 +1007,10 @@ def _is_numbered(table: dict[str, Any]) -> bool:
 def _children_of(holder: Holder) -> Reached:
     """What something held when it was met, under the names by which it can be reached again."""
     for key, value in holder.before().items():
-        if type(value) in _LEAVES or key in MODULE_TABLES:
+        if id(type(value)) in _LEAVES or key in MODULE_TABLES:
             continue
         in_table = isinstance(holder.kind, Table)
-        if not (is_a(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
+        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
             yield value, holder.step(key)
 
 

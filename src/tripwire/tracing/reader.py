@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from tripwire.callables import find_in_class, module_of
+from tripwire.callables import find_in_class, flags_of, isinstance, module_of
 from tripwire.env import OWN_FOLDER
 from tripwire.tracing.belongings import IS_HEAP_TYPE
 from tripwire.tracing.structure import copy_dict, own_dict, read_slots
@@ -53,14 +53,14 @@ _CONTAINER_MODULES = (
 
 def can_be_read(cls: type) -> bool:
     """Whether reads of a class's objects are told; else an object counts as read whole."""
-    if not cls.__flags__ & IS_HEAP_TYPE or answers_itself(cls):
+    if not flags_of(cls) & IS_HEAP_TYPE or answers_itself(cls):
         return False
     return not module_of(cls).startswith("tripwire.")  # what our own code reads isn't noted
 
 
 def answers_itself(cls: type) -> bool:
     """Whether a class has code of its own that is asked for every attribute."""
-    return not isinstance(cls.__getattribute__, WrapperDescriptorType)
+    return not isinstance(find_in_class(cls, "__getattribute__"), WrapperDescriptorType)
 
 
 def is_shadowed(cls: type, name: str, in_table: bool) -> bool:

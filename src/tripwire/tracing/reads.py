@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, is_a, mro, name_of, qualname_of
+from tripwire.callables import class_dict, find_in_class, isinstance, mro, name_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
@@ -72,22 +72,22 @@ class Fingerprint:
 def fingerprint(value: object) -> Fingerprint:
     """A value in short."""
     cls = type(value)
-    if value is ABSENT or cls in PLAIN:
+    if value is ABSENT or id(cls) in PLAIN:
         text = repr(value)
-    elif cls in PROXIES:  # what is asked of one that outlived its object raises
+    elif id(cls) in PROXIES:  # what is asked of one that outlived its object raises
         text = f"{name_of(cls)} object"
-    elif is_a(value, torch.Tensor):
+    elif isinstance(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
-    elif is_a(value, (list, tuple, dict, set, frozenset)):
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
         text = f"{name_of(cls)} of {len(value)}"
-    elif is_a(value, type):
-        text = f"class {qualname_of(value)}"
-    elif is_a(value, FunctionType):
+    elif isinstance(value, type):
+        text = f"class {name_of(value)}"
+    elif isinstance(value, FunctionType):
         text = f"function {value.__qualname__}"
-    elif is_a(value, CodeType):
+    elif isinstance(value, CodeType):
         text = f"code of {value.co_qualname}"
     else:
-        text = f"{qualname_of(cls)} object"
+        text = f"{name_of(cls)} object"
     return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
 
 
@@ -271,7 +271,7 @@ class ReadSet:
             return None if "__dict__" in names else names | self._stored
         if answers_itself(type(owner)) or self.is_dynamic:
             return None
-        if is_a(owner, SimpleNamespace) and self.use_of_container(owner).whole:
+        if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
             return None  # C code compares and prints one with all its attributes
         return self.names
 
@@ -409,7 +409,7 @@ class ReadSet:
 
     def _is_stored_by(self, owner: object, name: str) -> bool:
         """Whether a method that says `self.name = ...` ran, and may be one of this object."""
-        bases = mro(owner if is_a(owner, type) else type(owner))
+        bases = mro(owner if isinstance(owner, type) else type(owner))
         return any(
             self._methods.get(id(code), object) in bases
             for code in self._codes

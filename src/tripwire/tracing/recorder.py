@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from tripwire.callables import ids_of, isinstance, module_of, name_of
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
@@ -51,9 +52,10 @@ from tripwire.tracing.state import (
     check_class,
     create_node,
 )
-from tripwire.tracing.structure import holds_tensor
+from tripwire.tracing.structure import holds_tensor, is_namedtuple
 from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.values import (
+    PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
     iter_given,
@@ -71,9 +73,9 @@ from tripwire.tracing.writes import (
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
-_SPELLABLE = frozenset(
-    {int, float, bool, str, type(None), type(...), torch.dtype, torch.device}
-    | {torch.layout, torch.memory_format, range}
+_SPELLABLE = ids_of(
+    *(int, float, bool, str, type(None), type(...), torch.dtype, torch.device),
+    *(torch.layout, torch.memory_format, range),
 )
 
 
@@ -199,14 +201,13 @@ class Recorder(TorchFunctionMode):
 
 
 # Nested tensors have no sizes, and a subclass may run code of its own when it is asked.
-_SIZED = (torch.Tensor, torch.nn.Parameter)
 
 
 def note_time(
     state: TracingState, func: Callable[..., Any], args: tuple[Any, ...], took_ns: int
 ) -> None:
     """What a call took. The first of its kind is often slow: the fastest stands for all of them."""
-    shapes = [arg.shape for arg in args if type(arg) in _SIZED and not arg.is_nested]
+    shapes = [arg.shape for arg in args if id(type(arg)) in PLAIN_TENSORS and not arg.is_nested]
     key = func, *shapes
     count, least = state.durations.get(key, (0, took_ns))
     state.durations[key] = count + 1, min(least, took_ns)
@@ -312,7 +313,7 @@ def build_arguments(
     if rule.name == "deepcopy":
         args = args[:1]
     converted = [
-        value if type(value) in _SPELLABLE else _convert(state, rule, value, where)
+        value if id(type(value)) in _SPELLABLE else _convert(state, rule, value, where)
         for value in args
     ]
     if rule.attribute is not None:
@@ -326,7 +327,7 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     if isinstance(value, torch.Tensor):
         return state.node_of(value)
     kind = type(value)
-    if kind in _SPELLABLE:
+    if id(kind) in _SPELLABLE:
         return value
     if kind is complex and cmath.isfinite(value) and repr(eval(repr(value))) == repr(value):
         return value  # fx spells nan and inf, and the sign of zero, not in complex
@@ -341,7 +342,7 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
         return {key: _convert(state, rule, item, where) for key, item in value.items()}
     if isinstance(value, (tuple, list)):  # a namedtuple, or another subclass
         items = [_convert(state, rule, item, where) for item in value]
-        return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+        return kind(*items) if is_namedtuple(kind) else tuple(items)
     return _constant(state, rule, value, where)
 
 
@@ -355,7 +356,7 @@ def _constant(
     if holds_tensor(value):
         raise Refused(
             "opaque-object",
-            f"`{rule.name}` takes a {type(value).__qualname__} with tensors in it. The graph would "
+            f"`{rule.name}` takes a {name_of(type(value))} with tensors in it. The graph would "
             "hold it as it is now. Pass the tensors themselves.",
         )
     if callable(value) and not isinstance(value, type):
@@ -364,7 +365,7 @@ def _constant(
             f"`{rule.name}` takes a Python function ({getattr(value, '__qualname__', value)!s}): "
             "a graph would run it outside this trace's sight.",
         )
-    if type(value).__module__ == "numpy":
+    if module_of(type(value)) == "numpy":
         if rule.name in _SHARES_MEMORY and not (state.quiet and state.reach.is_anchored(value)):
             raise Refused(
                 "numpy-memory",
@@ -692,7 +693,7 @@ def add_branch(
 
     instead: other values that settle this one, where it is a size.
     """
-    if type(value).__module__ == "numpy":
+    if module_of(type(value)) == "numpy":
         value = value.copy()  # it shares the tensor's memory
         for tensor in taken:
             state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))

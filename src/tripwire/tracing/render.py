@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from tripwire.callables import isinstance
 from tripwire.tracing.values import TensorMeta
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tripwire.callables import isinstance
 from tripwire.errors import InputMismatch
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch

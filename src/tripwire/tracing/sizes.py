@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.rules import Call, words
 from tripwire.tracing.state import TracingState

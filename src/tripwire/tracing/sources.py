@@ -20,6 +20,8 @@ from types import CellType, FunctionType
 
 from torch.utils import _pytree as pytree
 
+from tripwire.callables import isinstance
+
 
 @dataclass(frozen=True, slots=True)
 class Roots:

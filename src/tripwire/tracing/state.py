@@ -25,6 +25,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
+from tripwire.callables import isinstance, name_of
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
@@ -348,7 +349,7 @@ def check_class(tensor: object) -> None:
     if has_own_code(type(tensor)):
         raise Refused(
             "tensor-subclass",
-            f"{type(tensor).__qualname__} has a __torch_function__ of its own, which runs for "
+            f"{name_of(type(tensor))} has a __torch_function__ of its own, which runs for "
             "whatever is asked of such a tensor. Pass tensors of plain classes.",
         )
 

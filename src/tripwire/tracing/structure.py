@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
 from types import (
@@ -31,13 +31,23 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import class_dict, find_in_class, is_a, module_of, mro, name_of, qualname_of
+from tripwire.callables import (
+    class_dict,
+    find_in_class,
+    flags_of,
+    ids_of,
+    is_iterator,
+    isinstance,
+    module_of,
+    mro,
+    name_of,
+)
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
 
-PLAIN = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size}
-    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+PLAIN = ids_of(
+    *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
 
@@ -54,7 +64,7 @@ def same_plain(left: Any, right: Any) -> bool:
         return (left.start, left.stop, left.step) == (right.start, right.stop, right.step)
     if cls is slice:
         return all(map(same_plain, _bounds(left), _bounds(right)))
-    if cls in PLAIN:
+    if id(cls) in PLAIN:
         return bool(left == right)
     if cls is tuple:
         return len(left) == len(right) and all(map(same_plain, left, right))
@@ -67,7 +77,7 @@ def _bounds(value: slice) -> tuple[Any, Any, Any]:
 
 def is_namedtuple(cls: type) -> bool:
     """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
-    return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+    return issubclass(cls, tuple) and all(find_in_class(cls, n) for n in ("_fields", "_make"))
 
 
 def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
@@ -136,8 +146,18 @@ def read_slots(value: object) -> dict[str, object]:
 
 
 def has_pytree(value: object) -> bool:
-    """Whether torch's pytree registry knows the exact class of a value."""
-    return type(value) in pytree.SUPPORTED_NODES
+    """Whether torch's pytree registry knows the exact class of a value.
+
+    The registry is a dict: a metaclass with a hash of its own would be asked for it.
+    """
+    cls = type(value)
+    is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
+    return is_plain_key and cls in pytree.SUPPORTED_NODES
+
+
+def is_dataclass_object(value: object) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return find_in_class(type(value), "__dataclass_fields__") is not None
 
 
 def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
@@ -164,7 +184,7 @@ def iter_tensors(
     value: object, path: Source, above: tuple[int, ...] = ()
 ) -> Iterator[tuple[torch.Tensor, Source]]:
     """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
-    if is_a(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         yield value, path
     elif id(value) not in above:  # a container may contain itself
         for child, child_path in _parts(value, path):
@@ -173,23 +193,23 @@ def iter_tensors(
 
 def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
     cls = type(value)
-    if cls in PLAIN or is_a(value, torch.nn.Module):
+    if id(cls) in PLAIN or isinstance(value, torch.nn.Module):
         return
     if is_namedtuple(cls):
         names = cls._fields  # type: ignore[attr-defined]  # a namedtuple has fields
         for name, child in zip(names, elements_of(value), strict=False):
             yield child, Attr(path, name)
-    elif is_a(value, dict):
+    elif isinstance(value, dict):
         for key, child in items_of(value):
             yield child, Item(path, key)
-    elif is_a(value, (list, tuple, deque)):
+    elif isinstance(value, (list, tuple, deque)):
         for index, child in enumerate(elements_of(value)):
             yield child, Item(path, index)
     elif has_pytree(value):
         yield from iter_pytree(value, path)
-    elif is_dataclass(cls) and not is_a(value, type):
+    elif is_dataclass_object(value):
         held = attributes_of(value)
-        for field in fields(cls):
+        for field in fields(cast("Any", cls)):
             if field.name in held:
                 yield held[field.name], Attr(path, field.name)
 
@@ -223,16 +243,16 @@ def build_skeleton(
 
     Objects that can't be compared must be the same, or with identity=False of the same class.
     """
-    if is_a(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         return (_TENSOR,)
     cls = type(value)
-    if cls in PLAIN or cls is slice:
+    if id(cls) in PLAIN or cls is slice:
         # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
         return (cls, repr(value))
-    if is_a(value, (set, frozenset)) and cls in (set, frozenset):
+    if cls is set or cls is frozenset:
         items = at_once(partial(iter, value))
-        if all(type(item) in PLAIN for item in items):
-            return (cls, *sorted((name_of(type(item)), repr(item)) for item in items))
+        if all(id(type(item)) in PLAIN for item in items):
+            return (cls, *sorted((type(item).__name__, repr(item)) for item in items))
     if module_of(cls) == "numpy" and hasattr(value, "tobytes"):
         return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
     if id(value) in above:
@@ -248,7 +268,11 @@ def build_skeleton(
 
 
 def _is_container(value: object) -> bool:
-    return is_a(value, (dict, list, tuple, deque)) or has_pytree(value) or is_dataclass(type(value))
+    return (
+        isinstance(value, (dict, list, tuple, deque))
+        or has_pytree(value)
+        or is_dataclass_object(value)
+    )
 
 
 def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, str, str] | None:
@@ -282,9 +306,9 @@ def _describe(skeleton: Skeleton) -> str:
 
 def holds_mutable(value: object) -> bool:
     """Whether a list or a dict is in a nest of tuples."""
-    if is_a(value, tuple):
+    if isinstance(value, tuple):
         return any(map(holds_mutable, value))
-    return is_a(value, (list, dict))
+    return isinstance(value, (list, dict))
 
 
 # --- results -----------------------------------------------------------------------------
@@ -395,15 +419,15 @@ class Planner:
 
     def plan(self, value: object) -> Plan:
         """The plan for one value and everything in it."""
-        if is_a(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             if id(value) not in self._positions:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
-        if type(value) in PLAIN:
+        if id(type(value)) in PLAIN:
             return ConstantPlan(value)
         # `()` is one object everywhere.
-        is_empty = type(value) in (tuple, frozenset) and not value
+        is_empty = (type(value) is tuple or type(value) is frozenset) and not value
         source = None if is_empty else self._find_source(value)
         if source is not None:
             if self._was_written(value):
@@ -436,17 +460,17 @@ _IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re
 def _is_constant(value: object) -> bool:
     """Whether one object can be handed out by every call: nobody can change it."""
     cls = type(value)
-    if is_a(value, (Enum, ModuleType, slice)) or cls is object:
+    if isinstance(value, (Enum, ModuleType, slice)) or cls is object:
         return True
-    if is_a(value, (type, FunctionType, BuiltinFunctionType)):
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
         for part in getattr(value, "__qualname__", "").split("."):
             found = getattr(found, part, None)
-        return found is value or is_a(value, BuiltinFunctionType)
+        return found is value or isinstance(value, BuiltinFunctionType)
     if module_of(cls) == "numpy" and not hasattr(value, "flags"):
         return True
     if module_of(cls) == "numpy":
-        return not is_a(value, Sized)  # a scalar
+        return not isinstance(value, Sized)  # a scalar
     is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
     return is_plain or module_of(cls).partition(".")[0] in _IMMUTABLE_MODULES
 
@@ -454,30 +478,30 @@ def _is_constant(value: object) -> bool:
 Parts = tuple[list[Any], Callable[[list[Any]], object]]
 
 
-_COPIED = (bytearray, array.array)
+_COPIED = ids_of(bytearray, array.array)
 
 
 def _take_apart(value: Any) -> Parts | None:
     """An object's children, and how to make another from new ones; None for a leaf."""
     cls: Any = type(value)
-    if is_a(value, (Iterator, torch.nn.Module)):
+    if is_iterator(cls) or isinstance(value, torch.nn.Module):
         raise Unbuildable(f"the result holds {_a(cls)}")
-    if is_a(value, dict) and holds_tensor(list(dict.keys(value))):
+    if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
     if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
         return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
-    if cls in (list, tuple, set, frozenset):
+    if any(cls is kind for kind in (list, tuple, set, frozenset)):
         return list(value), cls
-    if cls in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
+    if id(cls) in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
         if getattr(getattr(value, "dtype", None), "hasobject", False):
             raise Unbuildable("the result holds an array of objects")
         kept = copy.copy(value)
         return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
-    if cls in (dict, OrderedDict, defaultdict):
+    if any(cls is kind for kind in (dict, OrderedDict, defaultdict)):
         return _take_dict_apart(value)
-    if cls.__new__ in _CONTAINERS and _holds_no_more(cls):
+    if find_in_class(cls, "__new__") in _CONTAINERS and _holds_no_more(cls):
         return _take_container_apart(value)
     if has_pytree(value) and not _is_simple(value):
         node = pytree.SUPPORTED_NODES[cls]
@@ -500,7 +524,7 @@ def _take_dict_apart(value: dict[Any, Any]) -> Parts:
 
 
 def _fill_dict(made: Any, parts: list[Any]) -> None:
-    base = OrderedDict if is_a(made, OrderedDict) else dict
+    base = OrderedDict if isinstance(made, OrderedDict) else dict
     half = len(parts) // 2
     for key, part in zip(parts[:half], parts[half:], strict=True):
         base.__setitem__(made, key, part)
@@ -514,23 +538,23 @@ _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
 }
 
 
-_KNOWN_IN_C = (object, dict, OrderedDict, defaultdict, list, set)
+_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
 _IS_HEAP_TYPE = 1 << 9
 
 
 def _holds_no_more(cls: type) -> bool:
     """Whether what is in C of an object is known: that of the containers."""
-    return all(base in _KNOWN_IN_C or base.__flags__ & _IS_HEAP_TYPE for base in mro(cls))
+    return all(id(base) in _KNOWN_IN_C or flags_of(base) & _IS_HEAP_TYPE for base in mro(cls))
 
 
 def _take_container_apart(value: Any) -> Parts:
     """A subclass of a container: what it contains, and what was set on it beside that."""
     cls: Any = type(value)
-    new: Any = cls.__new__
+    new: Any = find_in_class(cls, "__new__")
     fill = _CONTAINERS[new]
     children = (
         list(elements_of(value))
-        if not is_a(value, dict)
+        if not isinstance(value, dict)
         else [
             *(key for key, _ in items_of(value)),
             *(part for _, part in items_of(value)),
@@ -538,7 +562,7 @@ def _take_container_apart(value: Any) -> Parts:
     )
     attributes, slots = own_dict(value) or {}, _filled_slots(value)
     count, names = len(children), list(attributes)
-    has_factory = is_a(value, defaultdict)
+    has_factory = isinstance(value, defaultdict)
     factory = value.default_factory if has_factory else None
 
     def make(parts: list[Any]) -> object:
@@ -607,8 +631,8 @@ def _take_object_apart(value: object) -> Parts | None:
 
 def _is_simple(value: object) -> bool:
     """Whether an object is all that its attributes show."""
-    new = type(value).__new__
-    return new is object.__new__ and not is_a(value, (*_OPAQUE, Enum, ModuleType))
+    new = find_in_class(type(value), "__new__")
+    return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
 
 
 def _filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
@@ -648,13 +672,13 @@ _ways: dict[int, Callable[[object], object]] = {}
 _known: dict[int, weakref.ref[type]] = {}
 _generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object
-_generic_dict.argtypes = (ctypes.py_object, ctypes.c_void_p)
+_generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is asked what it is
 
 
 def _find_way(cls: type) -> Callable[[object], object]:
     descriptor: Any = find_in_class(cls, "__dict__")
     way: Callable[[object], object]
-    if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
         way = descriptor.__get__
     elif descriptor is None:
         way = _has_none
@@ -675,7 +699,7 @@ def _has_none(value: object) -> None:
 
 
 def _look_past_property(value: object) -> object:
-    return _generic_dict(value, None)
+    return _generic_dict(id(value), None)
 
 
 def holds_tensor(value: object) -> bool:
@@ -685,31 +709,30 @@ def holds_tensor(value: object) -> bool:
 
 def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     """Tensors anywhere in a value: items, keys, attributes, cells, defaults, partial arguments."""
-    if is_a(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         yield value
         return
     seen = set() if seen is None else seen
-    if type(value) in PLAIN or id(value) in seen or is_a(value, (type, ModuleType)):
+    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
         return
     seen.add(id(value))
     inside: list[object] = list(attributes_of(value).values())
-    match value:
-        case _ if is_a(value, dict):
-            inside += [part for item in items_of(value) for part in item]
-        case _ if is_a(value, MappingProxyType):
-            inside += value.values()
-        case _ if is_a(value, (list, tuple, set, frozenset, deque)):
-            inside += elements_of(value)
-        case _ if is_a(value, FunctionType):
-            inside += bound_cells(value).values()
-            inside += [value.__defaults__, value.__kwdefaults__]
-        case _ if is_a(value, MethodType):
-            inside += [value.__self__, value.__func__]
-        case _ if is_a(value, partial):
-            inside += [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        inside += [part for item in items_of(value) for part in item]
+    elif isinstance(value, MappingProxyType):
+        inside += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        inside += elements_of(value)
+    elif isinstance(value, FunctionType):
+        inside += bound_cells(value).values()
+        inside += [value.__defaults__, value.__kwdefaults__]
+    elif isinstance(value, MethodType):
+        inside += [value.__self__, value.__func__]
+    elif isinstance(value, partial):
+        inside += [value.func, value.args, value.keywords]
     for item in inside:
         yield from iter_held(item, seen)
 
 
 def _a(cls: type) -> str:
-    return f"a {qualname_of(cls)}"
+    return f"a {name_of(cls)}"

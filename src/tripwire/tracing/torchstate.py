@@ -12,6 +12,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from tripwire.callables import isinstance
+
 
 @dataclass(frozen=True, slots=True)
 class TorchState:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tripwire.callables import isinstance, name_of
 from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
@@ -387,7 +388,7 @@ class _Session:
         if inspect.isgenerator(result) or inspect.isawaitable(result):
             raise Refused(
                 "lazy-result",
-                f"{name} returned a {type(result).__name__}, whose code hasn't run yet. "
+                f"{name} returned a {name_of(type(result))}, whose code hasn't run yet. "
                 "Return a list or a tuple.",
             )
         reads = self._reads()
@@ -498,7 +499,7 @@ class _Session:
             if reads.is_read(value, path):
                 raise Refused(
                     "hidden-state",
-                    f"{path} is a {type(value).__qualname__}: it has state that Python doesn't "
+                    f"{path} is a {name_of(type(value))}: it has state that Python doesn't "
                     "show, so a change of it couldn't be noticed. Read what is needed from it "
                     "outside.",
                 )

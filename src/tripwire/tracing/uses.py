@@ -27,6 +27,8 @@ from itertools import product
 from types import CodeType
 from typing import NamedTuple
 
+from tripwire.callables import isinstance
+
 
 class StepKind(Enum):
     """By what a value was loaded last."""

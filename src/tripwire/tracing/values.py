@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tripwire.callables import find_in_class
+from tripwire.callables import find_in_class, ids_of, isinstance
 from tripwire.env import is_library_module
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
@@ -62,7 +62,7 @@ def has_own_code(cls: type) -> bool:
     return isinstance(function, FunctionType) and not is_library_module(function.__module__)
 
 
-PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+PLAIN_TENSORS = ids_of(torch.Tensor, nn.Parameter)
 _Answer = TypeVar("_Answer")
 
 
@@ -71,7 +71,7 @@ def quietly(ask: Callable[[torch.Tensor], _Answer]) -> Callable[[torch.Tensor], 
 
     @functools.wraps(ask)
     def asked(tensor: torch.Tensor) -> _Answer:
-        if type(tensor) in PLAIN_TENSORS:
+        if id(type(tensor)) in PLAIN_TENSORS:
             return ask(tensor)
         with torch._C.DisableTorchFunctionSubclass():
             return ask(tensor)
@@ -104,7 +104,7 @@ LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 @quietly
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
-    if type(tensor) not in PLAIN_TENSORS and is_lazy(tensor):
+    if id(type(tensor)) not in PLAIN_TENSORS and is_lazy(tensor):
         return LAZY
     return None if tensor.is_inference() else tensor._version
 
@@ -135,7 +135,7 @@ class Traits(NamedTuple):
 
 def wraps_of(tensor: torch.Tensor) -> object:
     """What a tensor that is made of others says of itself; a DTensor's placements are there."""
-    if type(tensor) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
+    if id(type(tensor)) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
         return None
     try:
         names, context = tensor.__tensor_flatten__()

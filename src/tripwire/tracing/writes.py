@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tripwire.callables import isinstance
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.rules import RESULT_IS_CAST, Call, find_out_of_place
 from tripwire.tracing.state import TracingState

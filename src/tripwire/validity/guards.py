@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import is_a, qualname_of
+from tripwire.callables import isinstance, name_of
 from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import (
     ARRAY,
@@ -169,11 +169,11 @@ class GuardWriter:
 
     def add(self, path: str, expression: str, value: object) -> None:
         """Checks for one value and all that the run could read below it."""
-        if type(value) in PROXIES:
+        if id(type(value)) in PROXIES:
             self._add_proxy(path, expression, value)
-        elif is_a(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor):
             self._add_tensor(path, expression, value)
-        elif type(value) in PLAIN or type(value) is slice:
+        elif id(type(value)) in PLAIN or type(value) is slice:
             self._add_plain(path, expression, value)
         elif id(value) in self.variables:
             other = self.variables[id(value)]
@@ -217,7 +217,7 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
-        if traits.cls in PLAIN_TENSORS:
+        if id(traits.cls) in PLAIN_TENSORS:
             parts = self._spell_form(name, tensor, meta, traits)
         else:  # whose `__torch_function__` would be told
             form, keys = self.constant(_form_of), _dispatch_keys(tensor)
@@ -265,57 +265,56 @@ class GuardWriter:
         name = self.assign(expression)
         self.variables[id(value)] = name
         cls = type(value)
-        if is_a(value, (*PINNED, Enum)) or self._is_opaque(value):
+        if isinstance(value, (*PINNED, Enum)) or self._is_opaque(value):
             self._pin(path, name, value)
             return
         self.check(
             path,
             f"type({name}) is {self.constant(cls)}",
-            f"a {qualname_of(cls)}",
-            f"{self.constant(qualname_of)}(type({name}))",
+            f"a {name_of(cls)}",
+            f"{self.constant(name_of)}(type({name}))",
         )
         for base, plain in _PLAIN_BASES.items():
-            if is_a(value, base):
+            if isinstance(value, base):
                 spelled = f"_same({self.constant(plain)}({name}), {self.constant(plain(value))})"
                 self.check(path, spelled, repr(plain(value)), f"{self.constant(plain)}({name})")
-        match value:
-            case _ if is_a(value, MethodType):
-                self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
-                self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
-            case _ if is_a(value, weakref.ReferenceType):
-                self._add_referent(path, name, value)
-            case _ if is_a(value, MappingProxyType):
-                self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
-            case _ if is_a(value, functools.partial):
-                self.add(f"{path}.func", f"{name}.func", value.func)
-                self.add(f"{path}.args", f"{name}.args", value.args)
-                self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
-            case _ if is_a(value, tuple):
-                self._add_elements(path, name, value, tuple)
-            case _ if is_a(value, (list, deque)):
-                if is_a(value, deque):
-                    longest = f"{self.constant(_LONGEST)}({name})"
-                    condition = f"{longest} == {value.maxlen!r}"
-                    self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
-                holder = self._holders.get((id(value), ELEMENTS))
-                if holder is None or self._reads.filter_of(holder) is None:
-                    before = value if holder is None else tuple(holder.before().values())
-                    base = deque if is_a(value, deque) else list
-                    self._add_elements(path, name, before, base)
-            case _ if is_a(value, dict):
-                self._add_items(path, name, value)
-            case _ if is_a(value, (set, frozenset)):
-                self._add_members(path, name, value)
-            case _ if is_array(value) or is_a(value, BYTES):
-                seen = self._before(value, ARRAY)["values"]
-                self._compare(path, name, "_same_array", seen)
+        if issubclass(cls, MethodType):
+            self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
+            self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+        elif issubclass(cls, weakref.ReferenceType):
+            self._add_referent(path, name, value)
+        elif issubclass(cls, MappingProxyType):
+            self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
+        elif issubclass(cls, functools.partial):
+            self.add(f"{path}.func", f"{name}.func", value.func)
+            self.add(f"{path}.args", f"{name}.args", value.args)
+            self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
+        elif issubclass(cls, tuple):
+            self._add_elements(path, name, value, tuple)
+        elif issubclass(cls, (list, deque)):
+            if isinstance(value, deque):
+                longest = f"{self.constant(_LONGEST)}({name})"
+                condition = f"{longest} == {value.maxlen!r}"
+                self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
+            holder = self._holders.get((id(value), ELEMENTS))
+            if holder is None or self._reads.filter_of(holder) is None:
+                before = value if holder is None else tuple(holder.before().values())
+                base = deque if isinstance(value, deque) else list
+                self._add_elements(path, name, before, base)
+        elif issubclass(cls, dict):
+            self._add_items(path, name, value)
+        elif issubclass(cls, (set, frozenset)):
+            self._add_members(path, name, value)
+        elif is_array(value) or isinstance(value, BYTES):
+            seen = self._before(value, ARRAY)["values"]
+            self._compare(path, name, "_same_array", seen)
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
         known = (*_TAKEN_APART, *BYTES)
-        if is_a(value, known) or is_array(value):
+        if isinstance(value, known) or is_array(value):
             return False
-        if is_a(value, tuple(_PLAIN_BASES)):
+        if isinstance(value, tuple(_PLAIN_BASES)):
             return False
         return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
 
@@ -354,7 +353,7 @@ class GuardWriter:
         holder = self._holders.get((id(value), ITEMS))
         before = dict(value) if holder is None else holder.before()
         wanted = None if holder is None else self._reads.filter_of(holder)
-        kind: Any = OrderedDict if is_a(value, OrderedDict) else dict
+        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         get, has = self.constant(dict.__getitem__), self.constant(dict.__contains__)
         if wanted is None:
             keys = self.constant(kind.keys)
@@ -378,7 +377,7 @@ class GuardWriter:
     def _add_members(self, path: str, name: str, value: Any) -> None:
         """Equal sets can be walked through in different orders."""
         held = self._holders.get((id(value), MEMBERS))
-        kind: Any = set if is_a(value, set) else frozenset
+        kind: Any = set if isinstance(value, set) else frozenset
         members = kind.__iter__(value) if held is None else held.before().values()
         kept, walk = self.constant(list(map(Kept, members))), self.constant(kind.__iter__)
         condition = f"{self.constant(_same_keys)}(list({walk}({name})), {kept})"
@@ -492,7 +491,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _describe_tensor(value: object) -> str:
-    if not is_a(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):
         return str(fingerprint(value))
     traits = traits_of(value)
     offset = f", offset {traits.offset}" if traits.offset else ""

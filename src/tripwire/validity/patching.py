@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from tripwire.callables import mro
+from tripwire.callables import flags_of, mro, name_of
 from tripwire.tracing.hooks import Patch
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 
@@ -152,7 +152,7 @@ _due: deque[tuple[type, object]] = deque()
 
 def can_patch(cls: type) -> bool:
     """Whether methods of the class can be replaced without running anybody's code."""
-    if not cls.__flags__ & _HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE:
+    if not flags_of(cls) & _HEAP_TYPE or flags_of(cls) & _IMMUTABLE_TYPE:
         return False
     meta = type(cls)  # its own __setattr__ would run when the class is patched
     return all(_inherited(meta, name) is getattr(type, name) for name in _NAMES)
@@ -174,7 +174,7 @@ def ensure_patched(cls: type) -> Callable[[], None]:
     """
     if not can_patch(cls):
         raise TypeError(
-            f"{cls.__qualname__} can't be patched: it is built in, or its metaclass decides what "
+            f"{name_of(cls)} can't be patched: it is built in, or its metaclass decides what "
             "is set on it. Watch its objects and compare with Watch.check()."
         )
     user = object()

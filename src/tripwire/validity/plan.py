@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_globals
 
-from tripwire.callables import is_a
+from tripwire.callables import isinstance
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import (
@@ -219,7 +219,7 @@ class _Planner:
                 _join(spaces, space, wanted, step, ignored)
                 spaces[id(space)].before |= before
                 spaces[id(space)].owner = id(holder.owner)
-                if wanted is None and ignored and not is_a(space, OrderedDict):
+                if wanted is None and ignored and not isinstance(space, OrderedDict):
                     spaces[id(space)].order = holder.order()
             if isinstance(holder.kind, Names) and holder.kind.module is not None:
                 self._watch_builtins(spaces, holder)
@@ -403,7 +403,7 @@ class _Planner:
         return self._write_arguments(writer)
 
     def _has_abstract_classes(self) -> bool:
-        return any(is_a(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
+        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
             self.reads.asks_for_classes
         )
 
@@ -620,7 +620,7 @@ def _fetch(item: Carried | Counted) -> object:
 
 
 def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
-    if not is_a(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):
         return False
     meta, traits = facts
     now = traits_of(value)

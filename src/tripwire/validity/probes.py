@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tripwire.callables import isinstance
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.reads import fingerprint

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from tripwire.callables import isinstance
 from tripwire.validity import twin
 from tripwire.validity.twin import Hidden, Touch
 

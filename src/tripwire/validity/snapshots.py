@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tripwire.callables import isinstance
 from tripwire.tracing.sources import bound_cells
 from tripwire.tracing.structure import PLAIN, read_slots, same_plain, slots_of
 from tripwire.validity.patching import see_through
@@ -58,7 +59,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is told by its type and bits."""
     if type(value) is tuple:
         return depth < _DEEPEST and all(is_plain(v, depth + 1) for v in value)
-    return type(value) in PLAIN
+    return id(type(value)) in PLAIN
 
 
 class _Weak(weakref.ref[Any]):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, final
 
+from tripwire.callables import isinstance
+
 
 class Touch(NamedTuple):
     """One suspicion: this dict or object may have been written."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from tripwire.callables import name_of
 from tripwire.tracing.ranges import Frame, SourceRange
 from tripwire.validity import snapshots
 from tripwire.validity.patching import Subscription, Write, can_patch, can_refer
@@ -64,7 +65,7 @@ def watch(obj: object, listener: Listener) -> Watch:
         raise TypeError(f"a listener is called with each change; {listener!r} can't be called.")
     if not snapshots.can_read(obj):
         raise TypeError(
-            f"a {type(obj).__qualname__} can't be watched: it has no attributes or items that "
+            f"a {name_of(type(obj))} can't be watched: it has no attributes or items that "
             "Python could compare. Watch the object that holds it."
         )
     return Watch(obj, listener)
@@ -106,7 +107,7 @@ class Watch:
 
     def __repr__(self) -> str:
         obj = self._watcher.find() if self.active else None
-        return "<Watch, over>" if obj is None else f"<Watch on {type(obj).__qualname__}>"
+        return "<Watch, over>" if obj is None else f"<Watch on {name_of(type(obj))}>"
 
 
 class _Watcher:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Generic, TypeVar, overload
 
+from tripwire.callables import isinstance, name_of
+
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -72,7 +74,7 @@ class ExactWeakKeyDictionary(Generic[T]):
             reference = _Key(key, self._forget)
         except TypeError:
             raise TypeError(
-                f"{type(key).__qualname__} objects can't be weakly referenced, so they can't be "
+                f"{name_of(type(key))} objects can't be weakly referenced, so they can't be "
                 "keys of an ExactWeakKeyDictionary. A class of your own can be, with "
                 "'__weakref__' among its __slots__."
             ) from None

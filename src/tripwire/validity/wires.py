@@ -11,12 +11,12 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType, WrapperDescriptorType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
-from tripwire.callables import find_in_class, is_a, mro, qualname_of
+from tripwire.callables import find_in_class, isinstance, mro, name_of
 from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
@@ -28,6 +28,7 @@ from tripwire.tracing.holders import (
     Slots,
     unhooked,
 )
+from tripwire.tracing.reader import answers_itself
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source, cells_of
 from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain, slots_of
@@ -102,7 +103,7 @@ class Held:
         self.tensors = tensors
         self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
-        self._are_plain = all(type(tensor) in PLAIN_TENSORS for tensor in tensors)
+        self._are_plain = all(id(type(tensor)) in PLAIN_TENSORS for tensor in tensors)
 
     def refer_to(self, value: object) -> Callable[[], object] | None:
         """A reference to one of the tensors; None for anything else."""
@@ -154,7 +155,7 @@ class Kept:
         self._cls = type(value)
         self._value: object = None
         self._ref: Callable[[], object] | None = None
-        if type(value) in PLAIN:
+        if id(type(value)) in PLAIN:
             self._value = value
             return
         if held is not None and issubclass(type(value), torch.Tensor):  # asks no dead proxy
@@ -171,7 +172,7 @@ class Kept:
         if self._ref is not None:
             return value is not None and self._ref() is value  # a dead reference gives None
         kept = self._value
-        return kept is value or (type(kept) in PLAIN and same_plain(kept, value))
+        return kept is value or (id(type(kept)) in PLAIN and same_plain(kept, value))
 
     @property
     def value(self) -> object:
@@ -188,12 +189,12 @@ class Kept:
     def item(self) -> object:
         """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
         if self._ref is None:
-            return self._value if self._cls in PLAIN else ABSENT
+            return self._value if id(self._cls) in PLAIN else ABSENT
         return self._ref if isinstance(self._ref, weakref.ref) else ABSENT
 
     def __str__(self) -> str:
         gone = self._ref is not None and self.value is None
-        return f"{qualname_of(self._cls)} object" if gone else str(fingerprint(self.value))
+        return f"{name_of(self._cls)} object" if gone else str(fingerprint(self.value))
 
 
 @functools.lru_cache(1024)  # most dicts of an entry share one set
@@ -347,14 +348,14 @@ def _referring(value: object) -> type[weakref.ref[Any]]:
 
 
 def _class(cls: type) -> str:
-    return f"{qualname_of(cls)} object"
+    return f"{name_of(cls)} object"
 
 
 def _label_of(value: object, name: str) -> object:
     """What a function or a class is called; what a class holds in its dict has a wire there."""
-    if is_a(value, FunctionType):
+    if isinstance(value, FunctionType):
         return getattr(value, name)
-    if is_a(value, type) and name in ("__name__", "__qualname__"):
+    if isinstance(value, type) and name in ("__name__", "__qualname__"):
         return type.__dict__[name].__get__(value)
     return None
 
@@ -363,13 +364,13 @@ Facts = tuple[object, ...]
 
 
 def _facts_of(value: object) -> Facts:
-    if is_a(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         return meta_of(value), traits_of(value)
-    if is_a(value, FunctionType):
+    if isinstance(value, FunctionType):
         return code_of(value), value.__defaults__, value.__kwdefaults__
-    if is_a(value, type):
+    if isinstance(value, type):
         return (mro(value),)
-    if is_a(value, functools.partial):
+    if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     return ()
 
@@ -458,9 +459,7 @@ class PulledWire:
         wanted = slots if self._wanted is None else slots.keys() & self._wanted
         if not wanted or set(wanted) != set(self._keys):  # an empty one raises when it is asked
             return None
-        if type(self._owner) is weakref.ref or not isinstance(
-            type(owner).__getattribute__, WrapperDescriptorType
-        ):
+        if type(self._owner) is weakref.ref or answers_itself(type(owner)):
             return None
         if any(find_in_class(type(owner), key) is not slots[key] for key in self._keys):
             return None

@@ -1,0 +1,259 @@
+"""Redaction: a text that goes into a file is without what looks like a secret.
+
+A secret is told by the name it stands under, by a form that tokens have, or by letters and digits
+that no word and no digest has. It becomes `<redacted 1>`, the same wherever it stands in one log
+or record, so that what was equal stays equal. What compiled code compares in memory is left as it
+is. `TRIPWIRE_REDACT=0` writes everything.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+# A name whose value is a secret, as words in a row: `api_key`, `apiKey`, `--api-key`.
+_NAMES = (
+    r"password|passwd|pwd|passphrase|passcode|secret|secrets|credential|credentials|authorization"
+    r"|(?:api|access|private|secret|signing|encryption|account|auth|ssh)_?keys?"
+    r"|(?:secret|client_secret|password)_(?:value|text|string|hash)"
+    r"|(?:access|auth|api|bearer|refresh|session|hf|hub|github|gitlab|slack|bot|use_auth|secret|csrf"
+    r"|private|personal|jwt|oauth|aws_session|id|wandb|hugging_face_hub)_?tokens?|cookie|set_cookie"
+)
+_SECRET_NAME = re.compile(rf"(?:.*_)?(?:{_NAMES})", re.DOTALL)
+# Tokenizers have tokens, too: what stands under this name must look like a secret as well.
+_PERHAPS = re.compile(r"(?:.*_)?(?:token|auth|pass|credentials?_\w+)")
+_FORMS = re.compile(
+    r"""
+    (?P<pem>-----BEGIN[ ](?:[A-Z0-9]+[ ])*PRIVATE[ ]KEY(?:[ ]BLOCK)?-----
+        .*?(?:-----END[ ][A-Z0-9 ]*-----|\Z))
+    | (?<![A-Za-z0-9_])(?P<token>
+        (?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA)[A-Z0-9]{16}            # AWS
+        | gh[pousr]_[A-Za-z0-9]{20,255} | github_pat_[A-Za-z0-9_]{22,255} | glpat-[\w-]{20,}
+        | hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z0-9]{20,}             # Hugging Face
+        | sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,} | [rs]k_(?:live|test)_[A-Za-z0-9]{16,}
+        | xox[abeoprs]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}      # Slack
+        | AIza[\w-]{35} | ya29\.[\w-]{20,}                            # Google
+        | npm_[A-Za-z0-9]{36} | pypi-[\w-]{50,} | dop_v1_[a-f0-9]{64} | SG\.[\w-]{16,}\.[\w-]{16,}
+        | eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                          # JWT
+      )
+    | (?<=://)(?P<user>[^\s:/@'"]*):(?P<url>[^\s/@'"]+)(?=@)          # user:password@
+    | (?i:\b(?:bearer|basic)\s+)(?P<bearer>[A-Za-z0-9+/=_.~-]{12,})
+    | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)(?P<given>[^\s&'",;)\]}]+)      # --password=x, ?token=x
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# A string of Python's, and what stands before it; comments are skipped over.
+_LITERAL = re.compile(
+    r"""(?P<prefix>(?:\b[rbuRBU]{1,2})?)(?P<text>'''(?:\\.|(?!''').)*'''|\"\"\"(?:\\.|(?!\"\"\").)*\"\"\""""
+    r"""|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")""",
+    re.DOTALL,
+)
+_BEFORE = re.compile(
+    r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w+))"""
+    r"""\s*(?:\)\s*)?(?::[^=:'"\n]{0,80}=(?!=)|[=!]=|:(?:[^\n→]{0,160}→)?|=(?!=)"""
+    r"""|\bis(?:\s+not)?\b)\s*\(?\s*\Z"""
+)
+_FETCHED = re.compile(r"^\s*(\w+) = .*?(?:'(\w+)'\)|\['(\w+)'\]|\.(\w+))$", re.MULTILINE)
+_LAST_STEP = re.compile(r"(?:\['|\b)([A-Za-z_][\w-]*)(?:'\])?$")
+# Variables of the environment: that they changed is told, and never to what.
+_ENVIRONMENT = re.compile(r"\benviron'?\]?\[[^\]]+\]$")
+_CHANGED_VARIABLE = re.compile(
+    r"(\benviron'?\]?\[b?(?:'[^']*'|\"[^\"]*\")\]): "
+    r"(?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^→\n]*) → (?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^\s(;]+)"
+)
+_UNWRITTEN = "<not written: a variable of the environment>"
+_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{24,512}(?![A-Za-z0-9+/_-])")
+_IN_WORDS = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
+_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_MARK = re.compile(r"<redacted \d+>\n*")
+_EMPTY = re.compile(
+    r"\W*|(?i:none|null|true|false|\*+|x+|your[\w-]*|\.\.\.|change_?me|<.*>|\$\{?\w+\}?)"
+)
+_LEAST_ENTROPY = 4.0  # bits a letter; English words and paths have about 3
+_SHORTEST_ELSEWHERE = 6  # of a value that is replaced where no name says what it is
+_SHORTEST_KNOWN = 4  # a shorter one is replaced under its name alone
+_MOST_KNOWN = 1000
+
+
+def is_wanted() -> bool:
+    """Whether secrets are taken out of what is written."""
+    return os.environ.get("TRIPWIRE_REDACT", "1") != "0"
+
+
+class Redactor:
+    """Takes secrets out of the texts of one file, and counts them."""
+
+    def __init__(self, wanted: bool | None = None) -> None:
+        self.wanted = is_wanted() if wanted is None else wanted
+        self.count = 0  # places
+        self.found: list[str] = []  # for each secret, the name or the form that told it
+        self._marks: dict[str, str] = {}
+        self._passed: set[str] = set()  # texts without any of them
+
+    def learn(self, value: str, name: str | None = None) -> bool:
+        """Whether a whole value is a secret: then it is known from now on."""
+        if not self.wanted or not is_secret(value, name):
+            return False
+        self._mark(value, name)
+        return True
+
+    def clean(self, text: str, name: str | None = None) -> str:
+        """A text without secrets. `name` is what it stands under; a text may be Python's source."""
+        if not text:
+            return text
+        text = _CHANGED_VARIABLE.sub(rf"\1: {_UNWRITTEN}", text) if "environ" in text else text
+        if not self.wanted or text in self._passed or _MARK.fullmatch(text):
+            return text
+        cleaned = self._clean(text, name)
+        if cleaned == text and len(self._passed) < _MOST_KNOWN and len(text) < 1000:
+            if name is None or not is_secret_name(name):
+                self._passed.add(text)
+        return cleaned
+
+    def _clean(self, text: str, name: str | None) -> str:
+        if text in self._marks or is_secret(text, name):
+            self.count += 1
+            return self._mark(text, name)
+        for value, mark in self._marks.items():
+            if len(value) >= _SHORTEST_ELSEWHERE and value in text:
+                self.count += text.count(value)
+                text = text.replace(value, mark)
+        if len(text) < 7:
+            return text
+        text = _FORMS.sub(self._replace_form, text)
+        if "'" in text or '"' in text:
+            text = _LITERAL.sub(self._replace_literal, text)
+        return _WORD.sub(self._replace_word, text)
+
+    def clean_guards(self, source: str) -> str:
+        """Code that compares: `v1 = get(v0, 'password')`, and then `v1 == 'x'`."""
+        if not self.wanted:
+            return source
+        for variable, *names in _FETCHED.findall(source):
+            name = next(filter(None, names))
+            if is_secret_name(name) or _PERHAPS.fullmatch(_words(name)):
+                compared = rf"\b{variable} == ({_LITERAL.pattern})"
+                for found in re.finditer(compared, source, re.DOTALL):
+                    self.learn(str(ast.literal_eval(found[1])), name)
+        return self.clean(source)
+
+    def clean_at(self, text: str, source: str) -> str:
+        """What was seen at a source such as `G['cfg'].password`, as `repr` spells it."""
+        if _ENVIRONMENT.search(source):
+            return _UNWRITTEN
+        last = _LAST_STEP.search(source)
+        name = f"{last[1]} = " if last else ""
+        return self.clean(name + text).removeprefix(name)
+
+    def clean_arguments(self, arguments: Iterable[str]) -> tuple[str, ...]:
+        """A command line: `--password x` has the name in one argument and the value in the next."""
+        cleaned, before = [], ""
+        for argument in arguments:
+            name = before if before.startswith("-") and "=" not in before else None
+            cleaned.append(self.clean(argument, name))
+            before = argument
+        return tuple(cleaned)
+
+    def clean_bytes(self, data: bytes, name: str | None = None) -> bytes:
+        """The same for bytes that are a text."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return data
+        return self.clean(text, name).encode()
+
+    def _mark(self, value: str, why: str | None) -> str:
+        mark = self._marks.get(value)
+        if mark is None:
+            self.found.append(_words(why) if why else "a token")
+            # As many lines as there were: what stands below keeps its number.
+            mark = f"<redacted {len(self.found)}>" + "\n" * value.count("\n")
+            if len(value) >= _SHORTEST_KNOWN and len(self._marks) < _MOST_KNOWN:
+                self._marks[value] = mark
+                self._passed.clear()
+        return mark
+
+    def _hide(self, found: re.Match[str], value: str, why: str | None = None) -> str:
+        self.count += 1
+        return found[0].replace(value, self._mark(value, why))
+
+    def _replace_form(self, found: re.Match[str]) -> str:
+        for group in ("pem", "token", "url", "bearer"):
+            if found[group] and (group != "bearer" or _is_mixed(found[group])):
+                return self._hide(found, found[group])
+        given, name = found["given"], found["name"]
+        if given and not _MARK.search(given) and is_secret(given, name):
+            return self._hide(found, given, name)
+        return found[0]
+
+    def _replace_literal(self, found: re.Match[str]) -> str:
+        before = _BEFORE.search(found.string, max(0, found.start() - 160), found.start())
+        name = before and (before["item"] or before["key"] or before["name"])
+        spelled = found["text"]
+        quote = spelled[:3] if spelled.startswith(("'''", '"""')) else spelled[0]
+        try:
+            value = ast.literal_eval(found[0])
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return found[0]
+        value = value.decode("latin-1") if isinstance(value, bytes) else value
+        if value not in self._marks and not is_secret(value, name):
+            inside = spelled[len(quote) : -len(quote)]  # a docstring, or code as a text
+            return f"{found['prefix']}{quote}{_LITERAL.sub(self._replace_literal, inside)}{quote}"
+        self.count += 1
+        mark = self._mark(value, name).replace("\n", "")
+        return found["prefix"] + quote + mark + "\n" * spelled.count("\n") + quote
+
+    def _replace_word(self, found: re.Match[str]) -> str:
+        return self._hide(found, found[0]) if looks_random(found[0]) else found[0]
+
+
+def is_secret(value: str, name: str | None) -> bool:
+    """Whether a whole value is a secret, by its name or by itself."""
+    if _EMPTY.fullmatch(value) or _MARK.fullmatch(value):
+        return False
+    if name is not None and is_secret_name(name):
+        return True
+    if name is not None and _PERHAPS.fullmatch(_words(name)) and _is_mixed(value):
+        return True
+    found = _FORMS.fullmatch(value)
+    return bool(found and (found["pem"] or found["token"])) or looks_random(value)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what stands under a name is a secret, whatever it is."""
+    return _SECRET_NAME.fullmatch(_words(name)) is not None
+
+
+def looks_random(text: str) -> bool:
+    """Whether letters and digits are drawn, as in a key; digests and UUIDs are no secrets."""
+    if not _WORD.fullmatch(text) or _HEX.fullmatch(text) or not _is_mixed(text):
+        return False
+    # Names of kernels, classes and files are made of words; a key seldom has one.
+    words = sum(map(len, _IN_WORDS.findall(text)))
+    return words < len(text) * 0.6 and _entropy(text) >= _LEAST_ENTROPY
+
+
+def _is_mixed(text: str) -> bool:
+    if len(text) < 16 or any(c.isspace() for c in text):
+        return False
+    return any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+
+
+def _entropy(text: str) -> float:
+    shares = [count / len(text) for count in Counter(text).values()]
+    return -sum(share * math.log2(share) for share in shares)
+
+
+def _words(name: str) -> str:
+    """`apiKey`, `--api-key` and `API_KEY` as `api_key`."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-_ '\""))
+    return re.sub(r"[\W_]+", "_", parted).lower()
+
+
+def without_numbers(text: str) -> str:
+    """A redacted text as another file's would be: only the numbers of its marks differ."""
+    return re.sub(r"<redacted \d+>", "<redacted>", text)

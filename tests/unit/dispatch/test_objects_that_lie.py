@@ -1,0 +1,343 @@
+"""Objects that lie about their class: a call that plain Python runs is run, with its result.
+
+Mocks with a spec, proxies, and metaclasses with methods of their own stand in every place that a
+call can come to. None of their code runs more often than in the plain call.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import pytest
+import torch
+
+import tripwire
+from tripwire.telemetry.log import logging_to
+
+RAN: collections.Counter[str] = collections.Counter()
+
+
+def noting(name: str, answer: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A method that notes that it ran, and answers or raises."""
+
+    def method(self: object, *args: object) -> object:
+        RAN[name] += 1
+        if answer is None:
+            raise RuntimeError(f"{name} was asked")
+        return answer(self, *args)
+
+    return method
+
+
+_SILENT = ("eq", "hash", "len", "bool", "iter", "getitem", "repr", "getattr")
+
+
+class Lazy:
+    """Not there yet: whatever it is asked for raises."""
+
+    __class__ = property(noting("__class__"))  # type: ignore[assignment]
+    __dict__ = property(noting("__dict__"))  # type: ignore[assignment]
+    for _name in _SILENT:
+        locals()[f"__{_name}__"] = noting(_name)
+
+
+class LazyLookup:
+    __getattribute__ = noting("__getattribute__")
+
+
+class Proxy:
+    """Says that it is what it stands for, as werkzeug's and wrapt's do."""
+
+    def __init__(self, target: object) -> None:
+        object.__setattr__(self, "target", target)
+
+    __class__ = property(noting("__class__", lambda self: type(self.target)))  # type: ignore[assignment]
+    __eq__ = noting("__eq__", lambda self, other: self.target == other)
+    __hash__ = noting("__hash__", lambda self: hash(self.target))  # type: ignore[assignment]
+    __len__ = noting("__len__", lambda self: len(self.target))
+    __iter__ = noting("__iter__", lambda self: iter(self.target))
+    __getitem__ = noting("__getitem__", lambda self, key: self.target[key])
+    __getattr__ = noting("__getattr__", lambda self, name: getattr(self.target, name))
+
+
+class LyingDict(dict):  # type: ignore[type-arg]
+    """A dict that denies it."""
+
+    __class__ = property(noting("__class__", lambda self: int))  # type: ignore[assignment]
+
+
+def odd_class(*names: str) -> Any:
+    """A class whose metaclass raises when it is asked one of these."""
+    body = {name: noting(f"type {name}") for name in names}
+    if "__eq__" in names and "__hash__" not in names:
+        body["__hash__"] = None  # as Python does
+    return type("Meta", (type,), body)("Odd", (), {"scale": 3.0})
+
+
+METACLASSES = [
+    ("__eq__",),
+    ("__hash__",),
+    ("__eq__", "__hash__"),
+    ("__instancecheck__", "__subclasscheck__"),
+    ("__getattribute__",),
+    ("__bool__", "__len__", "__iter__", "__repr__", "__contains__"),
+]
+KINDS: dict[str, Callable[[], Any]] = {
+    **{
+        f"MagicMock({getattr(spec, '__name__', spec)})": functools.partial(MagicMock, spec=spec)
+        for spec in (dict, list, tuple, str, int, float, bool, set, type, slice, torch.Size)
+    },
+    **{
+        f"Mock({spec.__name__})": functools.partial(Mock, spec=spec)
+        for spec in (torch.nn.Module, torch.Tensor, torch.dtype, functools.partial, noting)
+    },
+    "MagicMock": MagicMock,
+    "Mock(module)": functools.partial(Mock, spec=types),
+    "lazy": Lazy,
+    "lazy lookup": LazyLookup,
+    "lying dict": lambda: LyingDict(a=1),
+    **{
+        f"proxy of {type(target).__name__}": functools.partial(Proxy, target)
+        for target in ({"a": 1}, [1], "abc", 3, torch.ones(2), torch.nn.Linear(2, 2), int, noting)
+    },
+    **{f"object of {' '.join(m)}": lambda m=m: odd_class(*m)() for m in METACLASSES[:-2]},
+    "object of __getattribute__": lambda: object.__new__(odd_class("__getattribute__")),
+    "object of protocols": lambda: odd_class(*METACLASSES[-1])(),
+    **{f"class of {' '.join(m)}": functools.partial(odd_class, *m) for m in METACLASSES},
+}
+
+
+class Box:
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+class Slots:
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@dataclasses.dataclass(eq=False)
+class Fields:
+    held: object
+
+
+Named = collections.namedtuple("Named", "held")  # noqa: PYI024
+HELD: object = None
+
+
+class Net(torch.nn.Module):
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        object.__setattr__(self, "held", held)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.held is None, x + 1
+
+
+def passed(x, value):
+    return x + 1
+
+
+def compared(x, value):
+    return type(value) is dict, x + 1
+
+
+def attribute(x, box):
+    return box.held is None, x + 1
+
+
+def in_global(x):
+    return HELD is None, x + 1
+
+
+def first(x, items):
+    return items[0] is None, x + 1
+
+
+def under_key(x, items):
+    return items["k"] is None, x + 1
+
+
+def returned(x, value):
+    return value, x + 1
+
+
+def returned_inside(x, value):
+    return {"a": [value], "b": x + 1}
+
+
+def stored(x, box, value):
+    box.other = value
+    return x + 1
+
+
+def appended(x, items, value):
+    items.append(value)
+    return x + 1
+
+
+def starred(x, *values):
+    return len(values), x + 1
+
+
+def same_one(x, value, items):
+    return value is items[0], x + 1
+
+
+def enclosed(value):
+    def inner(x):
+        return value is None, x + 1
+
+    return inner
+
+
+def defaulted(value):
+    def inner(x, y=value):
+        return y is None, x + 1
+
+    return inner
+
+
+def in_class(value):
+    class Holder:
+        held = value
+
+    def inner(x):
+        return Holder.held is None, x + 1
+
+    return inner
+
+
+def places(value: object) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Calls that come to a value, each in another place."""
+    global HELD
+    HELD = value
+    x = torch.ones(2)
+    for function in (passed, compared, returned, returned_inside):
+        yield function, (x, value)
+    for holder in (Box, Slots, Fields, Named, lambda v: types.SimpleNamespace(held=v)):
+        yield attribute, (x, holder(value))
+    yield in_global, (x,)
+    for items in ([value], (value, 1), collections.deque([value])):
+        yield first, (x, items)
+    yield under_key, (x, {"k": value})
+    yield stored, (x, Box(1), value)
+    yield appended, (x, [], value)
+    yield starred, (x, value, value)
+    yield same_one, (x, value, [value])
+    yield functools.partial(passed, value=value), (x,)
+    for build in (enclosed, defaulted, in_class, Net):
+        yield build(value), (x,)
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Whether two results are one, without asking what lies in them."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if type(left) is tuple or type(left) is list:
+        return len(left) == len(right) and all(map(is_same, left, right))
+    if type(left) is dict:
+        return list(left) == list(right) and all(map(is_same, left.values(), right.values()))
+    return type(left) is torch.Tensor and torch.equal(left, right)
+
+
+def check_like_plain(function: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Any:
+    """Compiled, a call gives the plain result and asks an object no more than the plain one."""
+    RAN.clear()
+    plain = function(*args)
+    asked = RAN.copy()
+    compiled = tripwire.compile(function, backend="eager", **options)
+    for _ in range(3):
+        RAN.clear()
+        assert is_same(compiled(*args), plain), function
+        assert not RAN - asked, function
+    return compiled
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_with_an_object_that_lies_runs_as_plain_python_runs_it(kind):
+    for function, args in places(KINDS[kind]()):
+        check_like_plain(function, args)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_with_another_object_that_lies_runs_and_is_explained(kind):
+    for function, args in places(KINDS[kind]()):
+        compiled = check_like_plain(function, args)
+        RAN.clear()
+        assert str(tripwire.explain(compiled))
+        assert not RAN, function
+    one, other = KINDS[kind](), KINDS[kind]()
+    compiled = tripwire.compile(returned, backend="eager")
+    x = torch.ones(2)
+    assert compiled(x, one)[0] is one
+    RAN.clear()
+    assert compiled(x, other)[0] is other
+    assert not RAN
+
+
+def test_what_a_dict_holds_that_denies_being_one_is_read():
+    box = LyingDict(scale=2.0)
+
+    def scaled(x):
+        return x * box["scale"]
+
+    compiled = tripwire.compile(scaled, backend="eager")
+    x = torch.ones(2)
+    assert compiled(x)[0] == 2.0
+    box["scale"] = 5.0
+    assert compiled(x)[0] == 5.0
+
+
+def test_attributes_of_objects_with_odd_metaclasses_are_read_and_never_stale():
+    for names in METACLASSES[:-2]:
+        odd = odd_class(*names)()
+
+        def scaled(x, odd=odd):
+            return x * odd.scale
+
+        compiled = tripwire.compile(scaled, backend="eager")
+        x = torch.ones(2)
+        assert compiled(x)[0] == 3.0
+        odd.scale = 4.0
+        assert compiled(x)[0] == 4.0
+
+
+def raises_after(function: Callable[..., Any]) -> Callable[..., Any]:
+    def failing(*args: object) -> None:
+        function(*args)
+        raise ValueError("recorded")
+
+    return failing
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "Mock" not in kind or "dict" in kind])
+def test_a_failing_call_with_an_object_that_lies_is_recorded_and_told(
+    kind, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
+    held = KINDS[kind]()
+    x = torch.ones(2)
+    calls = [(passed, (x, held)), (attribute, (x, Box(held)))]
+    with logging_to(tmp_path / "log"):
+        for number, (function, args) in enumerate(calls):
+            failing = raises_after(function)
+            folder = tmp_path / str(number)
+            compiled = tripwire.compile(failing, backend="eager", record_on_error=folder)
+            RAN.clear()
+            with pytest.raises(ValueError, match="recorded"):
+                compiled(*args)
+            assert not RAN, function
+            assert [tripwire.load(path) for path in folder.glob("*.rec")], function

@@ -1,0 +1,204 @@
+"""What looks like a secret is in no log and in no explanation; what doesn't is left alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import random
+import string
+from pathlib import Path
+
+import pytest
+import torch
+
+import tripwire
+from tripwire.redaction import Redactor, is_secret
+from tripwire.telemetry.log import describe_process, logging_to
+from tripwire.telemetry.schema import clean
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+def drawn(count: int) -> str:
+    """Letters and digits, the same in each run."""
+    draw = random.Random(count)
+    return "".join(draw.choices(_LETTERS, k=count))
+
+
+TOKENS = [
+    "AKIA" + "IOSFODNN7EXAMPLE",
+    "ghp_" + drawn(36),
+    "github_pat_" + drawn(60),
+    "hf_" + drawn(34),
+    "sk-" + drawn(48),
+    "sk-proj-" + drawn(48),
+    "xoxb-" + "123456789012-" + drawn(24),
+    f"eyJ{drawn(20)}.eyJ{drawn(30)}.{drawn(30)}",
+    "glpat-" + drawn(20),
+    "AIza" + drawn(35),
+]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize(
+    "around", ["{}", "it is {}, I think", "f('{}')", "https://x.org/?a={}&b=1"]
+)
+def test_a_token_is_told_by_its_form(token, around):
+    cleaned = Redactor().clean(around.format(token))
+    assert token not in cleaned
+    assert "<redacted 1>" in cleaned
+
+
+def test_a_private_key_goes_whole_and_its_lines_stay():
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----"
+    cleaned = Redactor().clean(f"a\n{key}\nb")
+    assert cleaned == "a\n<redacted 1>\n\n\n\nb"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "DB_PASSWORD", "userPassword", "--api-key", "apiKey", "client_secret", "pwd"]
+    + ["AWS_SECRET_ACCESS_KEY", "authorization", "auth_token", "hf_token", "private_key"],
+)
+def test_a_value_is_told_by_its_name(name):
+    assert Redactor().clean("a b", name) == "<redacted 1>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'password = "x-1"',
+        "password: str = 'x-1'",
+        "login(user='me', password='x-1')",
+        '{"password": "x-1"}',
+        "L['cfg'].password == 'x-1'",
+        "L['cfg']['password'] == 'x-1'",
+        "G['PASSWORD']: 'x-1' → 'x-1'",
+        "--password=x-1",
+        "https://me:x-1@host/",
+        '"""Use password = \'x-1\'."""',
+    ],
+)
+def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text):
+    assert "x-1" not in Redactor().clean(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "123e4567-e89b-12d3-a456-426614174000",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
+        "Qwen3ForCausalLMOutputWithPast2",
+        "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py:116",
+        "model.layers.12.self_attn.q_proj.weight",
+        "https://github.com/o/r/blob/94f5e16708329d2f2716426868ec89aa774af016/a.py",
+        "def f(token='abc', pad_token='<pad>', num_tokens=3, key=None): pass",
+        "tensor float32 [2, 3]",
+    ],
+)
+def test_what_is_no_secret_is_left_alone(text):
+    assert Redactor().clean(text) == text
+
+
+def test_strings_of_torch_are_no_secrets():
+    taken = total = 0
+    for module in (torch.nn.functional, torch.nn.modules.module, torch.overrides):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                total += 1
+                taken += is_secret(node.value, None)
+    assert total > 1000
+    assert taken == 0
+
+
+def test_a_redacted_text_is_redacted_no_more():
+    redactor = Redactor()
+    once = redactor.clean("password = 'abc-1'")
+    assert redactor.clean(once) == once
+    assert Redactor().clean(once) == once
+
+
+def test_a_command_line_is_without_its_secrets():
+    given = ["x.py", "--token", drawn(30), "--password", "p", "--n", "3", "--api-key=k"]
+    cleaned = Redactor().clean_arguments(given)
+    assert cleaned[:2] + cleaned[3:4] + cleaned[5:7] == (
+        "x.py",
+        "--token",
+        "--password",
+        "--n",
+        "3",
+    )
+    assert not {drawn(30), "p", "--api-key=k"} & set(cleaned)
+
+
+def test_a_header_has_ranks_that_are_numbers_and_no_other_value_of_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
+    header = clean(describe_process(), Redactor())
+    assert header.ranks["RANK"] == "3"
+    assert "10.1.2.3" not in str(header)
+
+
+PASSWORD = "of-the-world-1"
+
+
+class Service:
+    api_key = "of-the-class-2"
+
+
+def run(folder: Path) -> tuple[str, str]:
+    """A program that reads secrets, and its log and explanation."""
+    global PASSWORD
+    PASSWORD = "of-the-world-1"
+
+    def uses(x, options):
+        token = os.environ.get("OF_MY_OWN")
+        return x + 1 if PASSWORD and Service.api_key and options["password"] and token else x
+
+    compiled = tripwire.compile(uses, backend="eager")
+    with logging_to(folder):
+        for variable, given in (("in-env-3", "given-4"), ("in-env-5", "given-6")):
+            os.environ["OF_MY_OWN"] = variable
+            compiled(torch.ones(1), {"password": given})
+            PASSWORD = "of-the-world-7"
+        compiled(torch.ones(1), {"password": given})
+    (log,) = folder.glob("*.jsonl")
+    explained = tripwire.explain(compiled)
+    return log.read_text(), f"{explained} {json.dumps(explained.data())}"
+
+
+_WRITTEN = ["of-the-world-1", "of-the-world-7", "of-the-class-2", "given-4", "given-6"]
+_ENVIRONMENT = ["in-env-3", "in-env-5"]
+
+
+def test_logs_and_explanations_hold_no_secret_and_no_value_of_the_environment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OF_MY_OWN", "")
+    for text in run(tmp_path):
+        assert [secret for secret in _WRITTEN + _ENVIRONMENT if secret in text] == []
+        assert "OF_MY_OWN" in text
+        assert "<redacted" in text
+
+
+def test_tripwire_redact_0_writes_secrets_and_still_no_value_of_the_environment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OF_MY_OWN", "")
+    monkeypatch.setenv("TRIPWIRE_REDACT", "0")
+    for text in run(tmp_path):
+        assert [secret for secret in _WRITTEN if secret not in text] == []
+        assert [secret for secret in _ENVIRONMENT if secret in text] == []
+
+
+def test_what_was_redacted_is_counted(tmp_path, monkeypatch):
+    from tripwire.telemetry import counters
+
+    monkeypatch.setenv("OF_MY_OWN", "")
+    before = counters.statistics().groups.get("redaction", {}).get("values", 0)
+    log, _ = run(tmp_path)
+    assert json.loads(log.splitlines()[0])["redacts"] is True
+    assert counters.statistics().groups["redaction"]["values"] > before
