@@ -76,6 +76,7 @@ LAYERS = [
     {"validity.watching", "validity.plan"},
     {"validity.mutation"},
     {"validity"},
+    {"backends.backwards"},
     {
         "backends.artifacts",
         "backends.blocks",
@@ -85,7 +86,7 @@ LAYERS = [
     },
     {"backends.inductor"},
     {"backends.torchs"},
-    {"backends.registry", "backends.limits", "backends.backwards", "backends.picks"},
+    {"backends.registry", "backends.limits", "backends.picks"},
     {"backends.cuts"},
     {"backends"},
     {"dispatch.undo"},

@@ -26,7 +26,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
