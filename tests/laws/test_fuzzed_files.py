@@ -1,14 +1,17 @@
-"""Files that nobody wrote: logs and artifacts of any content run nothing and end in no traceback.
+"""Files that nobody wrote: logs, records and artifacts of any content run nothing, and end well.
 
 `make soak` plays thousands; the counts are printed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import sys
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -21,9 +24,12 @@ from hypothesis import strategies as st
 pytest.importorskip("msgspec")
 
 import msgspec
+import torch
 
+import tripwire
 from tripwire.backends.artifacts import Artifact, Store
-from tripwire.errors import TelemetryError
+from tripwire.errors import BadRecord, TelemetryError
+from tripwire.recording.container import Content, write_members
 from tripwire.report import build_report, write_report
 from tripwire.telemetry import (
     CompilationMetrics,
@@ -255,6 +261,76 @@ def test_a_log_of_any_content_is_exported_or_refused_in_a_line(number, tmp_path,
     ends = play(logs(), lambda content: check_log(tmp_path, content), number)
     tell("logs", ends)
     assert ends["made"] > number // 3
+
+
+# --- records -----------------------------------------------------------------------------------
+
+SCALE = {"gain": 2.0, "names": ["a", "b"]}
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.settings = {"depth": 2, "kind": ("x", None, 1.5)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * SCALE["gain"] * self.settings["depth"]
+
+
+def seal(members: dict[str, bytes]) -> bytes:
+    """A file with these members, whose every hash is right, as an attacker would make it."""
+    try:
+        manifest = json.loads(members["manifest.json"])
+        manifest["members"] = {
+            name: [len(data), hashlib.sha256(data).hexdigest()]
+            for name, data in members.items()
+            if name != "manifest.json"
+        }
+        members = {**members, "manifest.json": json.dumps(manifest).encode()}
+    except (ValueError, TypeError):
+        pass  # the manifest itself is damaged
+    contents = {name: Content.of(data) for name, data in members.items()}
+    out = io.BytesIO()
+    write_members(out, {name: (c, c.digest()[1]) for name, c in contents.items()})
+    return out.getvalue()
+
+
+@st.composite
+def records(draw, whole: bytes) -> bytes:
+    """A record whose bytes are damaged, or one of its members, with hashes that fit."""
+    if draw(st.booleans()):
+        return draw(damaged(whole))
+    with zipfile.ZipFile(io.BytesIO(whole)) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    name = draw(st.sampled_from(sorted(members)))
+    return seal({**members, name: draw(damaged(members[name]))})
+
+
+@pytest.mark.parametrize("number", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_record_of_any_content_is_opened_or_refused_and_runs_nothing(
+    number, tmp_path, tell
+) -> None:
+    path = tmp_path / "call.rec"
+    tripwire.save_record(path, Layer(), torch.ones(3))
+    whole = path.read_bytes()
+    str(tripwire.load(path))  # what is imported once is imported now
+
+    def check(content: bytes) -> str:
+        path.write_bytes(content)
+        try:
+            with watch.over(tmp_path):
+                str(tripwire.load(path))
+        except BadRecord as error:
+            return f"[{error.slug}]"
+        finally:
+            assert watch.met == []
+        return "opened"
+
+    ends = play(st.one_of(records(whole), st.just(whole)), check, number)
+    tell("records", ends)
+    assert ends["opened"] > 0
+    assert ends.total() - ends["opened"] > number // 3
 
 
 # --- the store ---------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ class Carried:
         table = encoder.finish({name: encoder.slot(value) for name, value in values.items()})
         table = msgspec.structs.replace(table, codes=programs.codes.table())
         self.left_out = encoder.left_out
-        self._new = NewRecord(Manifest(), table, blobs.settled, programs.codes.members())
+        codes = programs.codes
+        files = codes.sources() | codes.marshalled(lambda code: code)
+        self._new = NewRecord(Manifest(), table, blobs.settled, files)
         with tempfile.TemporaryDirectory() as folder:
             self.record = Record.of(self.write(f"{folder}/x.rec").read_bytes())
         self.table = self.record.table
