@@ -185,7 +185,7 @@ def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
             raise NotOurs("it belongs to another user")
         if _HAS_OWNERS and status.st_mode & 0o022:
             raise NotOurs("other users may write it")
-        if status.st_nlink != 1:
+        if status.st_nlink > 1:  # it has none if it was replaced since it was opened
             raise NotOurs("it has a second name (a hard link), through which others may write it")
         return file.read(most)
 

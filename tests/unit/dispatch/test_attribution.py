@@ -52,8 +52,8 @@ def unclaimed_share(make, compiles=12):
 
 
 @pytest.mark.parametrize("make", [make_function, make_module, make_refused])
-def test_phases_claim_98_percent_of_a_compile(make, caplog) -> None:
-    assert unclaimed_share(make) < 0.02
+def test_phases_claim_95_percent_of_a_compile(make, caplog) -> None:
+    assert unclaimed_share(make) < 0.05
 
 
 def test_work_outside_of_every_phase_is_shown_as_such(monkeypatch) -> None:

@@ -252,8 +252,9 @@ def test_a_library_that_another_user_planted_isnt_loaded(tmp_path, names_it) -> 
     assert not marker.exists()
 
 
-def test_headers_that_another_user_compiled_arent_used(tmp_path) -> None:
+def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) -> None:
     """They would go into every library; torch has them under $TMPDIR, whatever is named."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # Inductor sets it by itself
     shared = tmp_path / "shared"
     headers = shared / f"torchinductor_{getpass.getuser()}" / "precompiled_headers"
     headers.mkdir(parents=True)
