@@ -105,6 +105,12 @@ FOUND = {
         "o = C()\ndef call(x, y): return x * sum(o.p)",
         ["o.p = (2.0,)", "del o.p"],
     ),
+    "attribute that is read as an item of `__dict__`, then set": (
+        "class C: pass\no = C()\no.n = 0\n"
+        "def call(x, y):\n    x = x + o.__dict__['n']\n    o.n = 0\n"
+        "    for _ in range(x.dim()): o.n += 1\n    return x",
+        ["o.n = 4", "vars(o)['n'] = 2"],
+    ),
     "tensor that a weak reference alone leads to": (
         "first = torch.ones(4)\nref = weakref.ref(first)\n"
         "def call(x, y): return x if ref() is None else x + ref()",
@@ -157,6 +163,12 @@ BEHIND_AOT = {
     ),
     "random numbers that go into an argument": (
         "def call(x, y):\n    y.copy_(torch.rand(4))\n    return x * 2"
+    ),
+    "views without gradients of leaves": (
+        "def call(x, y):\n    with torch.no_grad(): t = x.unsqueeze(0).squeeze(0)\n    return t * 2"
+    ),
+    "views without gradients of results": (
+        "def call(x, y):\n    t = x * 2\n    with torch.no_grad(): t = t[1:]\n    return t * 2"
     ),
     **{
         f"`{asked}` in the backward of a custom function": (
@@ -249,7 +261,8 @@ def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) ->
 @pytest.mark.parametrize("name", BEHIND_AOT)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_twins_agree_behind(backend, name) -> None:
-    calls = Call("new(4).requires_grad_(), new(4)", times=3), CALL
+    arguments = "new(4).requires_grad_()", "new(4)", "new(8)[:4].requires_grad_()"
+    calls = [Call(f"{x}, new(4)", times=3) for x in arguments]
     check(Scenario(BEHIND_AOT[name], (*calls, Do("gc.collect()"), *calls), backend))
 
 

@@ -32,6 +32,7 @@ from transcript import Numbers, Writer, find_difference, is_close
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.recording import failures
 
 WORLD = "law_world"
 PRELUDE = """\
@@ -215,6 +216,7 @@ class _World:
         try:
             act()
         except Exception as error:
+            failures._last = None  # `record_last` would keep the arguments alive, see docs/laws.md
             return _spell(error)
         return ""
 

@@ -29,7 +29,7 @@ from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.recorder import LEAF
 from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import build_module
-from tripwire.tracing.rules import Target, words
+from tripwire.tracing.rules import GETATTR, Target, words
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.tracing.values import TensorMeta, meta_of
 from tripwire.validity.probes import is_random
@@ -40,6 +40,7 @@ Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
 _SIZE = "its result is sized by values"
 _SIZED = "it takes a tensor whose size hangs on values"
 _NUMBER = "it takes a number out of a tensor"
+_DETACHED = "it is a view without a gradient of a tensor with one"
 _UNUSED = "it draws random numbers that nobody uses, and a compiler would leave it out"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
@@ -89,6 +90,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = None
         if found is None and takes_unsized:
             found = _SIZED
+        if found is None and _loses_gradient(node):
+            found = _DETACHED
         if found is None and node not in used and is_random(node):
             found = _UNUSED
         if found is not None:
@@ -151,6 +154,28 @@ def _follow(
             if goes_on(facts):
                 open_ += node.all_input_nodes
     return found
+
+
+def _loses_gradient(node: fx.Node) -> bool:
+    """Whether no_grad made a view that wants no gradient, of a leaf that is itself a view.
+
+    Views of other leaves want theirs, and AOTAutograd takes this one for such a view.
+    """
+    value = node.meta[FACTS].value
+    if not isinstance(value, TensorMeta) or value.requires_grad or not _is_differentiable(value):
+        return False
+    if node.target is GETATTR or _name_of(node) in ("detach", "detach_"):
+        return False
+    memory = set(node.meta[FACTS].memory)
+    return any(
+        wants_grad(given.meta[FACTS].value) and not memory.isdisjoint(given.meta[FACTS].memory)
+        for given in node.all_input_nodes
+        if FACTS in given.meta
+    )
+
+
+def _is_differentiable(value: TensorMeta) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
 
 
 def _find_number(node: fx.Node) -> str | None:

@@ -354,6 +354,8 @@ class ReadSet:
 
     def is_written_first(self, holder: Holder, key: Any, before: object) -> bool:
         """Whether the run wrote an attribute before it first read it."""
+        if self.names_of(holder.owner) is None:  # it may have been read another way before
+            return False
         return self._reach.is_written_first(holder, key, before)
 
     def is_only_stored(self, holder: Holder, key: Any) -> bool:
