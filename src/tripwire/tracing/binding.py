@@ -101,7 +101,9 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
         return target, None
     if isinstance(target, MethodType):
         function = target.__func__
-        return (function if isinstance(function, FunctionType) else None), target.__self__
+        if not isinstance(function, FunctionType):  # a method of C's, or a cached one
+            return None, target
+        return function, target.__self__
     if isinstance(target, functools.partial):
         return _find_function(target.func)[0], target
     if isinstance(target, nn.Module):
@@ -109,6 +111,8 @@ def _find_function(target: Any) -> tuple[FunctionType | None, object | None]:
         return (forward if isinstance(forward, FunctionType) else None), target
     if isinstance(target, BuiltinMethodType) and isinstance(target.__self__, torch.Tensor):
         return None, target.__self__
+    if isinstance(target, functools._lru_cache_wrapper):  # what it keeps decides on the call
+        return None, target
     call = find_in_class(type(target), "__call__")
     if isinstance(call, FunctionType):
         return call, target

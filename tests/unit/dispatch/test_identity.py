@@ -33,6 +33,80 @@ def go(f, see):
         r = f(T(i), C)
         see(r[3] is C, r[1] is r[3])
 """,
+    "lru_cache that is compiled itself": """
+met = []
+
+@functools.lru_cache
+def call(x):
+    met.append(1)
+    return x + 1
+
+def go(f, see):
+    a, b, c = T(1), T(2), T(3)
+    for x in (a, b, b, a, a, c, b, b):
+        r = f(x)
+        see(r, len(met), f(x) is r)
+""",
+    "lru_cache with a limit that is compiled itself": """
+met = []
+
+@functools.lru_cache(2)
+def call(x):
+    met.append(1)
+    return x + 1
+
+def go(f, see):
+    a, b, c = T(1), T(2), T(3)
+    for x in (a, b, b, a, a, c, b, b):
+        r = f(x)
+        see(r, len(met), f(x) is r)
+""",
+    "cache that is compiled itself": """
+met = []
+
+@functools.cache
+def call(x):
+    met.append(1)
+    return x + 1
+
+def go(f, see):
+    a, b, c = T(1), T(2), T(3)
+    for x in (a, b, b, a, a, c, b, b):
+        r = f(x)
+        see(r, len(met), f(x) is r)
+""",
+    "cached method that is compiled itself": """
+class O:
+    @functools.lru_cache(4)
+    def scaled(self, x):
+        self.n += 1
+        return x * 2
+
+o = O()
+o.n = 0
+call = o.scaled
+
+def go(f, see):
+    a, b = T(1), T(2)
+    for x in (a, b, b, a, a, b):
+        see(f(x), o.n, f(x) is o.scaled(x))
+    O.scaled.cache_clear()
+    for x in (a, b, b, a):
+        see(f(x), o.n)
+""",
+    "cached function of plain arguments that is compiled itself": """
+met = []
+
+@functools.lru_cache
+def call(k, flag=False):
+    met.append(k)
+    return torch.full((2,), float(k)) if flag else torch.ones(k)
+
+def go(f, see):
+    for k in (2, 3, 2, 2, 3, 3):
+        r = f(k, flag=k > 2)
+        see(r, list(met), f(k, flag=k > 2) is r)
+""",
     "tuple stored and met again": """
 class N(nn.Module):
     def __init__(self):
