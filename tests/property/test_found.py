@@ -164,6 +164,18 @@ BEHIND_AOT = {
     "random numbers that go into an argument": (
         "def call(x, y):\n    y.copy_(torch.rand(4))\n    return x * 2"
     ),
+    **{
+        f"a backward that changes what its forward kept: {change}": (
+            "b = torch.ones(4)\n"
+            "class H(torch.autograd.Function):\n"
+            "    @staticmethod\n    def forward(ctx, t, b):\n"
+            "        ctx.b = b\n        ctx.save_for_backward(t)\n        return t * 2\n"
+            "    @staticmethod\n    def backward(ctx, t):\n"
+            f"        b, = ctx.b,\n        {change}\n        return t * b, None\n"
+            "def call(x, y): return H.apply(x * 2, b)"
+        )
+        for change in ("b.mul_(2)", "b += 1", "torch.mul(b, 2, out=b)", "b[:2] = 3")
+    },
     "views without gradients of leaves": (
         "def call(x, y):\n    with torch.no_grad(): t = x.unsqueeze(0).squeeze(0)\n    return t * 2"
     ),

@@ -60,7 +60,17 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
-    return _find_all({cls.backward: None}, _OF_TENSORS)
+    found = _find_all({cls.backward: None}, _OF_TENSORS)
+    if found is None or any(_writes_in_place(c) for f in found for c in codes_of(f.__code__)):
+        return None  # a compiler keeps what the forward saved, and lets nobody change it
+    return found
+
+
+def _writes_in_place(code: CodeType) -> bool:
+    """Whether a code says `x.add_(1)` or `x += 1`; what is put into `x[i]` is mostly its own."""
+    return any(name.endswith("_") and not name.endswith("__") for name in code.co_names) or any(
+        i.opname == "BINARY_OP" and i.argrepr.endswith("=") for i in dis.get_instructions(code)
+    )
 
 
 def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Functions | None:
