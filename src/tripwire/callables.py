@@ -27,6 +27,9 @@ _type_size = type.__dict__["__basicsize__"].__get__
 _type_flags = type.__dict__["__flags__"].__get__
 
 
+_ABSENT = object()
+
+
 def mro(cls: type) -> tuple[type, ...]:
     """A class's bases, itself first; a metaclass with an `__mro__` isn't asked."""
     return cast("tuple[type, ...]", _type_mro(cls))
@@ -104,4 +107,8 @@ def find_in_class(cls: type, name: str) -> object:
     Like `inspect.getattr_static`, which keeps every class that it is asked about alive (3.12.0 to
     3.12.3, cpython#118013).
     """
-    return next((class_dict(base)[name] for base in mro(cls) if name in class_dict(base)), None)
+    for base in mro(cls):
+        found = class_dict(base).get(name, _ABSENT)  # one look: another thread may delete it
+        if found is not _ABSENT:
+            return found
+    return None
