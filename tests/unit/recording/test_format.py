@@ -156,7 +156,7 @@ def test_a_newer_major_version_is_told_clearly(tmp_path) -> None:
         manifest.clear()
         manifest["schema"] = "5.0"
 
-    with pytest.raises(BadRecord, match=r"format 5\.0.*reads up to 4\.0") as raised:
+    with pytest.raises(BadRecord, match=r"format 5\.0.*reads up to 4\.1") as raised:
         Record.of(rewrite(data, change))
     assert raised.value.slug == "record-newer"
 
