@@ -393,7 +393,7 @@ class Entry:
         return outputs
 
     def _note_first_run(self) -> None:
-        if isinstance(self._runtime, FirstRun):
+        if type(self._runtime) is FirstRun:
             self._runtime = self._runtime.settled
 
     def run(
