@@ -24,8 +24,9 @@ from tripwire.files import open_regular
 from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
 
 LONGEST_LINE = 32 << 20
-# Commas and brackets in a line. Events that list what a compile has may have many: one in 17 bytes.
-_MOST, _DENSEST = 100_000, 12
+# Commas and brackets in a line. Events that list what a compile has may have many: one in 17 bytes,
+# and as many as 70,000 nodes have.
+_MOST, _DENSEST, _MOST_LISTED = 100_000, 12, 500_000
 _LISTS = tuple(b'{"event":"%s"' % tag for tag in (b"graph", b"guards", b"reads", b"wires"))
 _FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
 
@@ -163,7 +164,9 @@ def _is_dense(line: bytes) -> bool:
     """Whether a line may hold so many values that they would take much more memory than it."""
     if len(line) < _MOST:
         return False
-    most = _MOST + (len(line) // _DENSEST if line.startswith(_LISTS) else 0)
+    most = _MOST
+    if line.startswith(_LISTS):
+        most = min(_MOST + len(line) // _DENSEST, _MOST_LISTED)
     return sum(map(line.count, (b",", b"[", b"{"))) > most
 
 

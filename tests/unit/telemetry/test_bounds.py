@@ -106,10 +106,26 @@ HOSTILE = {
         size, lambda n: line(event="counters", time_ns=1, groups={f"{n}": {f"{n}": n}})
     ),
     "bytes": lambda size: bytes(range(256)) * (size // 256),
+    "nodes": lambda size: one_line(
+        size,
+        b'{"name":"a","op":"call","target":"f","inputs":["b"]}',
+        b'{"event":"graph","time_ns":1,"nodes":[',
+        b"]}",
+    ),
+    "reads": lambda size: one_line(
+        size, b'{"source":"a","seen":"1"}', b'{"event":"reads","time_ns":1,"reads":[', b"]}"
+    ),
 }
 
 
-@pytest.mark.parametrize("size", [200_000, pytest.param(3_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        200_000,
+        pytest.param(3_000_000, marks=pytest.mark.slow),
+        pytest.param(30_000_000, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("build", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_log_of_any_content_costs_at_most_twice_its_size(build, command, size, tmp_path) -> None:
