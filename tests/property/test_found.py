@@ -176,6 +176,14 @@ BEHIND_AOT = {
         )
         for change in ("b.mul_(2)", "b += 1", "torch.mul(b, 2, out=b)", "b[:2] = 3")
     },
+    "two results, one without a gradient": (
+        "class H(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, t):\n"
+        "        a, b = t.sin(), t * 2\n"
+        "        ctx.mark_non_differentiable(b)\n        return a, b\n"
+        "    @staticmethod\n    def backward(ctx, a, b): return a.cos()\n"
+        "def call(x, y): return H.apply(x)"
+    ),
     "views without gradients of leaves": (
         "def call(x, y):\n    with torch.no_grad(): t = x.unsqueeze(0).squeeze(0)\n    return t * 2"
     ),

@@ -166,6 +166,8 @@ def _loses_gradient(node: fx.Node) -> bool:
         return False
     if node.target is GETATTR or _name_of(node) in ("detach", "detach_"):
         return False
+    if _maker_of(node) is not None:  # one of several results, of which others have gradients
+        return False
     memory = set(node.meta[FACTS].memory)
     return any(
         wants_grad(given.meta[FACTS].value) and not memory.isdisjoint(given.meta[FACTS].memory)
