@@ -87,29 +87,33 @@ def _name_inputs(module: fx.GraphModule) -> None:
     module._param_name_to_source = {name: LocalSource(name) for name in owned}  # type: ignore[assignment]
     inputs = module.graph.find_nodes(op="placeholder")
     trains = torch.is_grad_enabled() and any(wants_grad(node.meta[FACTS].value) for node in inputs)
+    moving = _find_used_and_written(module.graph) if trains else set()
     for index, node in enumerate(inputs):
         node._dynamo_source = LocalSource(f"input_{index}")
-        if node.meta.get(STATE) and not (trains and _is_used_and_written(node)):
+        if node.meta.get(STATE) and node not in moving:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 
 
-def _is_used_and_written(placeholder: fx.Node) -> bool:
-    """Whether one call uses an input, and another one changes it.
+def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
+    """The inputs that one call uses, and another one changes.
 
     What keeps its place in memory, AOTAutograd saves for the backward as it is, and has no eye on
     its version. The next call would write over it.
     """
-    views = {placeholder}
-    used = written = False
-    nodes: list[fx.Node] = list(placeholder.graph.nodes)
-    for node in nodes:
-        if node.op in ("placeholder", "output") or views.isdisjoint(node.all_input_nodes):
+    behind: dict[fx.Node, set[fx.Node]] = {}  # the inputs that a node is, or is a view of
+    used: set[fx.Node] = set()
+    written: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            behind[node] = {node}
+        found = [behind[given] for given in node.all_input_nodes if given in behind]
+        if not found or node.op == "output":
             continue
-        facts: NodeFacts = node.meta[FACTS]
+        inputs, facts = set().union(*found), node.meta[FACTS]
         if OUTSIDE in facts.memory:
-            views.add(node)
+            behind[node] = inputs
         if OUTSIDE in facts.written:
-            written = True
+            written |= inputs
         elif OUTSIDE not in facts.memory:
-            used = True
-    return used and written
+            used |= inputs
+    return used & written
