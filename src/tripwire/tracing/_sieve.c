@@ -70,6 +70,15 @@ static const char *const event_names[] = {
     "call", "exception", "line", "return", "c_call", "c_exception", "c_return", "opcode",
 };
 
+/* As Python does: a profile function that raises goes. Its error stays: an audit hook that fails
+   here, as one in Python does where no recursion is left, would end it. */
+static void take_profile_out(void) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyEval_SetProfile(NULL, NULL);
+    PyErr_Restore(type, error, traceback);
+}
+
 static int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
     const Sieve *sieve = (Sieve *)self;
     int sifted = is_sifted_out(sieve, frame, what, arg);
@@ -82,8 +91,8 @@ static int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *ar
         done = PyObject_CallFunction(profile, "OsO", frame, event_names[what], arg ? arg : Py_None);
         Py_DECREF(profile);
     }
-    if (done == NULL) { /* as Python does: a profile function that raises goes */
-        PyEval_SetProfile(NULL, NULL);
+    if (done == NULL) {
+        take_profile_out();
         return -1;
     }
     Py_DECREF(done);

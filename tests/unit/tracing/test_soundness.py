@@ -765,6 +765,17 @@ def test_infinite_recursion_keeps_the_users_frames() -> None:
     assert names.count("f") > 100
 
 
+def test_infinite_recursion_is_told_where_an_audit_hook_fails_for_it_too() -> None:
+    def f(x):
+        return f(x)
+
+    # There is no way to take it away again. In Python, it needs recursion of its own.
+    sys.addaudithook(lambda name, args: None)
+    for _ in range(3):
+        with pytest.raises(RecursionError):
+            quiet_trace(f, X)
+
+
 def test_a_profile_function_set_by_the_run_stays() -> None:
     def mine(frame, event, arg):
         pass
