@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "tripwire"
 
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 # They alone may import Dynamo or Inductor.
-ADAPTERS = {"backends.torchs", "backends.inductor", "backends.handover", "backends.keys"}
+ADAPTERS = {"backends.registry", "backends.inductor", "backends.handover", "backends.keys"}
 LAYERS = [
     {"callables", "env", "errors", "files", "redaction"},
     {"sandbox"},
@@ -85,7 +85,6 @@ LAYERS = [
         "backends.rounds",
     },
     {"backends.inductor"},
-    {"backends.torchs"},
     {"backends.registry", "backends.limits", "backends.picks"},
     {"backends.cuts"},
     {"backends"},

@@ -22,9 +22,8 @@ from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
-from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
+from tripwire.backends.registry import Backend, Runtime, eager, name_of, out_of_dynamo, prepare
 from tripwire.backends.rounds import one_round
-from tripwire.backends.torchs import out_of_dynamo
 from tripwire.callables import isinstance, module_of
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, run_plainly_in
