@@ -19,7 +19,7 @@ from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.tracing import effects, holders
-from tripwire.tracing.torchstate import QUICK_FIELDS
+from tripwire.tracing.torchstate import ALWAYS
 from tripwire.validity import admission, guards, plan, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
@@ -64,7 +64,7 @@ def _without_method(owner: Any, name: str) -> Patch:
 
 
 def _without_torch_flag(name: str) -> Patch:
-    index = QUICK_FIELDS.index(name)
+    index = [flag.name for flag in ALWAYS].index(name)
 
     def apply(monkeypatch: MonkeyPatch) -> None:
         whole = admission.spell_quickly

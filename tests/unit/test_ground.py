@@ -51,7 +51,7 @@ LAYERS = [
         "validity.sentry",
     },
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
-    {"tracing.values", "tracing.purity", "tracing.questions"},
+    {"tracing.values", "tracing.purity", "tracing.modes"},
     {
         "tracing.belongings",
         "tracing.holders",

@@ -28,8 +28,8 @@ from tripwire.errors import CannotTrace
 from tripwire.phases import PLAN, RETIRE, TRACE
 from tripwire.tracing import Refusal
 from tripwire.tracing.hooks import find_checkpoint
+from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
-from tripwire.tracing.torchstate import has_foreign_modes
 
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})

@@ -21,12 +21,12 @@ from tripwire.callables import isinstance
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import FIRST_RUN
+from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.reads import Place
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
 from tripwire.tracing.structure import Building, TensorPlan
-from tripwire.tracing.torchstate import sample_depth
 from tripwire.validity.plan import Plan
 from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.sentry import call

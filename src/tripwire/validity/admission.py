@@ -17,14 +17,13 @@ import torch
 from tripwire.callables import isinstance
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import Array, Elements, Items, Members
+from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Referent, Source
 from tripwire.tracing.torchstate import (
-    QUICK_FIELDS,
-    is_transformed,
-    sample_autocast,
-    sample_quickly,
+    AUTOCAST_DTYPES,
+    describe_changes,
     spell_quickly,
 )
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, storage_of, traits_of
@@ -98,21 +97,19 @@ class Admission:
 
     def _write_torch(self, writer: GuardWriter) -> None:
         """torch's state, and what else of the process no dict holds."""
-        changes = writer.constant(functools.partial(_describe_changes, self._torch_state))
+        changes = writer.constant(functools.partial(describe_changes, self._torch_state))
         same_state = spell_quickly(self._torch_state, writer.constant)
         writer.check("torch's state", same_state, "as traced", f"{changes}()")
         if not can_repeat(self.trace):  # vmap has its own way to draw, and to write
             asked = writer.constant(is_transformed)
             writer.check("torch.func", f"not {asked}()", "no transform", "'one'")
-        if self.trace.has_contexts:
-            dtype = writer.constant(torch.get_autocast_dtype)
-            for device, _, wanted in sample_autocast():
-                found = f"{dtype}({device!r})"
-                condition = f"{found} is {writer.constant(wanted)}"
-                writer.check(f"autocast's dtype on {device}", condition, str(wanted), found)
-        for answer in self.completion.answers:
-            ask, seen = writer.constant(answer.question.ask), writer.constant(answer.seen)
-            writer.check(answer.question.about, f"{ask}() == {seen}", "as traced", f"{ask}()")
+        answers = self.completion.answers
+        if self.trace.has_contexts and not any(a.flag is AUTOCAST_DTYPES for a in answers):
+            answers = (AUTOCAST_DTYPES.answer(), *answers)
+        for answer in answers:
+            condition = answer.flag.spell(answer.seen, writer.constant)
+            found = f"{writer.constant(answer.flag.get)}()"
+            writer.check(answer.flag.name, condition, "as traced", found)
 
     def _write_gradients(self, writer: GuardWriter) -> None:
         """Arithmetic in place can bring the need for a gradient to state that had none."""
@@ -350,8 +347,3 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     now = traits_of(value)
     same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
     return same and meta_of(value) == meta
-
-
-def _describe_changes(before: tuple[object, ...]) -> str:
-    pairs = zip(QUICK_FIELDS, before, sample_quickly(), strict=True)
-    return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)

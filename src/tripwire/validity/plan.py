@@ -18,12 +18,12 @@ from tripwire.callables import isinstance
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried
 from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.reader import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Attr, Global, Item, Source
 from tripwire.tracing.structure import own_dict
-from tripwire.tracing.torchstate import Contexts, sample_contexts
 from tripwire.tracing.values import meta_of, traits_of
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.guards import Guards
