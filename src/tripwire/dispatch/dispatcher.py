@@ -22,7 +22,7 @@ from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
 from tripwire.dispatch.tally import Balance, Statistics, Tally
-from tripwire.dispatch.telling import Callee, Counted, Teller, count_frame, follow, tell_entry
+from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace
 from tripwire.phases import PLAN, RETIRE, TRACE
@@ -40,7 +40,7 @@ _FOREIGN = Refusal(
 )
 
 
-class Dispatcher(Counted):
+class Dispatcher(Followed):
     """Everything that is compiled of one callable."""
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:

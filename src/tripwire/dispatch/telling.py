@@ -193,7 +193,7 @@ def tell_refusal(function: str, refusal: Refusal) -> None:
     )
 
 
-class Counted:
+class Followed:
     """Something whose hits telemetry counts. A hit itself tells nobody: it is asked later."""
 
     told = (0, 0, 0)
@@ -223,12 +223,12 @@ class Counted:
             self.tell_hits()
 
 
-_counted: WeakSet[Counted] = WeakSet()
+_followed: WeakSet[Followed] = WeakSet()
 
 
-def follow(counted: Counted) -> None:
+def follow(followed: Followed) -> None:
     """Ask for its hits from now on."""
-    _counted.add(counted)
+    _followed.add(followed)
 
 
 def count_frame(what: str) -> None:
@@ -239,8 +239,8 @@ def count_frame(what: str) -> None:
 
 def count_hits() -> None:
     """Bring telemetry's count of hits up to date."""
-    for counted in list(_counted):
-        counted.tell_hits()
+    for followed in list(_followed):
+        followed.tell_hits()
 
 
 if HAS_TELEMETRY:

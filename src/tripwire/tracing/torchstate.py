@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from tripwire.callables import isinstance
 
-Constant = Callable[[object], str]
+Spelling = Callable[[object], str]  # the name that a guard function has for a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Flag:
     get: Callable[[], object]  # in the calling thread; None where it is off, or not loaded yet
     set: Callable[[Any], object] | None = None  # None: nobody here does
     # A quicker question, where there is one for what was seen.
-    shortcut: Callable[[object, Constant], str | None] | None = None
+    shortcut: Callable[[object, Spelling], str | None] | None = None
     is_computed_with: bool = False  # it changes what torch's calls compute
     words: frozenset[str] = frozenset()
     home: str = ""  # all that this module and those below it compute may hang on it
@@ -48,7 +48,7 @@ class Flag:
         within = f"{self.home}."
         return bool(self.home) and any(m == self.home or m.startswith(within) for m in modules)
 
-    def spell(self, seen: object, constant: Constant) -> str:
+    def spell(self, seen: object, constant: Spelling) -> str:
         """A condition that holds where it is as it was seen. May be empty."""
         short = None if self.shortcut is None else self.shortcut(seen, constant)
         return f"{constant(self.get)}() == {constant(seen)}" if short is None else short
@@ -76,7 +76,7 @@ def sample_quickly() -> tuple[object, ...]:
     return tuple(flag.get() for flag in ALWAYS)
 
 
-def spell_quickly(state: tuple[object, ...], constant: Constant) -> str:
+def spell_quickly(state: tuple[object, ...], constant: Spelling) -> str:
     """A condition that holds where `sample_quickly()` gives this: 0.66 → 0.42 µs beside that."""
     pairs = zip(ALWAYS, state, strict=True)
     return " and ".join(filter(None, (flag.spell(seen, constant) for flag, seen in pairs)))
@@ -170,7 +170,7 @@ def find_precisions() -> object:
     return tuple(ask(backend, op) for backend, op in _PRECISIONS)
 
 
-def _spell_matmul_precision(seen: object, constant: Constant) -> str | None:
+def _spell_matmul_precision(seen: object, constant: Spelling) -> str | None:
     if not isinstance(seen, str):
         return None
     return f"{constant(_ask_matmul_precision)}() == {constant(seen)}"
@@ -301,8 +301,8 @@ def _always(
     get: Callable[[], object],
     set_: Callable[[Any], object] | None = None,
     *,
-    off: Callable[[Constant], str] | None = None,
-    shortcut: Callable[[object, Constant], str | None] | None = None,
+    off: Callable[[Spelling], str] | None = None,
+    shortcut: Callable[[object, Spelling], str | None] | None = None,
     is_computed_with: bool = True,
 ) -> Flag:
     if off is not None:
