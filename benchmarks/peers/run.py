@@ -351,21 +351,23 @@ def _build_call(name: str, **names: Any) -> Any:
 def _patch_dispatcher(side: str) -> None:
     """Note what is refused, and make each call twice."""
     from tripwire.dispatch.dispatcher import Dispatcher
+    from tripwire.dispatch.telling import Teller
 
-    init, count = Dispatcher.__init__, Dispatcher._count_refusal
+    init, count = Dispatcher.__init__, Teller.count_refusal
 
     def noting_init(self: Any, target: Any, name: Any, options: Any) -> None:
         init(self, target, name, options)
-        self._row = {"name": str(name), "full": NOTES.is_full, "refused": {}}
-        NOTES.compiled.append(self._row)
+        self._teller.row = {"name": str(name), "full": NOTES.is_full, "refused": {}}
+        NOTES.compiled.append(self._teller.row)
 
     def noting_count(self: Any, refusal: Any) -> Any:
-        refused = self._row["refused"]
+        refused = self.row["refused"]
         refused[refusal.slug] = refused.get(refusal.slug, 0) + 1
         return count(self, refusal)
 
     patched: Any = Dispatcher
-    patched.__init__, patched._count_refusal = noting_init, noting_count
+    teller: Any = Teller
+    patched.__init__, teller.count_refusal = noting_init, noting_count
     inner = _build_call("call_plainly") if side == "plain" else Dispatcher.__call__
     patched.__call__ = _build_call("call_twice", inner=inner, call_before=_call_before)
 

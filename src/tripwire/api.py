@@ -11,7 +11,8 @@ from torch import nn
 from tripwire.backends.registry import Backend, find_backend
 from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
-from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
+from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.options import Failures, Options
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer

@@ -14,7 +14,8 @@ from typing import Any
 
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
-from tripwire.dispatch.entry import Entry, Saving, Summary, Wire
+from tripwire.dispatch.entry import Entry, Summary, Wire
+from tripwire.dispatch.tally import Saving
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
@@ -205,7 +206,7 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
 
 
 def _view(number: int, entry: Entry, redactor: Redactor) -> EntryView:
-    state = "gone" if entry.is_dead else "retired" if entry.causes else "in use"
+    state = str(entry.standing)
     return EntryView(
         number,
         state,

@@ -586,7 +586,8 @@ def _is_injected(error: BaseException | None, wanted: type[BaseException]) -> bo
 def count_alive() -> Counter[str]:
     """What is watched and compiled, and still there."""
     gc.collect()
-    wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "TracingState", "Net"}
+    wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "Standing"}
+    wanted |= {"TracingState", "Net"}
     return Counter(
         type(item).__name__ for item in gc.get_objects() if type(item).__name__ in wanted
     )

@@ -22,7 +22,8 @@ X = torch.ones(3)
 def count_alive() -> Counter[str]:
     """Sentries, entries and the like that are there."""
     gc.collect()
-    wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "DictWire", "ObjectWire"}
+    wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "Standing"}
+    wanted |= {"DictWire", "ObjectWire"}
     found = (type(item) for item in gc.get_objects())
     return Counter(cls.__name__ for cls in found if cls.__name__ in wanted)
 

@@ -19,8 +19,9 @@ from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.tracing import effects, holders
-from tripwire.tracing.torchstate import QUICK_FIELDS
-from tripwire.validity import guards, plan, wires
+from tripwire.tracing.torchstate import ALWAYS
+from tripwire.validity import admission, guards, plan, wires
+from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.probes import Probe
 from tripwire.validity.wires import ObjectWire, PulledWire
@@ -63,16 +64,16 @@ def _without_method(owner: Any, name: str) -> Patch:
 
 
 def _without_torch_flag(name: str) -> Patch:
-    index = QUICK_FIELDS.index(name)
+    index = [flag.name for flag in ALWAYS].index(name)
 
     def apply(monkeypatch: MonkeyPatch) -> None:
-        whole = plan.spell_quickly
+        whole = admission.spell_quickly
 
         def spell(state: tuple[object, ...], constant: Callable[[object], str]) -> str:
             parts = whole(state, constant).split(" and ")
             return " and ".join([*parts[:index], "True", *parts[index + 1 :]])
 
-        monkeypatch.setattr(plan, "spell_quickly", spell)
+        monkeypatch.setattr(admission, "spell_quickly", spell)
 
     return apply
 
@@ -96,13 +97,13 @@ def _without_pulled(*kinds: type) -> Patch:
     """What no sentry can watch isn't looked at."""
 
     def apply(monkeypatch: MonkeyPatch) -> None:
-        whole = plan._Planner._write_pulled
+        whole = Admission._write_pulled
 
         def write(self: Any, writer: GuardWriter, wire: PulledWire) -> None:
             if not isinstance(wire._kind, kinds):
                 whole(self, writer, wire)
 
-        monkeypatch.setattr(plan._Planner, "_write_pulled", write)
+        monkeypatch.setattr(Admission, "_write_pulled", write)
 
     return apply
 
@@ -151,13 +152,13 @@ def _running_twice(monkeypatch: MonkeyPatch) -> None:
 
 
 def _without_effects(monkeypatch: MonkeyPatch) -> None:
-    whole = Entry._prepare
+    whole = Entry._prepare_result
 
     def prepare(self: Any, *args: Any) -> None:
         whole(self, *args)
         self._effects = ()
 
-    monkeypatch.setattr(Entry, "_prepare", prepare)
+    monkeypatch.setattr(Entry, "_prepare_result", prepare)
 
 
 def _without_hooks(monkeypatch: MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ FAULTS = (
     Fault("tensor arguments", "offset", _without_condition(r"v\d+\.storage_offset\(\) == \d+")),
     Fault("tensor arguments", "requires_grad", _without_condition(r"v\d+\.requires_grad is \w+")),
     Fault("tensor arguments", "leaf", _without_condition(r"v\d+\.is_leaf is \w+")),
-    Fault("tensor arguments", "aliasing", _without_method(plan._Planner, "_write_distinctness")),
+    Fault("tensor arguments", "aliasing", _without_method(Admission, "_write_distinctness")),
     Fault("plain arguments", "values", _without_method(GuardWriter, "_add_plain")),
     Fault("plain arguments", "equal is same", _taking_equal_for_same),
     Fault("containers", "length", _without_condition(r"k\d+\(v\d+\) == \d+$")),

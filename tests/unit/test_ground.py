@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "tripwire"
 
 # A module may import what stands in a line above its own, and nothing else of tripwire.
 # They alone may import Dynamo or Inductor.
-ADAPTERS = {"backends.torchs", "backends.inductor", "backends.handover", "backends.keys"}
+ADAPTERS = {"backends.registry", "backends.inductor", "backends.handover", "backends.keys"}
 LAYERS = [
     {"callables", "env", "errors", "files", "redaction"},
     {"sandbox"},
@@ -51,7 +51,7 @@ LAYERS = [
         "validity.sentry",
     },
     {"tracing.structure", "tracing.names", "tracing.branches", "tracing.refusals", "tracing.rules"},
-    {"tracing.values", "tracing.purity", "tracing.questions"},
+    {"tracing.values", "tracing.purity", "tracing.modes"},
     {
         "tracing.belongings",
         "tracing.holders",
@@ -73,7 +73,8 @@ LAYERS = [
     {"tracing"},
     {"validity.patching", "validity.wires", "validity.probes"},
     {"validity.snapshots", "validity.generation", "validity.guards"},
-    {"validity.watching", "validity.plan"},
+    {"validity.watching", "validity.admission", "validity.standing"},
+    {"validity.plan"},
     {"validity.mutation"},
     {"validity"},
     {"backends.backwards"},
@@ -85,13 +86,13 @@ LAYERS = [
         "backends.rounds",
     },
     {"backends.inductor"},
-    {"backends.torchs"},
     {"backends.registry", "backends.limits", "backends.picks"},
     {"backends.cuts"},
     {"backends"},
-    {"dispatch.undo"},
-    {"dispatch.entry", "dispatch.checkpoints", "dispatch.checking"},
-    {"dispatch.telling"},
+    {"dispatch.options", "dispatch.telling", "dispatch.checking", "dispatch.undo"},
+    {"dispatch.tally", "dispatch.patience"},
+    {"dispatch.entry"},
+    {"dispatch.pipeline"},
     {"dispatch.dispatcher"},
     {"dispatch.compiled"},
     {"dispatch"},

@@ -18,9 +18,8 @@ import torch
 from torch import fx
 
 from tripwire.callables import isinstance
-from tripwire.tracing.questions import sample_backends
 from tripwire.tracing.state import STATE
-from tripwire.tracing.torchstate import sample_torch_state
+from tripwire.tracing.torchstate import sample_backends, sample_torch_state
 from tripwire.tracing.values import storage_of
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -26,14 +26,14 @@ _OF_INPUTS = words("requires_grad_ detach_")
 
 def check_functional(trace: Trace) -> None:
     """Refuse a graph that no functional form of it can stand for. Raises Refused."""
-    grad_mode, last = trace.torch_state.grad_enabled, None
+    grad_mode, last = trace.torch_state["grad mode"], None
     for node in trace.graph.nodes:
         what = _find_unfit(node)
         if what is not None:
             raise _refuse(what, node)
         if node.target is torch._C._set_grad_enabled:
             grad_mode, last = node.args[0], node
-    if last is not None and grad_mode != trace.torch_state.grad_enabled:
+    if last is not None and grad_mode != trace.torch_state["grad mode"]:
         raise _refuse("the grad mode is left changed here", last)
     assert trace.completion is not None
     for wanted, tensor in zip(trace.inputs, trace.completion.tensors, strict=True):
@@ -49,7 +49,7 @@ def check_functional(trace: Trace) -> None:
             what = f"the run changes {wanted.source} in place, through which gradients go"
             raise _refuse(what)
     _check_overlap(trace)
-    if trace.torch_state.grad_enabled and any(w.meta.requires_grad for w in trace.inputs):
+    if trace.torch_state["grad mode"] and any(w.meta.requires_grad for w in trace.inputs):
         _check_kept(trace)
 
 

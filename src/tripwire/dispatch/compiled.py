@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from tripwire.backends.torchs import out_of_dynamo
+from tripwire.backends.registry import out_of_dynamo
 from tripwire.callables import class_dict, module_of, name_of
-from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
+from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.options import Options
+from tripwire.dispatch.tally import Statistics
 from tripwire.env import is_fx_tracing
 from tripwire.tracing.structure import slots_of
 

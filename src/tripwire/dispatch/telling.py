@@ -1,15 +1,18 @@
-"""Telling: what the dispatcher says to telemetry and to `explain`.
+"""Telling: what is said of one compiled callable, to the user's log and to telemetry.
 
-A compile is a block of telemetry's: spans and figures inside it are its own. The log gets its
-graph, guards, wires and reads where somebody logs; nothing here is done otherwise.
+The user is warned of each thing once. A compile is a block of telemetry's: spans and figures
+inside it are its own. The log gets its graph, guards, wires and reads where somebody logs;
+nothing here is done otherwise.
 """
 
 from __future__ import annotations
 
 import atexit
 import linecache
+import logging
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +34,11 @@ if HAS_TELEMETRY:
     from tripwire.telemetry import schema
 
 if TYPE_CHECKING:
-    from tripwire.dispatch.entry import Balance, Entry, Wire
+    from tripwire.dispatch.entry import Entry, Wire
+    from tripwire.dispatch.tally import Balance
+
+recompiles = logging.getLogger("tripwire.recompiles")
+refusals = logging.getLogger("tripwire.refusals")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +60,84 @@ class Callee:
         return Callee(name, code.co_filename, code.co_firstlineno, number)
 
 
-def compiling(callee: Callee, number: int, backend: str) -> AbstractContextManager[object]:
-    """What runs inside is one compile."""
-    if not HAS_TELEMETRY:
-        return nullcontext()
-    return telemetry.compiling(
-        telemetry.CompileId(callee.frame_id, number),
-        function=callee.name,
-        file=callee.file,
-        line=callee.line,
-        backend=backend,
-    )
+class Teller:
+    """Speaks for one callable."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.callee: Callee | None = None  # once it was traced
+        self.refusals: Counter[Refusal] = Counter()  # why calls were refused, and how often
+        self._told: set[str] = set()
+
+    def compiling(
+        self, target: Callable[..., Any], number: int, backend: str
+    ) -> AbstractContextManager[object]:
+        """What runs inside is one compile."""
+        if self.callee is None:
+            self.callee = Callee.of(self.name, target)
+        if not HAS_TELEMETRY:
+            return nullcontext()
+        return telemetry.compiling(
+            telemetry.CompileId(self.callee.frame_id, number),
+            function=self.name,
+            file=self.callee.file,
+            line=self.callee.line,
+            backend=backend,
+        )
+
+    def tell_miss(
+        self,
+        entries: Sequence[Entry],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probed: dict[object, Any],
+    ) -> None:
+        """No entry admitted a call, and why."""
+        is_told = HAS_TELEMETRY and telemetry.is_enabled()
+        if not is_told and not recompiles.isEnabledFor(logging.INFO):
+            return
+        reasons = [_find_reason(entry, args, kwargs, probed) for entry in entries]
+        recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
+        if is_told:
+            contexts = telemetry.collect_user_contexts()
+            _set(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
+            telemetry.emit(
+                schema.Recompiled,
+                function=self.name,
+                reasons=tuple(reasons),
+                user_contexts=tuple(contexts),
+            )
+
+    def count_refusal(self, refusal: Refusal) -> None:
+        """A run couldn't become an entry."""
+        self.refusals[refusal] += 1
+        tell_refusal(self.name, refusal)
+
+    def warn_plain(self, refusal: Refusal) -> None:
+        """A call runs as plain Python, and why."""
+        self.warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
+
+    def warn_cut(self, refusal: Refusal) -> None:
+        """A graph is compiled in parts, and why."""
+        self.warn_once("%s is compiled in parts: %s [%s]", self.name, refusal, refusal.slug)
+
+    def warn_once(self, message: str, *parts: object) -> None:
+        """Warn the user, unless the same was said before."""
+        told = message % parts
+        if told not in self._told:
+            self._told.add(told)
+            refusals.warning("%s", told)
 
 
-def wants_reasons() -> bool:
-    """Whether somebody wants to know why a call was traced again."""
-    return HAS_TELEMETRY and telemetry.is_enabled()
-
-
-def tell_miss(callee: Callee, reasons: list[str]) -> None:
-    """No entry admitted a call, and why."""
-    if not HAS_TELEMETRY or not telemetry.is_enabled():
-        return
-    contexts = telemetry.collect_user_contexts()
-    _set(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
-    telemetry.emit(
-        schema.Recompiled,
-        function=callee.name,
-        reasons=tuple(reasons),
-        user_contexts=tuple(contexts),
-    )
+def _find_reason(
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+) -> str:
+    """Why an entry isn't for a call."""
+    failures = entry.standing.find_failures(args, kwargs)
+    if not failures and entry.probe is not None:
+        failure = entry.probe.find_failure(probed.get(entry.probe.key))
+        failures = [failure] if failure else []
+    return "; ".join(failures) or "no reason found"
 
 
 def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
@@ -112,8 +167,8 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         telemetry.emit(schema.ReadsSeen, reads=tuple(map(_row, trace.reads)))
 
 
-def tell_refusal(callee: Callee, refusal: Refusal) -> None:
-    """A run couldn't become an entry."""
+def tell_refusal(function: str, refusal: Refusal) -> None:
+    """A run of a function couldn't become an entry."""
     if not HAS_TELEMETRY or not telemetry.is_enabled():
         return
     place = refusal.where.place if refusal.where is not None else None
@@ -131,14 +186,14 @@ def tell_refusal(callee: Callee, refusal: Refusal) -> None:
         schema.Refused,
         slug=refusal.slug,
         reason=refusal.reason,
-        function=callee.name,
+        function=function,
         file=file,
         line=line,
         excerpt=place.text if place is not None else "",
     )
 
 
-class Counted:
+class Followed:
     """Something whose hits telemetry counts. A hit itself tells nobody: it is asked later."""
 
     told = (0, 0, 0)
@@ -168,12 +223,12 @@ class Counted:
             self.tell_hits()
 
 
-_counted: WeakSet[Counted] = WeakSet()
+_followed: WeakSet[Followed] = WeakSet()
 
 
-def follow(counted: Counted) -> None:
+def follow(followed: Followed) -> None:
     """Ask for its hits from now on."""
-    _counted.add(counted)
+    _followed.add(followed)
 
 
 def count_frame(what: str) -> None:
@@ -184,8 +239,8 @@ def count_frame(what: str) -> None:
 
 def count_hits() -> None:
     """Bring telemetry's count of hits up to date."""
-    for counted in list(_counted):
-        counted.tell_hits()
+    for followed in list(_followed):
+        followed.tell_hits()
 
 
 if HAS_TELEMETRY:

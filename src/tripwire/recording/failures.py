@@ -40,7 +40,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Records the failing calls of compiled callables (dispatch.dispatcher.Failures)."""
+    """Records the failing calls of compiled callables (dispatch.options.Failures)."""
 
     writing: Writing
 
@@ -260,7 +260,7 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 def note_failed(
     dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """A compiled call that nobody armed raised (dispatch.dispatcher.Witness)."""
+    """A compiled call that nobody armed raised (dispatch.options.Witness)."""
     try:
         beginning = Beginning(dispatcher.target, args, kwargs)
         beginning.late = True

@@ -20,7 +20,7 @@ from tripwire.errors import InputMismatch
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.effects import Effects
-from tripwire.tracing.questions import Answer
+from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.reach import Reach
 from tripwire.tracing.reads import ReadSet
@@ -28,7 +28,7 @@ from tripwire.tracing.render import render_trace
 from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
-from tripwire.tracing.torchstate import TorchState, restoring_contexts, sample_torch_state
+from tripwire.tracing.torchstate import Answer, find_changes
 from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 
 
@@ -74,7 +74,7 @@ class Completion:
     fetched: tuple[Source, ...]  # what result and effects reach through a call's arguments
     shape: tuple[int, tuple[str, ...], bool]  # arguments, keywords, whether their order counts
     environment: frozenset[str] | None  # variables that were read; None: all of them
-    answers: tuple[Answer, ...]  # to questions that the executed code may have asked
+    answers: tuple[Answer, ...]  # of flags that the executed code may have asked for
     expressions: dict[str, str]  # how this call's locals are spelled
     bound: dict[str, object]  # the locals themselves
     reach: Reach
@@ -152,7 +152,7 @@ class Trace:
     effects: tuple[Effect, ...]
     reads: ReadSet
     constants: tuple[Constant, ...]
-    torch_state: TorchState  # found by the run
+    torch_state: dict[str, object]  # found by the run
     strides_matter: bool  # inputs must have the strides that the run saw
     requires_grad_matters: bool  # and must want gradients as they did then
     binding: Binding = field(repr=False)
@@ -275,7 +275,7 @@ class Trace:
     def _check_torch_state(self) -> None:
         if not self.has_contexts and not self.requires_grad_matters:
             return
-        changed = self.torch_state.find_changes(sample_torch_state())
+        changed = find_changes(self.torch_state)
         if changed:
             raise InputMismatch(
                 f"{self.name}: torch's state differs from the traced run's in "

@@ -26,8 +26,8 @@ from tripwire.tracing.binding import Binding, build_binding
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.tracing.holders import Write
+from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.questions import Answer, ask_all
 from tripwire.tracing.reach import MADE_BY_PYTHON
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
@@ -45,8 +45,9 @@ from tripwire.tracing.structure import (
     own_dict,
 )
 from tripwire.tracing.torchstate import (
-    sample_contexts,
-    sample_depth,
+    Answer,
+    ask_all,
+    find_changes,
     sample_quickly,
     sample_torch_state,
 )
@@ -352,11 +353,11 @@ class _Session:
 
     def _check_torch_state(self) -> None:
         for answer in self.answers:
-            if not answer.question.is_libraries:
+            if not answer.flag.is_libraries:
                 self._check_answer(answer)
         if any(generator.initial_seed() != seed for generator, seed in self.state.reach.generators):
             raise Refused("generator-reseeded", "a torch.Generator was seeded by the run.")
-        changed = set(self.before.find_changes(sample_torch_state())) - {"grad_enabled"}
+        changed = set(find_changes(self.before)) - {"grad mode"}
         if changed:
             raise Refused(
                 "torch-state-changed",
@@ -365,10 +366,10 @@ class _Session:
             )
 
     def _check_answer(self, answer: Answer) -> None:
-        if answer.seen is not None and answer.question.ask() != answer.seen:
+        if answer.seen is not None and answer.flag.get() != answer.seen:
             raise Refused(
-                answer.question.slug,
-                f"the function leaves {answer.question.about} changed, and a compiled call "
+                answer.flag.slug,
+                f"the function leaves {answer.flag.name} changed, and a compiled call "
                 "wouldn't. Set it outside, or restore it before returning.",
             )
 
@@ -587,15 +588,11 @@ class _Session:
         """What the executed code may have asked for, by its names."""
         named = reads.names | reads.uses.globals.keys()
         homes = self.state.reach.homes
-        asked = [
-            answer
-            for answer in self.answers
-            if answer.question.is_at_home(homes) or not answer.question.words.isdisjoint(named)
-        ]
+        asked = [answer for answer in self.answers if answer.flag.may_be_asked(named, homes)]
         for answer in asked:
             self._check_answer(answer)
         # None: the module in question was first imported by the run.
-        return tuple(a if a.seen is not None else a.question.answer() for a in asked)
+        return tuple(a if a.seen is not None else a.flag.answer() for a in asked)
 
     def _check_result(
         self,

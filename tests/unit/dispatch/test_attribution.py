@@ -14,7 +14,7 @@ from torch import nn
 
 import tripwire
 from tripwire import telemetry
-from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.pipeline import Pipeline
 
 
 class Block(nn.Module):
@@ -57,13 +57,13 @@ def test_phases_claim_95_percent_of_a_compile(make, caplog) -> None:
 
 
 def test_work_outside_of_every_phase_is_shown_as_such(monkeypatch) -> None:
-    plain = Dispatcher._build_entry
+    plain = Pipeline._build
 
     def slowly(self, *given):
         time.sleep(0.002)
         return plain(self, *given)
 
-    monkeypatch.setattr(Dispatcher, "_build_entry", slowly)
+    monkeypatch.setattr(Pipeline, "_build", slowly)
     assert unclaimed_share(make_function) > 0.02
     compiled = tripwire.compile(make_function())
     compiled(torch.ones(3))

@@ -14,7 +14,7 @@ from support import run_python
 from torch import nn
 
 import tripwire
-from tripwire.backends.torchs import inductor
+from tripwire.backends.registry import inductor
 from tripwire.dispatch.compiled import find_dispatcher
 
 

@@ -600,7 +600,7 @@ def test_a_sentry_that_is_spent_is_replaced_at_the_next_call():
     weakref.getweakrefs(module.weight)  # drops what the sentry knew it by
     compiled(x)
     (entry,) = find_dispatcher(compiled).entries
-    sentry = entry._plan.sentry
+    sentry = entry.standing.plan.sentry
     assert not sentry.is_spent
     assert sentry.is_quiet() == (plan.Sentry is not twin.Sentry)
     module.weight.scale = 4.0

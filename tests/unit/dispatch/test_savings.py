@@ -11,7 +11,8 @@ import torch
 import tripwire
 from tripwire.dispatch import entry as entries
 from tripwire.dispatch.compiled import find_dispatcher
-from tripwire.dispatch.entry import TIMED, Balance, Saving, add_saving
+from tripwire.dispatch.entry import TIMED
+from tripwire.dispatch.tally import Balance, Saving, add_saving
 
 X = torch.arange(4.0)
 
@@ -128,8 +129,8 @@ def test_telemetry_counts_what_was_saved_once(monkeypatch) -> None:
 def test_another_threads_look_is_not_mistaken_for_the_own() -> None:
     compiled = compiled_after(2)
     entry = entry_of(compiled)
-    look = threading.Thread(target=lambda: entry.admits)
-    fetched = entry.admits((X,), {})
+    look = threading.Thread(target=lambda: entry.standing)
+    fetched = entry.standing.admits((X,), {})
     look.start()
     look.join()
     entry.run(fetched, entry.find_state(), (X,), {})

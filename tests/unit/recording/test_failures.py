@@ -434,7 +434,7 @@ def test_an_error_inside_tripwire_is_recorded(monkeypatch, tmp_path) -> None:
     def broken(*args):
         raise AssertionError("a bug in tripwire")
 
-    monkeypatch.setattr("tripwire.dispatch.entry.build_plan", broken)
+    monkeypatch.setattr("tripwire.dispatch.pipeline.build_plan", broken)
     fail(tripwire.compile(halve, record_on_error=tmp_path), torch.ones(1))
     assert check_reproduces(only(tmp_path)).manifest.outcome.type == "AssertionError"
 

@@ -1,4 +1,4 @@
-"""Questions: state of torch's that no dict holds; a call that finds it changed is traced anew."""
+"""Flags: state of torch's that no dict holds; a call that finds it changed is traced anew."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tripwire
+from tripwire.tracing.torchstate import ALWAYS, NAMED, setting
 
 FUNCTORCH: Any = torch._C._functorch
 
@@ -28,6 +29,16 @@ def _in_a_transform() -> Iterator[None]:
 def _without_hooks() -> Iterator[None]:
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
         yield
+
+
+@contextlib.contextmanager
+def _cast_to_half() -> Iterator[None]:
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype("cpu", before)
 
 
 def is_profiled(x):
@@ -80,6 +91,10 @@ def has_a_say(x):
     return x + 1 if torch._C._is_torch_function_enabled() else x - 1
 
 
+def would_cast_to_half(x):
+    return x + 1 if torch.get_autocast_dtype("cpu") is torch.float16 else x - 1
+
+
 PROFILED = [
     is_profiled,
     is_profiled_by_name,
@@ -93,6 +108,7 @@ CASES: list[tuple[Callable[..., Any], Callable[[], AbstractContextManager[Any]]]
     *((read, _in_a_transform) for read in TRANSFORMED),
     (may_hook, _without_hooks),
     (has_a_say, torch._C.DisableTorchFunctionSubclass),
+    (would_cast_to_half, _cast_to_half),
 ]
 
 
@@ -142,3 +158,21 @@ def test_a_callable_that_is_called_in_a_backward_sees_that_it_is(backend) -> Non
         (x * 2).sum().backward()
     assert [got for _, got in seen] == [plain for plain, _ in seen] == [[3.0, 3.0]] * 3
     _same(inside, compiled)
+
+
+OTHER = {
+    "grad mode": lambda on: not on,
+    "default dtype": lambda _: torch.float64,
+    "deterministic algorithms": lambda on: not on,
+    "float32 matmul precision": lambda _: "medium",
+    "whether deterministic algorithms only warn": lambda on: not on,
+}
+
+
+@pytest.mark.parametrize("flag", [f for f in (*ALWAYS, *NAMED) if f.set], ids=lambda f: f.name)
+def test_a_flag_is_set_for_a_while_and_put_back(flag) -> None:
+    before = {f.name: f.get() for f in ALWAYS}
+    with setting(flag.name, OTHER[flag.name]):
+        assert flag.get() != before.get(flag.name, False)
+    assert {f.name: f.get() for f in ALWAYS} == before
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()

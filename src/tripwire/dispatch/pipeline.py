@@ -1,0 +1,204 @@
+"""Pipeline: how a call becomes compiled code. Read this file first.
+
+The life of a call, `compiled(x)`:
+
+    look up   The dispatcher (dispatcher.py) asks each entry, newest first, whether it takes the
+              call. Its guard function compares the arguments and torch's state, and asks whether
+              anything was written that the entry depends on (validity/).
+    hit       An entry takes it: the compiled code runs, the result is built, and what the traced
+              run wrote is written again (entry.py). That is all that most calls do.
+    miss      No entry takes it. The call goes through the stages below, once:
+
+    observe   It runs for real, as plain Python, and each torch call becomes a node (tracing/).
+              Its result is the call's result, whatever comes of the rest.
+    plan      What the run read becomes guards on a call and wires on the world, which are armed
+              at once: what is written from now on is noticed.
+    compile   The graph goes to the back end (backends/).
+    entry     Plan and compiled code together. The next call may be a hit.
+
+    refusal   Any stage may say that what the run did can't be repeated. The call has its result
+              already. After a few of these (patience.py) such calls run as plain Python, and the
+              user's log says why, once (telling.py).
+
+The numbers are in tally.py. Calls that fail are recorded by who was given as `Options.failures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.backends.backwards import keeping_saved, mend_backward
+from tripwire.backends.cuts import cut, find_cuts, runs_user_code
+from tripwire.backends.limits import check_functional
+from tripwire.backends.picks import spell_picks
+from tripwire.backends.registry import Runtime, eager, name_of, prepare
+from tripwire.dispatch.checking import Originals
+from tripwire.dispatch.entry import Entry
+from tripwire.dispatch.options import Options
+from tripwire.dispatch.patience import Patience
+from tripwire.dispatch.tally import Tally
+from tripwire.dispatch.telling import Teller
+from tripwire.errors import BackendFailed, BadOption
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD
+from tripwire.tracing import Refusal, Run, Trace, Tracer
+from tripwire.tracing.effects import Volatile
+from tripwire.tracing.refusals import Refused
+from tripwire.tracing.state import CURRENT
+from tripwire.validity.plan import build_plan
+from tripwire.validity.standing import Standing
+
+_TRACER = Tracer()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a call that no entry took."""
+
+    run: Run
+    # None: what the run wrote over can't come back, so an entry would never be used.
+    outcome: Entry | Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The stages, for the calls of one callable."""
+
+    target: Callable[..., Any]
+    options: Options
+    tally: Tally
+    teller: Teller
+    patience: Patience
+
+    def make(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: object,
+        count_hits: Callable[[], int],
+    ) -> Made:
+        """Make a call, and an entry of it."""
+        run, originals = self.observe(args, kwargs)
+        self.tally.traces += 1
+        try:
+            return Made(run, run.refusal or self._build(run, originals, key, count_hits()))
+        except Refused as refused:
+            return Made(run, Refusal(refused.slug, refused.reason, refused.where))
+
+    def _build(
+        self, run: Run, originals: Originals | None, key: object, hits: int
+    ) -> Entry | Refusal | None:
+        trace = run.trace
+        assert trace is not None
+        assert trace.completion is not None
+        volatile = trace.completion.effects.volatile
+        if volatile:
+            refusal = self.patience.note_volatile(volatile, key, hits)
+            if refusal is not None or not all(map(_can_return, volatile)):
+                return refusal
+        distrust = self.patience.find_distrust(key, self.tally.traces, hits)
+        if distrust is not None:
+            return distrust
+        standing = Standing(self.tally.note_retired)
+        plan = build_plan(trace, run.torch_state, standing)
+        with BACKEND:
+            runtime = self.compile(trace)
+        with PLAN:
+            entry = Entry(trace, plan, standing, runtime)
+        if originals is not None:
+            self.check(entry, run, originals)
+        return entry
+
+    # --- observe ---
+
+    def observe(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Run, Originals | None]:
+        """Make the call, observed; and keep its inputs as they were where code is checked."""
+        with BACKEND:
+            prepare(self.options.backend)
+        outer = CURRENT.kept
+        originals = Originals(outer) if self.options.check else None
+        CURRENT.kept = originals or outer
+        try:
+            if CURRENT.kept is not None:
+                with RECORD:
+                    CURRENT.kept.before_run()
+            return _TRACER.run(self.target, args, kwargs, complete=True), originals
+        finally:
+            CURRENT.kept = outer
+
+    # --- compile ---
+
+    def compile(self, trace: Trace) -> Runtime:
+        """What the back end makes of a graph; in parts, where it can't look into some calls."""
+        if self.options.backend is eager:
+            return self._run_backend(trace.graph_module, _find_examples(trace))
+        check_functional(trace)
+        module = spell_picks(trace.graph_module)
+        cuts = find_cuts(module.graph)
+        if not cuts:
+            return self._compile_part(module, _find_examples(trace))
+        for refusal in cuts.refusals():
+            if self.options.fullgraph:
+                raise Refused(refusal.slug, refusal.reason, refusal.where)
+            self.teller.count_refusal(refusal)
+            self.teller.warn_cut(refusal)
+        return cut(module, cuts, self._compile_part)
+
+    def _compile_part(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
+        with keeping_saved():
+            return mend_backward(module.graph, self._run_backend(module, examples))
+
+    def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
+        backend = self.options.backend
+        try:
+            return backend(module, examples, **dict(self.options.backend_options))
+        except BadOption:
+            raise
+        except Exception as error:
+            reason = (
+                f"The back end {name_of(backend)} failed on the graph of {self.teller.name}: "
+                f"{type(error).__name__}: {error}"
+            )
+            if self.options.eager_on_backend_error:
+                self.teller.count_refusal(Refusal("backend-failed", reason))
+                self.teller.warn_once("%s The graph runs as it is.", reason)
+                return eager(module, examples)
+            failed = BackendFailed(reason, slug="backend-failed")
+            failed.graph_module = module
+            raise failed from error
+
+    # --- check=True ---
+
+    def check(self, entry: Entry, run: Run, originals: Originals) -> None:
+        """Run the new code beside the run that it was made of; raise where they differ."""
+        assert run.trace is not None
+        name = self.teller.name
+        if runs_user_code(run.trace.graph):
+            self.teller.warn_once(
+                "%s isn't checked: a custom function in it would run twice.", name
+            )
+            return
+        try:
+            with FIRST_RUN:
+                originals.check(run, entry.run_code, name, name_of(self.options.backend))
+        except BaseException:
+            entry.standing.close()
+            raise
+
+
+def _find_examples(trace: Trace) -> list[torch.Tensor]:
+    """The graph's inputs, or tensors of their kind where the run let go of them."""
+    assert trace.completion is not None
+    pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
+    return [wanted.build() if tensor is None else tensor for tensor, wanted in pairs]
+
+
+def _can_return(volatile: Volatile) -> bool:
+    """Whether a value that was written over may come back, and be known again."""
+    return type(volatile.before) in (bool, int, float, str, type(None), list)

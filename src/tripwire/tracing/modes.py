@@ -1,0 +1,99 @@
+"""Modes: what is entered and left around torch's calls: by a graph, and by strangers.
+
+A graph may enter grad mode, inference mode and autocast, and code that raises leaves them entered:
+they are put back. Under a stranger's mode, or a transform, nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+from tripwire.callables import isinstance
+from tripwire.tracing.torchstate import sample_autocast
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform goes on: vmap, grad, ..."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_foreign_modes() -> bool:
+    """Whether a mode other than a default device is active, or something that works like one."""
+    if (
+        is_transformed()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    ):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        not isinstance(torch._C._get_function_stack_at(i), DeviceContext)
+        for i in range(torch._C._len_torch_function_stack())
+    )
+
+
+class Contexts(NamedTuple):
+    """Grad mode and autocast, for a graph that enters others of them."""
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    def restore(self, error: BaseException, depth: tuple[bool, int]) -> None:
+        """Put all back after code that raised between entering and leaving them."""
+        _leave_inference_modes(error.__traceback__)
+        torch._C._set_grad_enabled(self.grad)
+        for device, enabled, dtype in self.autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        cached, nesting = depth
+        torch.set_autocast_cache_enabled(cached)
+        while torch.autocast_increment_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+            torch.autocast_decrement_nesting()
+        torch.autocast_decrement_nesting()
+
+
+def sample_contexts() -> Contexts:
+    """As they are now."""
+    return Contexts(torch.is_grad_enabled(), sample_autocast())
+
+
+def sample_depth() -> tuple[bool, int]:
+    """Whether autocast keeps its casts, and how many blocks of it are open, and one more."""
+    nesting = _increment_nesting()
+    _decrement_nesting()
+    return _is_cache_enabled(), nesting
+
+
+_increment_nesting = torch.autocast_increment_nesting
+_decrement_nesting = torch.autocast_decrement_nesting
+_is_cache_enabled = torch.is_autocast_cache_enabled
+
+
+@contextmanager
+def restoring_contexts() -> Iterator[None]:
+    """Put grad mode and autocast back if the body raises between entering and leaving them."""
+    contexts, depth = sample_contexts(), sample_depth()
+    try:
+        yield
+    except BaseException as error:
+        contexts.restore(error, depth)
+        raise
+
+
+def _leave_inference_modes(trace: TracebackType | None) -> None:
+    """Leave what the generated code entered; the exception would keep it entered while it lives."""
+    frames = []
+    while trace is not None:  # a stack that is full has a thousand of them
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if isinstance(value, torch._C._InferenceMode):
+                value.__exit__(None, None, None)

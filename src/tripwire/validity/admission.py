@@ -1,0 +1,349 @@
+"""Admission: what an entry asks about a call before it takes it, as one guard function.
+
+The arguments are asked whether they are what the run found, torch's state whether it is as the
+run found it, and the entry's standing whether anything that it read was written. What no sentry
+can watch is compared here as well.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tripwire.callables import isinstance
+from tripwire.tracing.effects import Carried, Counted
+from tripwire.tracing.holders import Array, Elements, Items, Members
+from tripwire.tracing.modes import is_transformed
+from tripwire.tracing.refusals import Refused
+from tripwire.tracing.result import Completion, Trace
+from tripwire.tracing.sources import Referent, Source
+from tripwire.tracing.torchstate import (
+    AUTOCAST_DTYPES,
+    describe_changes,
+    spell_quickly,
+)
+from tripwire.tracing.values import TensorMeta, Traits, meta_of, storage_of, traits_of
+from tripwire.validity.guards import Guards, GuardWriter
+from tripwire.validity.probes import can_repeat
+from tripwire.validity.sentry import Hidden, Sentry
+from tripwire.validity.wires import NOBODY, Held, Kept, PulledWire
+
+if TYPE_CHECKING:
+    from tripwire.validity.standing import Standing
+
+# Kinds of things that hold values, beside those with attributes.
+_MUTABLE = (Items, Elements, Members, Array)
+_OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+
+
+class Admission:
+    """Writes the guard function of one entry."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        completion: Completion,
+        forms: dict[int, tuple[TensorMeta, Traits]],
+        torch_state: tuple[object, ...],
+        pulled: Sequence[PulledWire],
+        held: Held,
+    ) -> None:
+        self.trace = trace
+        self.reads = trace.reads
+        self.completion = completion
+        self.reach = completion.reach
+        self._forms = forms
+        self._torch_state = torch_state
+        self._pulled = pulled
+        self._held = held
+        self._carried_variables: dict[str, str] = {}
+
+    def write(self, sentry: Sentry, standing: Standing) -> Guards:
+        """The function that admits a call. Cheap questions first, arguments last."""
+        writer = GuardWriter(
+            self.reads,
+            self.completion.effects.counted_keys,
+            self._forms,
+            self.completion.attributes,
+        )
+        self._write_call(writer)
+        self._write_torch(writer)
+        if self._has_abstract_classes():
+            token = writer.constant(abc.get_cache_token)
+            now = abc.get_cache_token()
+            writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
+        space = writer.space
+        space["_quiet"], space["_settle"] = sentry.is_quiet, standing.settle
+        space["_trouble"] = standing.trouble
+        writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
+        self._write_gradients(writer)
+        for wire in self._pulled:
+            self._write_pulled(writer, wire)
+        return self._write_arguments(writer)
+
+    def _write_call(self, writer: GuardWriter) -> None:
+        count, keywords, ordered = self.completion.shape
+        named = (
+            f"list(kwargs) == {list(keywords)!r}"
+            if ordered
+            else (f"kwargs.keys() == {set(keywords)!r}" if keywords else "not kwargs")
+        )
+        called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
+        writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
+
+    def _write_torch(self, writer: GuardWriter) -> None:
+        """torch's state, and what else of the process no dict holds."""
+        changes = writer.constant(functools.partial(describe_changes, self._torch_state))
+        same_state = spell_quickly(self._torch_state, writer.constant)
+        writer.check("torch's state", same_state, "as traced", f"{changes}()")
+        if not can_repeat(self.trace):  # vmap has its own way to draw, and to write
+            asked = writer.constant(is_transformed)
+            writer.check("torch.func", f"not {asked}()", "no transform", "'one'")
+        answers = self.completion.answers
+        if self.trace.has_contexts and not any(a.flag is AUTOCAST_DTYPES for a in answers):
+            answers = (AUTOCAST_DTYPES.answer(), *answers)
+        for answer in answers:
+            condition = answer.flag.spell(answer.seen, writer.constant)
+            found = f"{writer.constant(answer.flag.get)}()"
+            writer.check(answer.flag.name, condition, "as traced", found)
+
+    def _write_gradients(self, writer: GuardWriter) -> None:
+        """Arithmetic in place can bring the need for a gradient to state that had none."""
+        held = self._held
+        frozen = tuple(i for i in range(len(held.tensors)) if not held.wants_grad((i,)))
+        reads_gradients = bool(_OF_GRADIENTS & self.reads.names)
+        if frozen and (self._torch_state[0] or reads_gradients):
+            wants = writer.constant(held.wants_grad)
+            writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
+        if reads_gradients:
+            formed = [t for t, _ in self.completion.asked if not meta_of(t).requires_grad]
+            for ref in map(Hidden, formed):
+                found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
+                writer.check("state", f"not {found}", "no gradient wanted", found)
+
+    def _has_abstract_classes(self) -> bool:
+        return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
+            self.reads.asks_for_classes
+        )
+
+    def _write_pulled(self, writer: GuardWriter, wire: PulledWire) -> None:
+        name, nobody = writer.constant(wire), writer.constant(NOBODY)
+        condition = f"{name}.is_same()"
+        quick = wire.spell(writer.constant)
+        if quick is not None:
+            condition = f"({quick}) or {condition}"
+        writer.check("", condition, "", f"{name}.find_cause({nobody})")
+
+    def _write_arguments(self, writer: GuardWriter) -> Guards:
+        completion = self.completion
+        for name, expression in completion.expressions.items():
+            writer.add(f"L[{name!r}]", expression, completion.bound[name])
+        for carried in completion.effects.carried:
+            self._write_carried(writer, carried)
+        for counted in completion.effects.counted:
+            self._write_counted(writer, counted)
+        for item in self.reach.aliases:  # an argument that is state as well
+            if id(item) in writer.variables:
+                kept, variable = writer.constant(Kept(item)), writer.variables[id(item)]
+                writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
+        fetched = self._write_inputs(writer)
+        for tensor, path in completion.asked:  # no call got it, and yet it is an argument
+            if id(tensor) in writer.tensors:
+                self._write_itself(writer, tensor, path)
+        self._write_distinctness(writer)
+        return writer.build(fetched)
+
+    def _write_inputs(self, writer: GuardWriter) -> list[str]:
+        """Variables of the graph's inputs that come with the call."""
+        completion = self.completion
+        carried = {str(c.source) for c in completion.effects.carried}
+        fetched: list[str] = []
+        for tensor, sources in zip(completion.tensors, completion.sources, strict=True):
+            paths = (str(source) for source, _ in sources) if carried else ()
+            by_state = next((path for path in paths if path in carried), None)
+            if by_state is not None:
+                fetched.append(self._carried_variables[by_state])
+            elif id(tensor) not in writer.tensors:
+                if not any(is_anchored for _, is_anchored in sources):
+                    raise Refused(
+                        "hidden-state",
+                        f"{sources[0][0]} is a tensor that an argument doesn't hold itself: its "
+                        "class does. Pass the tensor, or put it on the object.",
+                    )
+                if not are_held(sources):
+                    fetched.append(self._write_weak(writer, tensor, sources[0][0]))
+            else:
+                if not are_held(sources):
+                    fetched.append(writer.tensors[id(tensor)])
+                if any(is_anchored for _, is_anchored in sources):
+                    self._write_itself(writer, tensor, sources[0][0])
+        return fetched
+
+    def _write_itself(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> None:
+        """A tensor that is state, and comes with the call as well."""
+        kept, variable = writer.constant(Kept(tensor)), writer.tensors[id(tensor)]
+        writer.check(str(path), f"{kept}.is_same({variable})", "itself", "'another'")
+
+    def _write_carried(self, writer: GuardWriter, carried: Carried) -> None:
+        fetch = writer.constant(functools.partial(_fetch, carried))
+        name = writer.assign(f"{fetch}()")
+        self._carried_variables[str(carried.source)] = name
+        facts = writer.constant((carried.facts.meta, carried.facts.traits))
+        has = writer.constant(_has_facts)
+        unmarked = writer.spell_attributes(str(carried.source), name, carried.attributes)
+        writer.check(
+            str(carried.source),
+            f"{has}({name}, {facts}) and {unmarked}",
+            carried.facts.meta.full,
+            f"_fingerprint({name})",
+        )
+
+    def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
+        if tensor is None:
+            raise Refused("volatile-source", f"{path} is gone after the run.")
+        name = writer.assign(f"{writer.constant(Hidden(tensor))}()")
+        form = self._forms[id(tensor)]
+        has, facts = writer.constant(_has_facts), writer.constant(form)
+        found = f"_fingerprint({name})"
+        writer.check(str(path), f"{has}({name}, {facts})", form[0].full, found)
+        return name
+
+    def _write_counted(self, writer: GuardWriter, counted: Counted) -> None:
+        fetch = writer.constant(functools.partial(_fetch, counted))
+        cls = writer.constant(counted.cls)
+        writer.check(
+            str(counted.source),
+            f"type({fetch}()) is {cls}",
+            f"a {counted.cls.__name__}",
+            f"{fetch}()",
+        )
+
+    def _write_distinctness(self, writer: GuardWriter) -> None:
+        """Objects that were two must be two."""
+        fresh = [*writer.tensors.values(), *writer.variables.values()]
+        carried = {str(one.source) for one in self.completion.effects.carried}
+        anchored = {
+            id(tensor)
+            for tensor, sources in zip(
+                self.completion.tensors, self.completion.sources, strict=True
+            )
+            if any(is_anchored and str(path) not in carried for path, is_anchored in sources)
+        }
+        anchored |= {id(tensor) for tensor, _ in self.completion.asked}
+        anchored |= {id(value) for value, _, is_anchored in self.reach.objects if is_anchored}
+        anchored |= {
+            id(holder.owner)
+            for holder in self.reads.holders
+            if holder.anchored and isinstance(holder.kind, _MUTABLE)
+        }
+        if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
+            anchored |= self.reach.find_anchored((tuple, frozenset))
+        known = set(writer.tensors) | set(writer.variables)
+        fresh += self._find_carried(known | anchored)
+        anchored -= known  # those that were the same are checked already
+        if len(fresh) > 1:
+            ids = ", ".join(f"id({name})" for name in fresh)
+            writer.check(
+                "arguments", f"len({{{ids}}}) == {len(fresh)}", "different objects", "'one twice'"
+            )
+        if fresh and anchored:
+            names = writer.constant(frozenset(anchored))
+            ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
+            writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
+        self._write_overlap(writer)
+        if self.reads.compares_identity:
+            self._write_identities(writer)
+
+    def _find_carried(self, others: set[int]) -> list[str]:
+        """Variables of the tensors that the run replaces, each of which was nothing else."""
+        by_spot = {carried.spot: carried for carried in self.completion.effects.carried}
+        refs = [carried.facts.ref for carried in by_spot.values()]
+        for ref, carried in zip(refs, by_spot.values(), strict=True):
+            if id(ref()) in others or sum(other is ref for other in refs) > 1:
+                raise Refused(
+                    "volatile-source",
+                    f"{carried.source} is replaced by the run, and was a tensor that the run can "
+                    "reach another way.",
+                )
+        return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
+
+    def _write_identities(self, writer: GuardWriter) -> None:
+        """Equal numbers and strings, where the code asks whether they are one object."""
+        groups: dict[tuple[type, str], list[tuple[str, object]]] = {}
+        for name, value in writer.plain:
+            groups.setdefault((type(value), repr(value)), []).append((name, value))
+        kept = {}  # of state, those that equal an argument
+        classes = {cls for cls, _ in groups}
+        for holder in self.reads.holders if groups else ():
+            for value in holder.kept if holder.anchored else ():
+                if type(value) in classes and (type(value), repr(value)) in groups:
+                    kept[id(value)] = value
+        pattern = writer.constant(_identities)
+        for key, group in groups.items():
+            others = [v for v in kept.values() if (type(v), repr(v)) == key]
+            if len(group) + len(others) > 1:
+                seen = _identities(*(value for _, value in group), *others)
+                listed = ", ".join([*(name for name, _ in group), *map(writer.constant, others)])
+                condition = f"{pattern}({listed}) == {seen!r}"
+                writer.check("arguments", condition, "one object where one was", "'not'")
+
+    def _write_overlap(self, writer: GuardWriter) -> None:
+        """Where a tensor is changed in place, which others share its memory matters."""
+        if not any(wanted.written for wanted in self.trace.inputs):
+            return
+        by_id = {id(t): t for t in self.completion.tensors if t is not None}
+        passed = [by_id[i] for i in writer.tensors if i in by_id]
+        listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
+        state = [storage_of(tensor) for i, tensor in by_id.items() if i not in writer.tensors]
+        if len(passed) > 1:
+            pattern, seen = writer.constant(_storage_pattern), _storage_pattern(*passed)
+            condition = f"{pattern}({listed}) == {seen!r}"
+            writer.check("arguments", condition, "memory shared as traced", "'not'")
+        if passed and state:
+            find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
+            condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
+            writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+
+
+def are_held(sources: Sequence[tuple[Source, bool]]) -> bool:
+    """Whether a path leads to something that is the same on every call, and keeps it alive."""
+    return any(anchored and not _leads_through_reference(path) for path, anchored in sources)
+
+
+def _leads_through_reference(path: Source | None) -> bool:
+    while path is not None and not isinstance(path, Referent):
+        path = path.base
+    return path is not None
+
+
+def _identities(*values: object) -> tuple[int, ...]:
+    ids = list(map(id, values))
+    return tuple(map(ids.index, ids))
+
+
+def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
+    storages = list(map(storage_of, tensors))
+    return tuple(map(storages.index, storages))
+
+
+def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(state.get(storage_of(tensor)) for tensor in tensors)
+
+
+def _fetch(item: Carried | Counted) -> object:
+    owner = item.place.owner
+    assert owner is not None
+    return item.place.kind.get(owner(), item.key)
+
+
+def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    meta, traits = facts
+    now = traits_of(value)
+    same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
+    return same and meta_of(value) == meta

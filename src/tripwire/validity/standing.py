@@ -1,0 +1,190 @@
+"""Standing: whether an entry may be used. It is in use, retired or gone.
+
+A sentry says that something may have been written, and wires compare then. An entry whose wire
+tripped is *retired*: it isn't used again unless the value that it was traced with comes back.
+While retired it holds no tensor, so what was replaced can die. It is *gone* for good once
+something that it read has died, or nobody has a use for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tripwire.phases import RETIRE, current_compile
+from tripwire.validity.twin import Touch
+from tripwire.validity.wires import NOBODY, Cause, Held, Writers
+
+if TYPE_CHECKING:
+    from tripwire.validity.plan import Plan
+
+Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+Retired = Callable[[Cause, str | None], None]
+
+_ANYTHING = Touch(False, -1, None)
+
+
+class _Trouble:
+    """True while an entry is retired, or somebody looks whether it is."""
+
+    __slots__ = ("_causes", "_pending")
+
+    def __init__(self, causes: dict[tuple[bool, int], Cause], pending: list[Touch]) -> None:
+        self._causes = causes
+        self._pending = pending
+
+    def __bool__(self) -> bool:
+        return bool(self._causes or self._pending)
+
+
+def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The guard function of an entry that isn't planned yet, or is gone."""
+
+
+class Standing:
+    """Of one entry. Made before its plan, whose guard function asks it."""
+
+    def __init__(self, on_retired: Retired) -> None:
+        me = weakref.ref(self)  # the guard function is the plan's, and that is mine: no cycle
+
+        def settle() -> bool:
+            standing = me()
+            return standing is not None and standing._settle()
+
+        def on_death(ref: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+            standing = me()
+            if standing is not None and not is_finalizing():
+                standing._note_death(ref)
+
+        self.settle = settle  # looks at what was touched; whether everything is as it was traced
+        self.on_death = on_death
+        self.is_gone = False
+        self.plan: Plan | None = None
+        self.held = Held(())
+        self.admits: Admits = _admit_nothing
+        self._on_retired = on_retired
+        self._compile_id = current_compile()
+        self._told = ""
+        self._lock = threading.RLock()  # a death may come while settling
+        self._causes: dict[tuple[bool, int], Cause] = {}
+        self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
+        self.trouble = _Trouble(self._causes, self._pending)
+
+    def begin(self, plan: Plan) -> None:
+        """Stand for this plan, which is armed."""
+        self.plan, self.held, self.admits = plan, plan.held, plan.guards.admits
+        if self.is_gone:  # something died while the plan was made
+            self.close()
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why the entry is retired; empty while it is in use."""
+        return tuple(self._causes.values())
+
+    @property
+    def is_in_use(self) -> bool:
+        """Neither retired nor gone."""
+        return not (self.is_gone or self._causes)
+
+    def __str__(self) -> str:
+        return "gone" if self.is_gone else "retired" if self._causes else "in use"
+
+    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Why the entry isn't for a call."""
+        if self._causes:
+            return [str(cause) for cause in self.causes]
+        if self.plan is None:
+            return ["an object that it read is gone"]
+        return self.plan.guards.find_failures(args, kwargs)
+
+    def check_suspects(self, suspects: tuple[int, ...]) -> None:
+        """Look at what the run itself left changed, and at what was written since."""
+        if self.plan is None:  # gone already
+            return
+        for index in suspects:
+            cause = self.plan.dicts[index].find_cause(NOBODY)
+            if cause is not None:
+                self._causes[True, index] = cause
+        if self._causes:  # until the value comes back that the run found
+            self.held.release()
+        self._settle()
+
+    def look_at_pulled(self) -> None:
+        """Tell, once, what differs of the things that no sentry watches."""
+        if self.plan is None or self._causes:
+            return
+        found = (wire.find_cause(NOBODY) for wire in self.plan.pulled)
+        cause = next(filter(None, found), None)
+        if cause is not None and str(cause) != self._told:
+            self._on_retired(cause, self._compile_id)
+        self._told = str(cause)
+
+    def _settle(self) -> bool:
+        with self._lock:
+            return self._settle_alone()
+
+    def _settle_alone(self) -> bool:
+        plan = self.plan
+        if plan is None:
+            return False
+        retired = bool(self._causes)
+        self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
+        self._pending.extend(plan.sentry.take())
+        if plan.sentry.is_spent:  # it names everything each time: for the last time now
+            plan = self.plan = plan.rearm()
+        touches = [touch for touch in self._pending if touch is not _ANYTHING]
+        owners = {touch.index: touch for touch in touches if not touch.is_dict}
+        with RETIRE if touches else nullcontext():
+            for touch in touches:
+                self._compare(plan, touch, owners)
+        self._pending.clear()
+        if self._causes and not retired:
+            self.held.release()
+            self._on_retired(next(iter(self._causes.values())), self._compile_id)
+        elif retired and not self._causes:
+            if not self.held.restore():
+                self.close()
+        return not self._causes and not self.is_gone
+
+    def _compare(self, plan: Plan, touch: Touch, owners: dict[int, Touch]) -> None:
+        """Whether what was touched is as it was."""
+        if touch.is_dict:
+            wire = plan.dicts[touch.index]
+            owner = None if wire.owner is None else owners.get(wire.owner)
+            cause = wire.find_cause(Writers(touch, owner))
+        else:
+            cause = plan.objects[touch.index].find_cause(Writers(touch))
+        key = (touch.is_dict, touch.index)
+        if cause is None:
+            self._causes.pop(key, None)
+        elif key not in self._causes:
+            self._causes[key] = cause
+
+    def _note_death(self, ref: object) -> None:
+        """Something that was read has died, and the entry is gone with it.
+
+        Nothing is looked at now: objects may be half taken apart.
+        """
+        plan = self.plan
+        retired = bool(self._causes)
+        self.close()
+        for wire in () if plan is None or retired else plan.objects:
+            if wire.is_about(ref):
+                self._on_retired(wire.gone(), self._compile_id)
+                break
+
+    def close(self) -> None:
+        """Let go of everything: never to be used again. May come in the midst of a call."""
+        with self._lock:
+            self.is_gone = True
+            self.held.drop()
+            plan, self.plan = self.plan, None
+            self.admits = _admit_nothing
+            if plan is not None:
+                plan.sentry.close()
