@@ -19,14 +19,6 @@ from tripwire.telemetry.cleanup import CleanupHook, CleanupManager
 from tripwire.telemetry.clock import FakeClock, using_clock
 from tripwire.telemetry.compiles import CompileId, compiling, current_compile_id, new_frame_id
 from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext, TopN
-from tripwire.telemetry.counters import (
-    CounterStatistics,
-    count,
-    increment_frame,
-    increment_op_count,
-    reset_counters,
-    statistics,
-)
 from tripwire.telemetry.debugdir import (
     StripAnsiFormatter,
     add_file_handler,
@@ -85,6 +77,8 @@ from tripwire.telemetry.reports import (
     calculate_time_spent,
     compile_times,
     dump_compile_times,
+    increment_frame,
+    increment_op_count,
     log_counters,
     log_summary_at_exit,
     print_time_report,
@@ -94,6 +88,7 @@ from tripwire.telemetry.serial import TypeSafeSerializer
 from tripwire.telemetry.spans import Span, disable, enable, is_enabled, timed
 from tripwire.telemetry.speedscope import write_speedscope
 from tripwire.telemetry.tables import tabulate
+from tripwire.telemetry.threads import CounterStatistics, count, reset_counters, statistics
 from tripwire.telemetry.torchtrace import write_torch_trace
 from tripwire.telemetry.usercontexts import (
     collect_user_contexts,

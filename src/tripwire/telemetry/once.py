@@ -6,7 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from tripwire.telemetry.locks import make_lock
+from tripwire.telemetry.threads import make_lock
 
 
 class DuplicateWarningChecker:

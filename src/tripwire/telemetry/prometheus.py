@@ -13,9 +13,8 @@ from threading import Thread
 from typing import Any
 
 from tripwire.errors import TelemetryError
-from tripwire.telemetry.counters import statistics
 from tripwire.telemetry.history import get_compilation_metrics
-from tripwire.telemetry.threads import merge_totals
+from tripwire.telemetry.threads import merge_totals, statistics
 
 Sample = tuple[dict[str, str], float]
 

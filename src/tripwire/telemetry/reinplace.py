@@ -10,7 +10,7 @@ from collections import Counter
 from typing import ClassVar
 
 from tripwire.telemetry.chromium import write_instant
-from tripwire.telemetry.locks import make_lock
+from tripwire.telemetry.threads import make_lock
 
 
 class ReInplaceTrigger(enum.Enum):

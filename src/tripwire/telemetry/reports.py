@@ -7,12 +7,18 @@ import logging
 import os
 from typing import Literal, overload
 
-from tripwire.telemetry.counters import reset_counters, statistics
 from tripwire.telemetry.history import get_runtime_metrics_context
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import Counts
 from tripwire.telemetry.tables import tabulate
-from tripwire.telemetry.threads import Total, clear_totals, merge_totals
+from tripwire.telemetry.threads import (
+    Total,
+    clear_totals,
+    count,
+    merge_totals,
+    reset_counters,
+    statistics,
+)
 
 logger = logging.getLogger("tripwire.telemetry")
 
@@ -50,6 +56,16 @@ def calculate_time_spent() -> dict[str, float]:
 def print_time_report() -> None:
     """Print what `calculate_time_spent` says, in one line."""
     print("TIMING:", *(f"{key}:{round(s, 5)}" for key, s in calculate_time_spent().items()))
+
+
+def increment_frame() -> None:
+    """One more call was traced."""
+    count("frames", "total")
+
+
+def increment_op_count(by: int) -> None:
+    """That many more torch calls were recorded."""
+    count("ops", "total", by)
 
 
 def reset_frame_count() -> None:

@@ -17,7 +17,6 @@ from tripwire import telemetry
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import CompileId, LogReader, compiling, logging_to, reader, timed
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.schema import (
     MAJOR,
     TAGS,
@@ -43,6 +42,7 @@ from tripwire.telemetry.schema import (
     decode,
     encode,
 )
+from tripwire.telemetry.threads import make_lock
 
 EVENTS: list[Event] = [
     ThreadNamed(time_ns=1, name="main"),
