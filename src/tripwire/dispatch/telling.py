@@ -128,7 +128,7 @@ def tell_refusal(callee: Callee, refusal: Refusal) -> None:
     )
     telemetry.count("refusals", refusal.slug)
     telemetry.emit(
-        schema.Refused,
+        schema.RunRefused,
         slug=refusal.slug,
         reason=refusal.reason,
         function=callee.name,
@@ -217,9 +217,9 @@ def _set(**figures: object) -> None:
         context.update({k: v for k, v in figures.items() if v is not None}, overwrite=True)
 
 
-def _row(seen: Wire | Read) -> schema.Row:
+def _row(seen: Wire | Read) -> schema.ReadRow:
     where = seen.where or Place("", 0)
-    return schema.Row(
+    return schema.ReadRow(
         source=str(seen.source),
         seen=str(seen.seen),
         file=where.file,

@@ -28,7 +28,6 @@ from tripwire.report.model import (
     cut,
 )
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.perfetto import describe
 from tripwire.telemetry.reader import Logged, LogReader, check_has_events
 from tripwire.telemetry.schema import (
     Base,
@@ -42,8 +41,8 @@ from tripwire.telemetry.schema import (
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
+    RunRefused,
     SpanDone,
     ThreadNamed,
     WiresArmed,
@@ -172,7 +171,7 @@ class Collector:
             self._last.append(-(1 << 63))
             self._processes.append(
                 Process(
-                    label=cut(describe(header), 120),
+                    label=cut(header.label, 120),
                     host=cut(header.host, 120),
                     pid=header.pid,
                     parent_pid=header.parent_pid,
@@ -323,7 +322,7 @@ class Collector:
         )
         self._mark(process, event, at, "retirement", event.source)
 
-    def _take_refusal(self, process: int, event: Refused, at: int) -> None:
+    def _take_refusal(self, process: int, event: RunRefused, at: int) -> None:
         self._processes[process].refusals += 1
         self._refusals.add(
             cut(event.slug, 80),
@@ -378,7 +377,7 @@ _TAKERS: dict[type, Callable[..., None]] = {
     WiresArmed: Collector._take_wires,
     ReadsSeen: Collector._take_reads,
     Retired: Collector._take_retirement,
-    Refused: Collector._take_refusal,
+    RunRefused: Collector._take_refusal,
     Recompiled: Collector._take_recompile,
     RecordWritten: Collector._take_record,
 }

@@ -40,6 +40,7 @@ from tripwire.telemetry.history import (
     set_compilation_metrics_limit,
 )
 from tripwire.telemetry.kinds import (
+    TypeSafeSerializer,
     is_function,
     is_function_or_wrapper,
     is_lazy_module,
@@ -84,7 +85,6 @@ from tripwire.telemetry.reports import (
     print_time_report,
     reset_frame_count,
 )
-from tripwire.telemetry.serial import TypeSafeSerializer
 from tripwire.telemetry.spans import Span, disable, enable, is_enabled, timed
 from tripwire.telemetry.speedscope import write_speedscope
 from tripwire.telemetry.tables import tabulate

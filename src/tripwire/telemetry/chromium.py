@@ -16,8 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.schema import Instant
-from tripwire.telemetry.serial import make_plain_dict
+from tripwire.telemetry.schema import Instant, make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, local, make_lock
 
 CATEGORY = "tripwire"

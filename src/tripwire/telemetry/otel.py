@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 from tripwire.errors import TelemetryError
-from tripwire.telemetry.perfetto import describe
 from tripwire.telemetry.reader import Logged, LogReader
 from tripwire.telemetry.schema import SpanDone
 
@@ -59,7 +58,7 @@ def _send_tree(trace: Any, tracer: Any, tree: list[tuple[Logged, SpanDone]]) -> 
             context=parent,
             start_time=logged.wall_ns,
             attributes={
-                "tripwire.process": describe(logged.process),
+                "tripwire.process": logged.process.label,
                 "thread.id": event.thread,
                 **{f"tripwire.{k}": str(v) for k, v in event.data.items()},
                 **({"tripwire.compile_id": event.compile_id} if event.compile_id else {}),

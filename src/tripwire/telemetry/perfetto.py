@@ -20,12 +20,11 @@ from tripwire.telemetry.reader import Logged, LogReader, too_large
 from tripwire.telemetry.schema import (
     CompileFinished,
     Counts,
-    Header,
     Instant,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
+    RunRefused,
     SpanDone,
     ThreadNamed,
 )
@@ -59,7 +58,7 @@ def build_events(logged_events: Iterable[Logged], begin_ns: int) -> Iterator[Chr
         process, event = logged
         if process.token not in seen:
             seen.add(process.token)
-            yield _name("process_name", process.pid, 0, describe(process))
+            yield _name("process_name", process.pid, 0, process.label)
         ns = logged.wall_ns - begin_ns
         pid, tid = process.pid, event.thread
         match event:
@@ -111,13 +110,6 @@ class _Lane:
         return start, end
 
 
-def describe(process: Header) -> str:
-    """`rank 3, train.py (host:1234)`."""
-    script = process.argv[0].rpartition("/")[2] if process.argv and process.argv[0] else "python"
-    rank = "" if process.rank is None else f"rank {process.rank}, "
-    return f"{rank}{script} ({process.host}:{process.pid})"
-
-
 def _name(kind: str, pid: int, tid: int, name: str) -> ChromiumEvent:
     return ChromiumEvent(
         name=kind, ph="M", ts=0, pid=pid, tid=tid, cat="__metadata", args={"name": name}
@@ -138,7 +130,7 @@ def _instant(event: object) -> tuple[str, dict[str, object]] | None:
             return event.name, dict(event.data)
         case Retired():
             return f"retired: {event.source}", _fields(event)
-        case Refused():
+        case RunRefused():
             return f"refused: {event.slug}", _fields(event)
         case Recompiled():
             return f"recompiled: {event.function}", _fields(event)

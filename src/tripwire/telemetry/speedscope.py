@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tripwire.files import replacing
-from tripwire.telemetry.perfetto import MOST_LANES, describe
+from tripwire.telemetry.perfetto import MOST_LANES
 from tripwire.telemetry.reader import Logged, LogReader, too_large
 from tripwire.telemetry.schema import SpanDone, ThreadNamed
 
@@ -52,7 +52,7 @@ def stream_speedscope(logged_events: Iterable[Logged]) -> Iterator[bytes]:
             packed = _pack(start, start + event.duration_ns, event.depth, frame)
             lanes.setdefault(lane, []).append(packed)
             names.setdefault(lane, str(event.thread))
-            names.setdefault((process.token, -1), describe(process))
+            names.setdefault((process.token, -1), process.label)
             spans += 1
         for what, there, most in (
             ("threads", len(names), 2 * MOST_LANES),

@@ -23,12 +23,12 @@ from tripwire.telemetry.schema import (
     GuardsBuilt,
     Header,
     Instant,
+    ReadRow,
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     SpanDone,
     ThreadNamed,
     WiresArmed,
@@ -131,9 +131,9 @@ BLOCK = [
 ]  # fmt: skip
 
 
-def _row(source: str, seen: str, line: int) -> Row:
+def _row(source: str, seen: str, line: int) -> ReadRow:
     texts = {number: text for number, _, text in LINES.values()}
-    return Row(source=source, seen=seen, file=MODEL, line=line, text=texts.get(line, ""))
+    return ReadRow(source=source, seen=seen, file=MODEL, line=line, text=texts.get(line, ""))
 
 
 def _node(name, target, inputs, scope, line, part, shape):
@@ -373,7 +373,7 @@ class Run:
         text, part, file, line, function = EXCERPTS[slug]
         begin = text.index(part)
         self.events.append(
-            Refused(
+            RunRefused(
                 time_ns=at or self.now, thread=MAIN, compile_id=compile_id, slug=slug, reason=REASONS[slug],
                 function=function, file=file, line=line, excerpt=underline([text], begin, begin + len(part)),
             )
@@ -538,7 +538,7 @@ def hostile_events() -> list[Event]:
                 line=1,
             ),
         )
-        row = Row(source=evil, seen=evil, file=evil, line=2, text=evil)
+        row = ReadRow(source=evil, seen=evil, file=evil, line=2, text=evil)
         metrics = CompilationMetrics(
             co_name=evil,
             fail_type=evil,
@@ -559,7 +559,7 @@ def hostile_events() -> list[Event]:
             ReadsSeen(time_ns=at, reads=(row,), **ids),
             CompileFinished(time_ns=at, metrics=metrics, **ids),
             Retired(time_ns=at, source=evil, old=evil, new=evil, file=evil, function=evil, excerpt=evil, **ids),
-            Refused(time_ns=at, slug=evil, reason=evil, function=evil, file=evil, excerpt=evil, **ids),
+            RunRefused(time_ns=at, slug=evil, reason=evil, function=evil, file=evil, excerpt=evil, **ids),
             RecordWritten(time_ns=at, path=evil, function=evil, exception=evil, **ids),
             Recompiled(time_ns=at, function=evil, reasons=(evil, evil), user_contexts=(evil,), **ids),
         ]  # fmt: skip

@@ -33,8 +33,8 @@ from tripwire.telemetry.schema import (
     GraphCaptured,
     GraphNode,
     Instant,
-    Refused,
     Retired,
+    RunRefused,
     SpanDone,
 )
 
@@ -258,7 +258,7 @@ def test_a_process_without_a_header_begins_with_the_others(tmp_path) -> None:
 def test_events_of_unknown_compiles_make_no_compile(tmp_path) -> None:
     events = [
         Retired(time_ns=1, compile_id="3/0", source="G['x']"),
-        Refused(time_ns=2, compile_id="4/0", slug="s", reason="r"),
+        RunRefused(time_ns=2, compile_id="4/0", slug="s", reason="r"),
         span(3, 1),
         Instant(time_ns=4, compile_id="5/0", name="i"),
     ]
@@ -354,7 +354,7 @@ def test_a_run_is_the_same_as_itself(gpt) -> None:
 def test_lines_that_moved_are_no_change(tmp_path) -> None:
     reports = []
     for name, line in (("a", 10), ("b", 14)):
-        events = [Refused(time_ns=1, slug="s", reason="r", file="f.py", line=line, function="f")]
+        events = [RunRefused(time_ns=1, slug="s", reason="r", file="f.py", line=line, function="f")]
         write_log(tmp_path / name, header(1, "aa"), events)
         reports.append(build_report(tmp_path / name))
     assert verdicts(compare(*reports).refusals) == {"s": "same"}
