@@ -36,11 +36,10 @@ LAYERS = [
     {"telemetry.metrics"},
     {"telemetry.schema"},
     {"telemetry.log", "telemetry.reader", "telemetry.kinds"},
-    {"telemetry.history"},
+    {"telemetry.history", "telemetry.timelines"},
     {"telemetry.spans"},
     {"telemetry.compiles", "telemetry.chromium", "telemetry.prometheus", "telemetry.reports"},
-    {"telemetry.events", "telemetry.perfetto", "telemetry.torchtrace", "telemetry.reinplace"},
-    {"telemetry.speedscope", "telemetry.otel"},
+    {"telemetry.events", "telemetry.torchtrace", "telemetry.reinplace"},
     {"telemetry"},
     {"phases"},
     {

@@ -69,8 +69,6 @@ from tripwire.telemetry.log import (
 from tripwire.telemetry.logs import get_logs, set_logs
 from tripwire.telemetry.metrics import PHASES, CompilationMetrics
 from tripwire.telemetry.once import DuplicateWarningChecker, print_once, warn_once
-from tripwire.telemetry.otel import export_spans
-from tripwire.telemetry.perfetto import write_chrome_trace
 from tripwire.telemetry.prometheus import prometheus_text, serve_metrics
 from tripwire.telemetry.reader import Logged, LogReader, ReadStatistics, read_events
 from tripwire.telemetry.reinplace import ReinplaceCounters, ReInplaceTrigger
@@ -86,9 +84,9 @@ from tripwire.telemetry.reports import (
     reset_frame_count,
 )
 from tripwire.telemetry.spans import Span, disable, enable, is_enabled, timed
-from tripwire.telemetry.speedscope import write_speedscope
 from tripwire.telemetry.tables import tabulate
 from tripwire.telemetry.threads import CounterStatistics, count, reset_counters, statistics
+from tripwire.telemetry.timelines import export_spans, write_chrome_trace, write_speedscope
 from tripwire.telemetry.torchtrace import write_torch_trace
 from tripwire.telemetry.usercontexts import (
     collect_user_contexts,
