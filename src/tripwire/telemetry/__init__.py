@@ -28,6 +28,20 @@ from tripwire.telemetry.debugdir import (
     strip_colours,
 )
 from tripwire.telemetry.events import CompileEventLogger, CompileEventLogLevel
+from tripwire.telemetry.figures import (
+    calculate_time_spent,
+    compile_times,
+    dump_compile_times,
+    increment_frame,
+    increment_op_count,
+    log_counters,
+    log_summary_at_exit,
+    print_time_report,
+    prometheus_text,
+    reset_frame_count,
+    serve_metrics,
+    tabulate,
+)
 from tripwire.telemetry.flattening import call_boxed, flatten_graph_inputs, make_boxed_func
 from tripwire.telemetry.history import (
     add_listener,
@@ -69,22 +83,9 @@ from tripwire.telemetry.log import (
 from tripwire.telemetry.logs import get_logs, set_logs
 from tripwire.telemetry.metrics import PHASES, CompilationMetrics
 from tripwire.telemetry.once import DuplicateWarningChecker, print_once, warn_once
-from tripwire.telemetry.prometheus import prometheus_text, serve_metrics
 from tripwire.telemetry.reader import Logged, LogReader, ReadStatistics, read_events
 from tripwire.telemetry.reinplace import ReinplaceCounters, ReInplaceTrigger
-from tripwire.telemetry.reports import (
-    calculate_time_spent,
-    compile_times,
-    dump_compile_times,
-    increment_frame,
-    increment_op_count,
-    log_counters,
-    log_summary_at_exit,
-    print_time_report,
-    reset_frame_count,
-)
 from tripwire.telemetry.spans import Span, disable, enable, is_enabled, timed
-from tripwire.telemetry.tables import tabulate
 from tripwire.telemetry.threads import CounterStatistics, count, reset_counters, statistics
 from tripwire.telemetry.timelines import export_spans, write_chrome_trace, write_speedscope
 from tripwire.telemetry.torchtrace import write_torch_trace

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import pytest
 from support import run_python
@@ -12,8 +11,7 @@ from tripwire.telemetry import CompileId, compile_times, compiling, logs, tabula
 
 
 @pytest.fixture
-def spent(clock, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tabulate", None)
+def spent(clock):
     for us in (1500, 2500):
         with compiling(CompileId(0), function="f"):
             with timed("trace", column_us="trace_us"):
@@ -24,12 +22,12 @@ def spent(clock, monkeypatch):
 def test_compile_times_list_each_span_or_their_sum(spent):
     assert compile_times() == (
         "tripwire compile times:\n"
-        "Span     Seconds\n"
-        "-------  --------------\n"
-        "trace    0.0015, 0.0025\n"
-        "compile  0.0020, 0.0030"
+        "| Span    | Seconds        |\n"
+        "|---------|----------------|\n"
+        "| trace   | 0.0015, 0.0025 |\n"
+        "| compile | 0.0020, 0.0030 |"
     )
-    assert compile_times(aggregate=True).splitlines()[-1] == "compile  0.0050"
+    assert compile_times(aggregate=True).splitlines()[-1] == "| compile | 0.0050  |"
     assert compile_times("csv") == (
         ["trace", "compile"],
         ["0.001500, 0.002500", "0.002000, 0.003000"],
@@ -76,22 +74,18 @@ def test_runtime_metrics_that_nobody_finished_are_in_the_log_at_exit(tmp_path):
     assert last.metrics.is_runtime
 
 
-def test_tabulate_falls_back_to_plain_columns(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tabulate", None)
-    assert tabulate([("a", 1), ("bb", 20.5)], ("name", "n")) == (
-        "name     n\n----  ----\na        1\nbb    20.5"
+def test_a_table_is_markdown_and_shows_texts_as_they_are():
+    assert tabulate([("a", 1), ("[b]", 20.5)], ("name", "n")) == (
+        "| name |    n |\n|------|------|\n| a    |    1 |\n| [b]  | 20.5 |"
     )
-    assert tabulate([], ("x",)) == "x\n-"
+    assert tabulate([], ("x",)) == "| x |\n|---|"
 
 
-def test_tabulate_uses_the_package_where_it_is_installed(monkeypatch):
-    class Package:
-        @staticmethod
-        def tabulate(rows, headers):
-            return f"{headers}: {rows}"
-
-    monkeypatch.setitem(sys.modules, "tabulate", Package)
-    assert tabulate([(1,)], ("x",)) == "('x',): [(1,)]"
+def test_a_table_is_as_wide_as_its_cells():
+    (_, _, row) = tabulate([("trace", ", ".join(["0.0015"] * 1024))], ("Span", "Seconds")).split(
+        "\n"
+    )
+    assert row.count("0.0015") == 1024
 
 
 # --- loggers -----------------------------------------------------------------------------------
