@@ -17,7 +17,16 @@ from tripwire.telemetry.chromium import (
 )
 from tripwire.telemetry.cleanup import CleanupHook, CleanupManager
 from tripwire.telemetry.clock import FakeClock, using_clock
-from tripwire.telemetry.compiles import CompileId, compiling, current_compile_id, new_frame_id
+from tripwire.telemetry.compiles import (
+    CompileId,
+    collect_user_contexts,
+    compiling,
+    current_compile_id,
+    get_hook_for_recompile_user_context,
+    new_frame_id,
+    register_hook_for_recompile_user_context,
+    reset_recompile_user_contexts,
+)
 from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext, TopN
 from tripwire.telemetry.debugdir import (
     StripAnsiFormatter,
@@ -80,7 +89,7 @@ from tripwire.telemetry.log import (
     stop_log,
     write,
 )
-from tripwire.telemetry.logs import get_logs, set_logs
+from tripwire.telemetry.loggers import get_logs, set_logs
 from tripwire.telemetry.metrics import PHASES, CompilationMetrics
 from tripwire.telemetry.once import DuplicateWarningChecker, print_once, warn_once
 from tripwire.telemetry.reader import Logged, LogReader, ReadStatistics, read_events
@@ -89,12 +98,6 @@ from tripwire.telemetry.spans import Span, disable, enable, is_enabled, timed
 from tripwire.telemetry.threads import CounterStatistics, count, reset_counters, statistics
 from tripwire.telemetry.timelines import export_spans, write_chrome_trace, write_speedscope
 from tripwire.telemetry.torchtrace import write_torch_trace
-from tripwire.telemetry.usercontexts import (
-    collect_user_contexts,
-    get_hook_for_recompile_user_context,
-    register_hook_for_recompile_user_context,
-    reset_recompile_user_contexts,
-)
 
 __all__ = [
     "PHASES",
