@@ -28,7 +28,7 @@ from tripwire.validity.wires import Cause
 
 if HAS_TELEMETRY:
     from tripwire import telemetry
-    from tripwire.telemetry import schema
+    from tripwire.telemetry import anchors, compiles, history, log, schema
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Balance, Entry, Wire
@@ -47,7 +47,7 @@ class Callee:
     def of(name: str, target: Any) -> Callee:
         """What is known of a callable."""
         code = find_code(target)
-        number = telemetry.new_frame_id() if HAS_TELEMETRY else 0
+        number = compiles.new_frame_id() if HAS_TELEMETRY else 0
         if code is None:
             return Callee(name, "", 0, number)
         return Callee(name, code.co_filename, code.co_firstlineno, number)
@@ -57,8 +57,8 @@ def compiling(callee: Callee, number: int, backend: str) -> AbstractContextManag
     """What runs inside is one compile."""
     if not HAS_TELEMETRY:
         return nullcontext()
-    return telemetry.compiling(
-        telemetry.CompileId(callee.frame_id, number),
+    return compiles.compiling(
+        compiles.CompileId(callee.frame_id, number),
         function=callee.name,
         file=callee.file,
         line=callee.line,
@@ -75,7 +75,7 @@ def tell_miss(callee: Callee, reasons: list[str]) -> None:
     """No entry admitted a call, and why."""
     if not HAS_TELEMETRY or not telemetry.is_enabled():
         return
-    contexts = telemetry.collect_user_contexts()
+    contexts = compiles.collect_user_contexts()
     _set(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
     telemetry.emit(
         schema.Recompiled,
@@ -105,7 +105,7 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         param_numel=sum(p.numel() for p in parameters),
         param_bytes=sum(p.numel() * p.element_size() for p in parameters),
     )
-    if telemetry.is_logging():
+    if log.is_logging():
         telemetry.emit(schema.GraphCaptured, nodes=tuple(map(_describe_node, trace.graph.nodes)))
         telemetry.emit(schema.GuardsBuilt, source=entry.source, count=plan.guards)
         telemetry.emit(schema.WiresArmed, wires=tuple(map(_row, entry.list_wires())))
@@ -212,7 +212,7 @@ def tell_retired(cause: Cause, compile_id: str | None) -> None:
 
 
 def _set(**figures: object) -> None:
-    context = telemetry.get_metrics_context()
+    context = history.get_metrics_context()
     if context.in_progress():
         context.update({k: v for k, v in figures.items() if v is not None}, overwrite=True)
 
@@ -254,7 +254,7 @@ def _mark(place: Frame) -> str:
         return ""
     indent = len(line) - len(line.lstrip())
     first, last = place.columns
-    return telemetry.underline([line[indent:]], first - indent, last - indent)
+    return anchors.underline([line[indent:]], first - indent, last - indent)
 
 
 def _name(target: Callable[..., Any]) -> str:

@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from tripwire.telemetry import CompilationMetrics, underline
+from tripwire.telemetry import CompilationMetrics
+from tripwire.telemetry.anchors import underline
 from tripwire.telemetry.schema import (
     MAJOR,
     MINOR,

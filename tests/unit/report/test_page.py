@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from samples import HOSTILE, header, hostile_events, span_event, write_gpt_run, write_log
+from unit.report.samples import (
+    HOSTILE,
+    header,
+    hostile_events,
+    span_event,
+    write_gpt_run,
+    write_log,
+)
 
 from tripwire.cli import main
 from tripwire.report import build_report, compare, write_report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from samples import (
+from unit.report.samples import (
     HOSTILE,
     MS,
     Run,

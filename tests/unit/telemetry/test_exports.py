@@ -17,17 +17,11 @@ from hypothesis import strategies as st
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import (
-    CompileId,
-    FakeClock,
-    compiling,
-    logging_to,
-    prometheus_text,
-    timed,
-    using_clock,
-)
 from tripwire.telemetry import log as event_log
+from tripwire.telemetry import logging_to, prometheus_text, pytorch, timed
 from tripwire.telemetry import metrics as metrics_module
+from tripwire.telemetry.clock import FakeClock, using_clock
+from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
     Counts,
     GraphCaptured,
@@ -122,8 +116,8 @@ def run(clock: FakeClock) -> None:
         raise ValueError("no <b>")
     telemetry.emit(RunRefused, slug="hidden-state", reason="a clock was read")
     telemetry.emit(RecordWritten, path="/home/u/forward.rec")
-    telemetry.get_runtime_metrics_context().increment("first_run_us", 7, {"is_runtime": True})
-    telemetry.get_runtime_metrics_context().finish()
+    pytorch.get_runtime_metrics_context().increment("first_run_us", 7, {"is_runtime": True})
+    pytorch.get_runtime_metrics_context().finish()
 
 
 def check_golden(name: str, text: str) -> None:

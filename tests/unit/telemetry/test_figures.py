@@ -4,7 +4,8 @@ import pytest
 from support import run_python
 
 from tripwire import telemetry
-from tripwire.telemetry import CompileId, compile_times, compiling, tabulate, timed
+from tripwire.telemetry import compile_times, pytorch, timed
+from tripwire.telemetry.pytorch import CompileId, compiling, tabulate
 
 
 @pytest.fixture
@@ -35,14 +36,14 @@ def test_compile_times_list_each_span_or_their_sum(spent):
 
 
 def test_time_spent_has_a_total_and_prints_in_one_line(spent, capsys):
-    assert telemetry.calculate_time_spent() == pytest.approx(
+    assert pytorch.calculate_time_spent() == pytest.approx(
         {"trace": 0.004, "compile": 0.005, "total_wall_time": 0.005}
     )
-    telemetry.print_time_report()
+    pytorch.print_time_report()
     assert capsys.readouterr().out == "TIMING: trace:0.004 compile:0.005 total_wall_time:0.005\n"
     telemetry.count("a", "b")
-    telemetry.reset_frame_count()
-    assert telemetry.calculate_time_spent() == {"total_wall_time": 0}
+    pytorch.reset_frame_count()
+    assert pytorch.calculate_time_spent() == {"total_wall_time": 0}
     assert telemetry.statistics().groups == {}
 
 
