@@ -11,20 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
-from tripwire.report.grouping import Grouping
-from tripwire.report.lanes import Lanes
+from tripwire.report.lanes import Grouping, Lanes
 from tripwire.report.model import (
     NONE,
     Compile,
-    Mark,
+    Moment,
     Occurrence,
-    Place,
     Process,
     RecordRow,
     Report,
     Skipped,
     SpanTotal,
     Status,
+    UserLine,
     cut,
 )
 from tripwire.telemetry.metrics import CompilationMetrics
@@ -206,7 +205,7 @@ class Collector:
 
     def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
         number = self._known_compile(process, event)
-        self._lanes.add_mark(process, event.thread, Mark(at, kind, cut(text, 200), number))
+        self._lanes.add_mark(process, event.thread, Moment(at, kind, cut(text, 200), number))
 
     # --- taking in events -------------------------------------------------------------------------
 
@@ -336,7 +335,7 @@ class Collector:
         self._processes[process].recompiles += 1
         number = self._find_compile(process, event, at)
         row = self._compiles[number] if number != NONE else None
-        place = Place(row.file, row.line) if row is not None else Place()
+        place = UserLine(row.file, row.line) if row is not None else UserLine()
         reasons = "\n".join(event.reasons[:50])
         said = "; ".join(event.user_contexts[:20])
         self._recompiles.add(
@@ -383,8 +382,8 @@ _TAKERS: dict[type, Callable[..., None]] = {
 }
 
 
-def _place(file: str, line: int, function: str, excerpt: str) -> Place:
-    return Place(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
+def _place(file: str, line: int, function: str, excerpt: str) -> UserLine:
+    return UserLine(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
 
 
 def _judge(metrics: CompilationMetrics) -> tuple[Status, str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tripwire.report.model import Graph, NodeRow, Place, Rows, Seen, cut
+from tripwire.report.model import Graph, NodeRow, Rows, Seen, UserLine, cut
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.schema import GraphNode, ReadRow
 
@@ -69,10 +69,10 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
     kept = nodes[:NODES]
     numbers = {node.name: number for number, node in enumerate(kept)}
     scopes: dict[str, int] = {}
-    places: dict[Place, int] = {}
+    places: dict[UserLine, int] = {}
     rows = []
     for node in kept:
-        place = Place(
+        place = UserLine(
             cut(node.file),
             node.line,
             cut(node.function, 200),

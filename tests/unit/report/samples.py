@@ -71,8 +71,10 @@ def write_log(directory: Path, head: Header | None, events: list[Event], tail: b
     return path
 
 
-def span_event() -> SpanDone:
-    return SpanDone(time_ns=5_001 * MS, thread=MAIN, name="trace", duration_ns=3 * MS)
+def span(
+    start: int = 5_001 * MS, duration: int = 3 * MS, depth: int = 0, thread: int = MAIN
+) -> SpanDone:
+    return SpanDone(time_ns=start, thread=thread, name="trace", duration_ns=duration, depth=depth)
 
 
 # --- the graph of a small GPT ---
