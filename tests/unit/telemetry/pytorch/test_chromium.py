@@ -6,10 +6,13 @@ import os
 import threading
 
 from unit.telemetry.forking import in_fork
-from unit.telemetry.pytorch.timeline import rows
 
 from tripwire.telemetry import pytorch, timed
 from tripwire.telemetry.pytorch import ChromiumEventLogger
+
+
+def rows(logger: ChromiumEventLogger) -> list[tuple[str, str, float]]:
+    return [(e.ph, e.name, e.ts) for e in logger.events()]
 
 
 def test_spans_begin_and_end_in_the_timeline_in_microseconds(timeline, clock):
