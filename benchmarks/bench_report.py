@@ -40,10 +40,10 @@ from tripwire.telemetry.schema import (
     GraphNode,
     GuardsBuilt,
     Header,
+    ReadRow,
     ReadsSeen,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     SpanDone,
     WiresArmed,
     encode,
@@ -92,7 +92,9 @@ def make_stretch(process: int, turn: int) -> list[Event]:
     ids = {"thread": 1, "compile_id": f"{turn % 40}/{turn}"}
     file, function = f"/home/user/model_{turn % 7}.py", f"Layer{turn % 40}.forward"
     rows = tuple(
-        Row(source=f"L['self'].layers[{n}].weight_{turn}", seen=f"<Tensor {n}>", file=file, line=n)
+        ReadRow(
+            source=f"L['self'].layers[{n}].weight_{turn}", seen=f"<Tensor {n}>", file=file, line=n
+        )
         for n in range(ROWS)
     )
     metrics = CompilationMetrics(
@@ -117,7 +119,7 @@ def make_stretch(process: int, turn: int) -> list[Event]:
         events.append(
             Retired(time_ns=begin + n, source=source, old="1", new="2", file=file, line=n)
         )
-        events.append(Refused(time_ns=begin + n, slug="hidden-state", reason="r", line=line))
+        events.append(RunRefused(time_ns=begin + n, slug="hidden-state", reason="r", line=line))
     for n in range(SPANS_PER_COMPILE):
         events.append(
             SpanDone(

@@ -30,7 +30,8 @@ from side_by_side import Figures, Side, describe_machine, print_table, time_side
 from torch._dynamo.utils import compilation_time_metrics, counters, dynamo_timed
 
 from tripwire import telemetry
-from tripwire.telemetry import CompileId, compiling, count, timed
+from tripwire.telemetry import count, pytorch, timed
+from tripwire.telemetry.compiles import CompileId, compiling
 
 AIMS = {"span off": 0.2, "span": 2.0, "span, column": 2.0, "count": 0.3}  # microseconds each
 
@@ -71,11 +72,11 @@ def build_sides(batch: int, directory: str) -> list[Side]:
             spans()
 
     def in_timeline() -> None:
-        telemetry.get_chromium_event_logger()
+        pytorch.get_chromium_event_logger()
         try:
             spans()
         finally:
-            telemetry.stop_chromium_event_logger()
+            pytorch.stop_chromium_event_logger()
 
     def dynamo() -> None:
         for _ in block:

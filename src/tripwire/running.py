@@ -29,8 +29,8 @@ logger = logging.getLogger("tripwire.trace")
 def logging_into(folder: Path) -> Iterator[None]:
     """Log here, and in every process that is started from here."""
     from tripwire.dispatch.telling import count_hits
+    from tripwire.telemetry.figures import log_counters
     from tripwire.telemetry.log import start_log, stop_log
-    from tripwire.telemetry.reports import log_counters
 
     folder = folder.absolute()
     make_folder(folder)

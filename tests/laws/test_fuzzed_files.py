@@ -47,12 +47,12 @@ from tripwire.telemetry.schema import (
     GuardsBuilt,
     Header,
     Instant,
+    ReadRow,
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     RuntimeMetrics,
     SpanDone,
     ThreadNamed,
@@ -164,7 +164,7 @@ HEADER = Header(
     argv=("train.py",),
     ranks={"RANK": "0"},
 )
-ROW = Row(source="L['x']", seen="1", file="f.py", line=3, text="x")
+ROW = ReadRow(source="L['x']", seen="1", file="f.py", line=3, text="x")
 NODE = GraphNode(name="a", op="call_function", target="F.linear", inputs=("b",), file="f.py")
 STAMP = {"time_ns": 9, "thread": 1, "compile_id": "0/0"}
 EVENTS = [
@@ -181,7 +181,7 @@ EVENTS = [
     WiresArmed(**STAMP, wires=(ROW,)),
     ReadsSeen(**STAMP, reads=(ROW, ROW)),
     Retired(**STAMP, source="G['k']", old="1", new="2", file="f.py", line=3),
-    Refused(**STAMP, slug="s", reason="r", function="f"),
+    RunRefused(**STAMP, slug="s", reason="r", function="f"),
     RecordWritten(**STAMP, path="/x.rec", function="f", exception="E"),
     Recompiled(**STAMP, function="f", reasons=("r",), user_contexts=("u",)),
 ]

@@ -195,10 +195,10 @@ def test_tripwire_redact_0_writes_secrets_and_still_no_value_of_the_environment(
 
 
 def test_what_was_redacted_is_counted(tmp_path, monkeypatch):
-    from tripwire.telemetry import counters
+    from tripwire.telemetry import statistics
 
     monkeypatch.setenv("OF_MY_OWN", "")
-    before = counters.statistics().groups.get("redaction", {}).get("values", 0)
+    before = statistics().groups.get("redaction", {}).get("values", 0)
     log, _ = run(tmp_path)
     assert json.loads(log.splitlines()[0])["redacts"] is True
-    assert counters.statistics().groups["redaction"]["values"] > before
+    assert statistics().groups["redaction"]["values"] > before

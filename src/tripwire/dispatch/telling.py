@@ -31,7 +31,7 @@ from tripwire.validity.wires import Cause
 
 if HAS_TELEMETRY:
     from tripwire import telemetry
-    from tripwire.telemetry import schema
+    from tripwire.telemetry import anchors, compiles, history, log, schema
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry, Wire
@@ -54,7 +54,7 @@ class Callee:
     def of(name: str, target: Any) -> Callee:
         """What is known of a callable."""
         code = find_code(target)
-        number = telemetry.new_frame_id() if HAS_TELEMETRY else 0
+        number = compiles.new_frame_id() if HAS_TELEMETRY else 0
         if code is None:
             return Callee(name, "", 0, number)
         return Callee(name, code.co_filename, code.co_firstlineno, number)
@@ -77,8 +77,8 @@ class Teller:
             self.callee = Callee.of(self.name, target)
         if not HAS_TELEMETRY:
             return nullcontext()
-        return telemetry.compiling(
-            telemetry.CompileId(self.callee.frame_id, number),
+        return compiles.compiling(
+            compiles.CompileId(self.callee.frame_id, number),
             function=self.name,
             file=self.callee.file,
             line=self.callee.line,
@@ -99,7 +99,7 @@ class Teller:
         reasons = [_find_reason(entry, args, kwargs, probed) for entry in entries]
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
         if is_told:
-            contexts = telemetry.collect_user_contexts()
+            contexts = compiles.collect_user_contexts()
             _set(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
             telemetry.emit(
                 schema.Recompiled,
@@ -160,7 +160,7 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         param_numel=sum(p.numel() for p in parameters),
         param_bytes=sum(p.numel() * p.element_size() for p in parameters),
     )
-    if telemetry.is_logging():
+    if log.is_logging():
         telemetry.emit(schema.GraphCaptured, nodes=tuple(map(_describe_node, trace.graph.nodes)))
         telemetry.emit(schema.GuardsBuilt, source=entry.source, count=plan.guards)
         telemetry.emit(schema.WiresArmed, wires=tuple(map(_row, entry.list_wires())))
@@ -183,7 +183,7 @@ def tell_refusal(function: str, refusal: Refusal) -> None:
     )
     telemetry.count("refusals", refusal.slug)
     telemetry.emit(
-        schema.Refused,
+        schema.RunRefused,
         slug=refusal.slug,
         reason=refusal.reason,
         function=function,
@@ -267,14 +267,14 @@ def tell_retired(cause: Cause, compile_id: str | None) -> None:
 
 
 def _set(**figures: object) -> None:
-    context = telemetry.get_metrics_context()
+    context = history.get_metrics_context()
     if context.in_progress():
         context.update({k: v for k, v in figures.items() if v is not None}, overwrite=True)
 
 
-def _row(seen: Wire | Read) -> schema.Row:
+def _row(seen: Wire | Read) -> schema.ReadRow:
     where = seen.where or Place("", 0)
-    return schema.Row(
+    return schema.ReadRow(
         source=str(seen.source),
         seen=str(seen.seen),
         file=where.file,
@@ -309,7 +309,7 @@ def _mark(place: Frame) -> str:
         return ""
     indent = len(line) - len(line.lstrip())
     first, last = place.columns
-    return telemetry.underline([line[indent:]], first - indent, last - indent)
+    return anchors.underline([line[indent:]], first - indent, last - indent)
 
 
 def _name(target: Callable[..., Any]) -> str:

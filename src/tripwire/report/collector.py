@@ -11,24 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
-from tripwire.report.grouping import Grouping
-from tripwire.report.lanes import Lanes
+from tripwire.report.lanes import Grouping, Lanes
 from tripwire.report.model import (
     NONE,
     Compile,
-    Mark,
+    Moment,
     Occurrence,
-    Place,
     Process,
     RecordRow,
     Report,
     Skipped,
     SpanTotal,
     Status,
+    UserLine,
     cut,
 )
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.perfetto import describe
 from tripwire.telemetry.reader import Logged, LogReader, check_has_events
 from tripwire.telemetry.schema import (
     Base,
@@ -42,8 +40,8 @@ from tripwire.telemetry.schema import (
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
+    RunRefused,
     SpanDone,
     ThreadNamed,
     WiresArmed,
@@ -172,7 +170,7 @@ class Collector:
             self._last.append(-(1 << 63))
             self._processes.append(
                 Process(
-                    label=cut(describe(header), 120),
+                    label=cut(header.label, 120),
                     host=cut(header.host, 120),
                     pid=header.pid,
                     parent_pid=header.parent_pid,
@@ -207,7 +205,7 @@ class Collector:
 
     def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
         number = self._known_compile(process, event)
-        self._lanes.add_mark(process, event.thread, Mark(at, kind, cut(text, 200), number))
+        self._lanes.add_mark(process, event.thread, Moment(at, kind, cut(text, 200), number))
 
     # --- taking in events -------------------------------------------------------------------------
 
@@ -323,7 +321,7 @@ class Collector:
         )
         self._mark(process, event, at, "retirement", event.source)
 
-    def _take_refusal(self, process: int, event: Refused, at: int) -> None:
+    def _take_refusal(self, process: int, event: RunRefused, at: int) -> None:
         self._processes[process].refusals += 1
         self._refusals.add(
             cut(event.slug, 80),
@@ -337,7 +335,7 @@ class Collector:
         self._processes[process].recompiles += 1
         number = self._find_compile(process, event, at)
         row = self._compiles[number] if number != NONE else None
-        place = Place(row.file, row.line) if row is not None else Place()
+        place = UserLine(row.file, row.line) if row is not None else UserLine()
         reasons = "\n".join(event.reasons[:50])
         said = "; ".join(event.user_contexts[:20])
         self._recompiles.add(
@@ -378,14 +376,14 @@ _TAKERS: dict[type, Callable[..., None]] = {
     WiresArmed: Collector._take_wires,
     ReadsSeen: Collector._take_reads,
     Retired: Collector._take_retirement,
-    Refused: Collector._take_refusal,
+    RunRefused: Collector._take_refusal,
     Recompiled: Collector._take_recompile,
     RecordWritten: Collector._take_record,
 }
 
 
-def _place(file: str, line: int, function: str, excerpt: str) -> Place:
-    return Place(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
+def _place(file: str, line: int, function: str, excerpt: str) -> UserLine:
+    return UserLine(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
 
 
 def _judge(metrics: CompilationMetrics) -> tuple[Status, str]:

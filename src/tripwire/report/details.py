@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tripwire.report.model import Graph, NodeRow, Place, Rows, Seen, cut
+from tripwire.report.model import Graph, NodeRow, Rows, Seen, UserLine, cut
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.schema import GraphNode, Row
+from tripwire.telemetry.schema import GraphNode, ReadRow
 
 BYTES = 24 << 20  # of all details together
 NODES = 50_000  # of one graph
@@ -69,10 +69,10 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
     kept = nodes[:NODES]
     numbers = {node.name: number for number, node in enumerate(kept)}
     scopes: dict[str, int] = {}
-    places: dict[Place, int] = {}
+    places: dict[UserLine, int] = {}
     rows = []
     for node in kept:
-        place = Place(
+        place = UserLine(
             cut(node.file),
             node.line,
             cut(node.function, 200),
@@ -93,7 +93,7 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
     return Graph(rows, list(scopes), list(places), len(nodes) - len(kept))
 
 
-def build_rows(rows: Sequence[Row]) -> Rows:
+def build_rows(rows: Sequence[ReadRow]) -> Rows:
     """Wires or reads."""
     kept = [
         Seen(cut(row.source), cut(row.seen, 1_000), cut(row.file), row.line, cut(row.text))

@@ -1,7 +1,9 @@
-"""Lanes: of each thread the heaviest spans are kept, in a bounded heap.
+"""Lanes and groups: what a report keeps of events, however many there are.
 
-A span is at least as long as those inside it, so what is around a kept span is kept as well, and
-the lanes still nest. All lanes share one budget: when a thread appears, the others give way.
+A lane keeps the heaviest spans of its thread, in a bounded heap. A span is at least as long as
+those inside it, so what is around a kept span is kept as well, and the lanes still nest. All lanes
+share one budget: when a thread appears, the others give way. A group is one row with a count for
+events that say the same.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from tripwire.report.model import Lane, Mark, SpanRow
+from tripwire.report.model import Group, Groups, Lane, Moment, Occurrence, SpanRow, UserLine
 from tripwire.telemetry.schema import SpanDone
 
 SPANS = 60_000  # of all lanes together
 LANES = 256
 MARKS = 300  # of one lane
+GROUPS = 2_000
+OCCURRENCES = 12  # that a group keeps: its first ones, then its latest
 
 
-class _Kept(NamedTuple):
+class _HeavySpan(NamedTuple):
     """A span as the heap orders it: the shortest first, of equals the innermost."""
 
     duration_ns: int
@@ -37,8 +41,8 @@ class Thread:
         self.thread = thread
         self.name = ""
         self.total = 0
-        self.heap: list[_Kept] = []
-        self.marks: list[Mark] = []
+        self.heap: list[_HeavySpan] = []
+        self.marks: list[Moment] = []
         self.left_out_ns = 0
 
     def trim(self, limit: int) -> None:
@@ -91,11 +95,11 @@ class Lanes:
             return
         error = (event.error or "")[:80]
         heapq.heappush(
-            heap, _Kept(duration, -event.depth, -lane.total, start, name, compile, error)
+            heap, _HeavySpan(duration, -event.depth, -lane.total, start, name, compile, error)
         )
         lane.trim(self._limit)
 
-    def add_mark(self, process: int, thread: int, mark: Mark) -> None:
+    def add_mark(self, process: int, thread: int, mark: Moment) -> None:
         """Take in a moment."""
         lane = self.find(process, thread)
         if lane is None or len(lane.marks) >= MARKS:
@@ -131,3 +135,44 @@ class Lanes:
                     )
                 )
         return found
+
+
+class Grouping:
+    """Rows by what was written, where and by whom; or by the reason of a refusal."""
+
+    def __init__(self, most: int = GROUPS) -> None:
+        self._most = most
+        self._groups: dict[tuple[str, str, UserLine], Group] = {}
+        self._left_out = 0
+        self.total = 0
+
+    def add(self, title: str, reason: str, place: UserLine, occurrence: Occurrence) -> None:
+        """Count one event."""
+        self.total += 1
+        key = title, reason, place
+        group = self._groups.get(key)
+        if group is None:
+            if len(self._groups) >= self._most:
+                self._left_out += 1
+                return
+            group = self._groups[key] = Group(
+                title=title, reason=reason, place=place, first_ns=occurrence.time_ns
+            )
+        group.count += 1
+        group.last_ns = occurrence.time_ns
+        process = occurrence.process
+        group.by_process[process] = group.by_process.get(process, 0) + 1
+        if len(group.occurrences) >= OCCURRENCES:
+            group.occurrences.pop()
+        group.occurrences.append(occurrence)
+
+    def rows(self, beginnings: list[int]) -> Groups:
+        """The groups, most frequent first, with times since each process's `beginning`."""
+        for group in self._groups.values():
+            for occurrence in group.occurrences:
+                occurrence.time_ns -= beginnings[occurrence.process]
+            # Clocks of processes differ by a constant; the first and the last are still told.
+            group.first_ns = group.occurrences[0].time_ns
+            group.last_ns = group.occurrences[-1].time_ns
+        rows = sorted(self._groups.values(), key=lambda group: -group.count)
+        return Groups(rows, self.total, self._left_out)

@@ -54,7 +54,7 @@ class SpanRow(Struct, array_like=True):
     error: str
 
 
-class Mark(Struct, array_like=True):
+class Moment(Struct, array_like=True):
     """A moment of a lane: what kind, and what it says."""
 
     time_ns: int
@@ -70,7 +70,7 @@ class Lane(Struct, kw_only=True):
     thread: int
     name: str
     spans: list[SpanRow]
-    marks: list[Mark]
+    marks: list[Moment]
     total: int  # spans that there were
     left_out_ns: int = 0  # how long the heaviest span is that isn't here
 
@@ -99,7 +99,7 @@ class Compile(Struct, kw_only=True):
     has_detail: bool = False
 
 
-class Place(Struct, array_like=True, frozen=True):
+class UserLine(Struct, array_like=True, frozen=True):
     """A line of the user's."""
 
     file: str = ""
@@ -126,7 +126,7 @@ class Graph(Struct):
 
     nodes: list[NodeRow]
     scopes: list[str]
-    places: list[Place]
+    places: list[UserLine]
     left_out: int = 0
 
 
@@ -162,7 +162,7 @@ class Group(Struct, kw_only=True):
 
     title: str  # what was written, the slug, the function
     reason: str = ""
-    place: Place
+    place: UserLine
     count: int = 0
     by_process: dict[int, int] = {}
     first_ns: int = 0
@@ -215,7 +215,7 @@ class Skipped(Struct):
     span_names: int = 0
 
 
-class Change(Struct, kw_only=True):
+class Difference(Struct, kw_only=True):
     """One line of a comparison; a missing side is None."""
 
     name: str
@@ -261,16 +261,16 @@ class Comparison(Struct, kw_only=True):
     """This run against an earlier one."""
 
     other: str
-    figures: list[Change]
-    functions: list[Change]
+    figures: list[Difference]
+    functions: list[Difference]
     graphs: list[GraphChange]  # those that differ
     same_graphs: int
-    phases: list[Change]
-    spans: list[Change]
-    retirements: list[Change]
-    refusals: list[Change]
-    recompiles: list[Change]
-    counters: list[Change]
+    phases: list[Difference]
+    spans: list[Difference]
+    retirements: list[Difference]
+    refusals: list[Difference]
+    recompiles: list[Difference]
+    counters: list[Difference]
 
 
 class Report(Struct, kw_only=True):

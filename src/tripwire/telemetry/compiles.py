@@ -1,15 +1,17 @@
-"""Compiles: the block that one compile runs in.
+"""Compiles: the block that one compile runs in, and what users say of the moment.
 
 Inside it spans and figures belong to that compile; at its end they are one `CompilationMetrics`.
-The time that no span inside claims is a figure of its own.
+The time that no span inside claims is a figure of its own. When something is compiled again, hooks
+of the user's add a short text that a compiler can't know, such as the epoch.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -21,6 +23,8 @@ from tripwire.telemetry.history import get_metrics_context
 from tripwire.telemetry.schema import CompileStarted
 from tripwire.telemetry.spans import timed
 from tripwire.telemetry.threads import local
+
+logger = logging.getLogger("tripwire.telemetry")
 
 _frames = itertools.count()
 
@@ -126,3 +130,45 @@ class _CollectorClock:
 
 def _log_ns() -> int:
     return event_log.current.spent_ns if event_log.current is not None else 0
+
+
+# --- what users say of a recompile ----------------------------------------------------------------
+
+LONGEST_CONTEXT = 256  # characters
+
+Hook = Callable[[], str]
+
+_hooks: tuple[Hook, ...] = ()
+
+
+def register_hook_for_recompile_user_context(hook: Hook) -> None:
+    """Ask `hook` at each recompile; of its text 256 characters are kept.
+
+    A hook that raises is dropped, and logged once.
+    """
+    global _hooks
+    _hooks = (*_hooks, hook)
+
+
+def get_hook_for_recompile_user_context() -> list[Hook] | None:
+    """The hooks, or None where there are none."""
+    return list(_hooks) or None
+
+
+def reset_recompile_user_contexts() -> None:
+    """Ask nobody."""
+    global _hooks
+    _hooks = ()
+
+
+def collect_user_contexts() -> tuple[str, ...]:
+    """What the hooks say now."""
+    global _hooks
+    texts = []
+    for hook in _hooks:
+        try:
+            texts.append(str(hook())[:LONGEST_CONTEXT])
+        except Exception:
+            _hooks = tuple(kept for kept in _hooks if kept is not hook)
+            logger.exception("%r raised and is asked no more about recompiles", hook)
+    return tuple(texts)

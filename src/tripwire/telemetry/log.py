@@ -26,8 +26,6 @@ from typing import Any
 from tripwire.files import make_folder, open_new
 from tripwire.redaction import Redactor, is_wanted
 from tripwire.telemetry import clock
-from tripwire.telemetry.counters import count
-from tripwire.telemetry.locks import make_lock
 from tripwire.telemetry.metrics import find_version
 from tripwire.telemetry.schema import (
     MAJOR,
@@ -39,7 +37,7 @@ from tripwire.telemetry.schema import (
     clean,
     encode,
 )
-from tripwire.telemetry.threads import local
+from tripwire.telemetry.threads import count, local, make_lock
 
 logger = logging.getLogger("tripwire.telemetry")
 

@@ -14,15 +14,18 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from traceback import walk_tb
 from types import TracebackType
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry.contexts import HandOver, TopN
-from tripwire.telemetry.serial import Int, make_plain
 
 LOG_FORMAT_VERSION = 1
+
+# Whole numbers as events have them. Nobody has to compute with more digits than a clock gives.
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 # The phases that follow each other in a compile; together they are nearly all of its time.
 PHASES = (
@@ -256,8 +259,8 @@ def _field(name: str, value: object) -> object:
         return join_sorted(value)
     if name in _TEXTS and value is not None:
         return join_sorted(value) if isinstance(value, list | tuple) else _text(value)
-    if name in _LISTS and value is not None:
-        return make_plain(value)
+    if name in _LISTS and isinstance(value, list | tuple):
+        return [_text(line) for line in value]
     return value
 
 

@@ -2,21 +2,25 @@
 
 The first line of a file is its `Header`. A reader understands every file of its own major
 version; an event that a later minor version added is skipped by its tag. Times are nanoseconds of
-the process's monotonic clock, which the header places on the calendar.
+the process's monotonic clock, which the header places on the calendar. What users attach may be
+anything: what JSON can't hold becomes a marked text, never an exception.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from tripwire.redaction import Redactor
-from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.serial import Int, make_plain
+from tripwire.telemetry.metrics import CompilationMetrics, Int
 
 MAJOR, MINOR = 1, 1
+LONGEST = 10_000  # characters of one text that users attach
+DEEPEST = 32  # levels of it
 
 _Kind = TypeVar("_Kind", bound=Struct)
 
@@ -47,6 +51,13 @@ class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event")
         """The process's rank, where it has one."""
         text = self.ranks.get("RANK", "")
         return int(text) if text.isdecimal() and len(text) < 10 else None
+
+    @property
+    def label(self) -> str:
+        """`rank 3, train.py (host:1234)`."""
+        script = self.argv[0].rpartition("/")[2] if self.argv and self.argv[0] else "python"
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return f"{rank}{script} ({self.host}:{self.pid})"
 
     def wall_of(self, monotonic_ns: int) -> int:
         """The calendar time of a reading, in nanoseconds since 1970."""
@@ -136,7 +147,7 @@ class GuardsBuilt(Base, frozen=True, kw_only=True, tag="guards"):
     count: Int = 0
 
 
-class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReadRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that a run read: the path to it, what was seen, and the user's line."""
 
     source: str
@@ -149,13 +160,13 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WiresArmed(Base, frozen=True, kw_only=True, tag="wires"):
     """What of the world an entry depends on."""
 
-    wires: tuple[Row, ...]
+    wires: tuple[ReadRow, ...]
 
 
 class ReadsSeen(Base, frozen=True, kw_only=True, tag="reads"):
     """What a run read."""
 
-    reads: tuple[Row, ...]
+    reads: tuple[ReadRow, ...]
 
 
 class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
@@ -170,7 +181,7 @@ class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
     excerpt: str = ""  # the writer's source, with carets below where columns are known
 
 
-class Refused(Base, frozen=True, kw_only=True, tag="refusal"):
+class RunRefused(Base, frozen=True, kw_only=True, tag="refusal"):
     """A run couldn't become a trace."""
 
     slug: str
@@ -215,7 +226,7 @@ Event = (
     | WiresArmed
     | ReadsSeen
     | Retired
-    | Refused
+    | RunRefused
     | RecordWritten
     | Recompiled
     | RuntimeMetrics
@@ -223,8 +234,8 @@ Event = (
 
 TAGS = frozenset(str(kind.__struct_config__.tag) for kind in Event.__args__) | {"header"}
 
-_encoder = msgspec.json.Encoder(enc_hook=make_plain)
-_decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
+
+# --- without secrets ------------------------------------------------------------------------------
 
 
 def clean(event: _Kind, redactor: Redactor) -> _Kind:
@@ -232,7 +243,7 @@ def clean(event: _Kind, redactor: Redactor) -> _Kind:
     changed: dict[str, object] = {}
     for name in event.__struct_fields__:
         before = getattr(event, name)
-        if isinstance(event, (Row, Retired)) and name in ("seen", "old", "new"):
+        if isinstance(event, (ReadRow, Retired)) and name in ("seen", "old", "new"):
             after: object = redactor.clean_at(before, event.source)
         elif isinstance(event, Header) and name == "argv":
             after = redactor.clean_arguments(before)
@@ -261,6 +272,61 @@ def _clean_value(value: object, name: str, redactor: Redactor) -> object:
 
 def _clean_key(key: object, redactor: Redactor) -> object:
     return redactor.clean(key) if isinstance(key, str) else key
+
+
+# --- as JSON --------------------------------------------------------------------------------------
+
+
+def mark(value: object) -> str:
+    """A text that says what stood there: `<type: repr>`."""
+    name = type(value).__qualname__
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"repr raised {type(error).__name__}"
+    return f"<{name}: {_cut(text)}>"
+
+
+def make_plain(value: object, depth: int = 0) -> object:
+    """The value as dicts with text keys, lists, texts, numbers, bools and None."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**64 else mark(int(value))
+    if isinstance(value, float):
+        return float(value) if value - value == 0 else mark(float(value))  # nan, inf
+    if isinstance(value, str):
+        return _cut(str(value).encode(errors="backslashreplace").decode())
+    if depth >= DEEPEST:
+        return f"<{type(value).__qualname__}: nested too deeply>"
+    if isinstance(value, Mapping):
+        return {_key(k): make_plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((make_plain(v, depth + 1) for v in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [make_plain(v, depth + 1) for v in value]
+    if isinstance(value, msgspec.Struct):
+        return make_plain(msgspec.structs.asdict(value), depth)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: make_plain(getattr(value, f.name), depth + 1) for f in fields(value)}
+    return mark(value)
+
+
+def make_plain_dict(data: Mapping[str, object] | None) -> dict[str, object]:
+    """`make_plain` for what is attached to events."""
+    return {_key(key): make_plain(value) for key, value in (data or {}).items()}
+
+
+def _key(value: object) -> str:
+    return str(make_plain(value)) if isinstance(value, (str, int, float)) else mark(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {len(text)} characters"
+
+
+_encoder = msgspec.json.Encoder(enc_hook=make_plain)
+_decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
 
 
 def encode(event: Header | Event) -> bytes:

@@ -24,8 +24,7 @@ from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import RuntimeMetricsContext
 from tripwire.telemetry.history import get_metrics_context, get_runtime_metrics_context
 from tripwire.telemetry.metrics import TIME_COLUMNS
-from tripwire.telemetry.schema import SpanDone
-from tripwire.telemetry.serial import make_plain_dict
+from tripwire.telemetry.schema import SpanDone, make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, Total, forget_open_events, local
 
 P = ParamSpec("P")

@@ -33,8 +33,8 @@ from tripwire.telemetry.schema import (
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
+    RunRefused,
     RuntimeMetrics,
     SpanDone,
     WiresArmed,
@@ -119,7 +119,7 @@ class TraceWriter:
                 rows_of = event.wires if isinstance(event, WiresArmed) else event.reads
                 name = "tripwire_wires" if isinstance(event, WiresArmed) else "tripwire_reads"
                 self._artifact(event, ns, name, msgspec.json.encode(rows_of).decode())
-            case Retired() | Refused() | Recompiled() | RecordWritten():
+            case Retired() | RunRefused() | Recompiled() | RecordWritten():
                 name = f"tripwire_{event.__struct_config__.tag}"
                 self._artifact(event, ns, name, msgspec.json.encode(event).decode())
 

@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from tripwire.telemetry import CompilationMetrics, underline
+from tripwire.telemetry import CompilationMetrics
+from tripwire.telemetry.anchors import underline
 from tripwire.telemetry.schema import (
     MAJOR,
     MINOR,
@@ -23,12 +24,12 @@ from tripwire.telemetry.schema import (
     GuardsBuilt,
     Header,
     Instant,
+    ReadRow,
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     SpanDone,
     ThreadNamed,
     WiresArmed,
@@ -70,8 +71,10 @@ def write_log(directory: Path, head: Header | None, events: list[Event], tail: b
     return path
 
 
-def span_event() -> SpanDone:
-    return SpanDone(time_ns=5_001 * MS, thread=MAIN, name="trace", duration_ns=3 * MS)
+def span(
+    start: int = 5_001 * MS, duration: int = 3 * MS, depth: int = 0, thread: int = MAIN
+) -> SpanDone:
+    return SpanDone(time_ns=start, thread=thread, name="trace", duration_ns=duration, depth=depth)
 
 
 # --- the graph of a small GPT ---
@@ -131,9 +134,9 @@ BLOCK = [
 ]  # fmt: skip
 
 
-def _row(source: str, seen: str, line: int) -> Row:
+def _row(source: str, seen: str, line: int) -> ReadRow:
     texts = {number: text for number, _, text in LINES.values()}
-    return Row(source=source, seen=seen, file=MODEL, line=line, text=texts.get(line, ""))
+    return ReadRow(source=source, seen=seen, file=MODEL, line=line, text=texts.get(line, ""))
 
 
 def _node(name, target, inputs, scope, line, part, shape):
@@ -373,7 +376,7 @@ class Run:
         text, part, file, line, function = EXCERPTS[slug]
         begin = text.index(part)
         self.events.append(
-            Refused(
+            RunRefused(
                 time_ns=at or self.now, thread=MAIN, compile_id=compile_id, slug=slug, reason=REASONS[slug],
                 function=function, file=file, line=line, excerpt=underline([text], begin, begin + len(part)),
             )
@@ -538,7 +541,7 @@ def hostile_events() -> list[Event]:
                 line=1,
             ),
         )
-        row = Row(source=evil, seen=evil, file=evil, line=2, text=evil)
+        row = ReadRow(source=evil, seen=evil, file=evil, line=2, text=evil)
         metrics = CompilationMetrics(
             co_name=evil,
             fail_type=evil,
@@ -559,7 +562,7 @@ def hostile_events() -> list[Event]:
             ReadsSeen(time_ns=at, reads=(row,), **ids),
             CompileFinished(time_ns=at, metrics=metrics, **ids),
             Retired(time_ns=at, source=evil, old=evil, new=evil, file=evil, function=evil, excerpt=evil, **ids),
-            Refused(time_ns=at, slug=evil, reason=evil, function=evil, file=evil, excerpt=evil, **ids),
+            RunRefused(time_ns=at, slug=evil, reason=evil, function=evil, file=evil, excerpt=evil, **ids),
             RecordWritten(time_ns=at, path=evil, function=evil, exception=evil, **ids),
             Recompiled(time_ns=at, function=evil, reasons=(evil, evil), user_contexts=(evil,), **ids),
         ]  # fmt: skip

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
-from samples import MS, flat_graph, header, hostile_events, write_gpt_run, write_log
+from unit.report.browser import CHROMIUM, Browser
+from unit.report.samples import MS, flat_graph, header, hostile_events, write_gpt_run, write_log
 
 from tripwire.report import build_report, compare, write_report
 from tripwire.telemetry import CompilationMetrics

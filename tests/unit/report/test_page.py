@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from samples import HOSTILE, header, hostile_events, span_event, write_gpt_run, write_log
+from unit.report.samples import (
+    HOSTILE,
+    header,
+    hostile_events,
+    span,
+    write_gpt_run,
+    write_log,
+)
 
 from tripwire.cli import main
 from tripwire.report import build_report, compare, write_report
@@ -55,7 +62,7 @@ def read(path: Path) -> Elements:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("small")
-    write_log(base, header(1, "aa"), [span_event()])
+    write_log(base, header(1, "aa"), [span()])
     return write_report(*build_report(base), base / "report.html")
 
 
@@ -288,8 +295,8 @@ def test_a_stream_of_the_process_is_written_to(command, gpt) -> None:
 def test_what_a_log_says_never_becomes_a_path(token, rank, tmp_path) -> None:
     log = tmp_path / "deep" / "log"
     log.mkdir(parents=True)
-    write_log(log, header(1, "aa"), [span_event()])
-    hostile = encode(header(-1, token, host="/../z", ranks={"RANK": rank})) + encode(span_event())
+    write_log(log, header(1, "aa"), [span()])
+    hostile = encode(header(-1, token, host="/../z", ranks={"RANK": rank})) + encode(span())
     for name in ("tripwire-h-2-bb.jsonl", "tripwire-h-3-cc.jsonl"):
         (log / name).write_bytes(hostile)
     for command, name in OUTPUTS.items():

@@ -6,7 +6,8 @@ import pytest
 
 from tripwire import telemetry
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry import spans, threads
+from tripwire.telemetry import pytorch, spans, threads
+from tripwire.telemetry.clock import FakeClock, using_clock
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def fresh_figures(monkeypatch):
     monkeypatch.setattr(event_log, "current", None)
     monkeypatch.setattr(spans, "timeline", None)
     telemetry.enable()
-    telemetry.get_runtime_metrics_context()._metrics = {}
+    pytorch.get_runtime_metrics_context()._metrics = {}
     threads.clear_totals()
     telemetry.reset_counters()
     threads.forget_open_events()
@@ -24,10 +25,10 @@ def fresh_figures(monkeypatch):
     yield
     gc.callbacks[:] = collecting  # hypothesis leaves one that reads the clock in anybody's run
     telemetry.enable()
-    telemetry.set_compilation_metrics_limit(64)
+    pytorch.set_compilation_metrics_limit(64)
 
 
 @pytest.fixture
 def clock():
-    with telemetry.using_clock(telemetry.FakeClock(1_000_000)) as fake:
+    with using_clock(FakeClock(1_000_000)) as fake:
         yield fake

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripwire.telemetry import (
+from tripwire.telemetry.anchors import (
     find_anchor,
     format_instruction,
     format_source_range,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tripwire.cli import main
-from tripwire.telemetry import log, perfetto, reader, speedscope
+from tripwire.telemetry import log, reader, timelines
 from tripwire.telemetry.log import EventLog
 from tripwire.telemetry.reader import LogReader
 from tripwire.telemetry.schema import MAJOR, Header, Instant, encode
@@ -164,18 +164,18 @@ def test_a_second_header_is_damage(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "command"),
+    ("name", "command"),
     [
-        (perfetto, "MOST_LANES", ("trace",)),
-        (speedscope, "MOST_LANES", ("trace", "--format", "speedscope")),
-        (speedscope, "FRAMES", ("trace", "--format", "speedscope")),
-        (speedscope, "SPANS", ("trace", "--format", "speedscope")),
+        ("MOST_LANES", ("trace",)),
+        ("MOST_LANES", ("trace", "--format", "speedscope")),
+        ("FRAMES", ("trace", "--format", "speedscope")),
+        ("SPANS", ("trace", "--format", "speedscope")),
     ],
 )
 def test_what_is_too_much_for_a_timeline_is_a_clear_error(
-    where, name, command, tmp_path, monkeypatch
+    name, command, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(where, name, 10)
+    monkeypatch.setattr(timelines, name, 10)
     spans = b"".join(span(thread=n, name=str(n)) for n in range(100))
     (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + spans)
     done = CliRunner().invoke(main, [*command, str(tmp_path)])

@@ -17,29 +17,23 @@ from hypothesis import strategies as st
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import (
-    CompileId,
-    FakeClock,
-    compiling,
-    logging_to,
-    prometheus_text,
-    timed,
-    using_clock,
-)
 from tripwire.telemetry import log as event_log
+from tripwire.telemetry import logging_to, prometheus_text, pytorch, timed
 from tripwire.telemetry import metrics as metrics_module
+from tripwire.telemetry.clock import FakeClock, using_clock
+from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
     Counts,
     GraphCaptured,
     GraphNode,
     GuardsBuilt,
     Header,
+    ReadRow,
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     WiresArmed,
 )
 
@@ -99,8 +93,8 @@ def run(clock: FakeClock) -> None:
             ),
         )
         telemetry.emit(GuardsBuilt, source="def admits(x):\n    return x.ndim == 1\n", count=1)
-        telemetry.emit(WiresArmed, wires=(Row(source="G['S']", seen="2.0"),))
-        telemetry.emit(ReadsSeen, reads=(Row(source="G['S']", seen="2.0", line=4),))
+        telemetry.emit(WiresArmed, wires=(ReadRow(source="G['S']", seen="2.0"),))
+        telemetry.emit(ReadsSeen, reads=(ReadRow(source="G['S']", seen="2.0", line=4),))
         with timed("back end", column_us="backend_us"):
             clock.advance(us=50)
         metrics.set("guard_count", 1)
@@ -120,10 +114,10 @@ def run(clock: FakeClock) -> None:
     with pytest.raises(ValueError), compiling(CompileId(2, 1), function="forward<T>"):
         clock.advance(us=5)
         raise ValueError("no <b>")
-    telemetry.emit(Refused, slug="hidden-state", reason="a clock was read")
+    telemetry.emit(RunRefused, slug="hidden-state", reason="a clock was read")
     telemetry.emit(RecordWritten, path="/home/u/forward.rec")
-    telemetry.get_runtime_metrics_context().increment("first_run_us", 7, {"is_runtime": True})
-    telemetry.get_runtime_metrics_context().finish()
+    pytorch.get_runtime_metrics_context().increment("first_run_us", 7, {"is_runtime": True})
+    pytorch.get_runtime_metrics_context().finish()
 
 
 def check_golden(name: str, text: str) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from forking import in_fork
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import run_python
+from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import CompileId, LogReader, compiling, logging_to, reader, timed
+from tripwire.telemetry import LogReader, figures, logging_to, reader, timed
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.locks import make_lock
+from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
     MAJOR,
     TAGS,
@@ -30,12 +30,12 @@ from tripwire.telemetry.schema import (
     GuardsBuilt,
     Header,
     Instant,
+    ReadRow,
     ReadsSeen,
     Recompiled,
     RecordWritten,
-    Refused,
     Retired,
-    Row,
+    RunRefused,
     RuntimeMetrics,
     SpanDone,
     ThreadNamed,
@@ -56,10 +56,10 @@ EVENTS: list[Event] = [
         nodes=(GraphNode(name="y", op="call_function", target="sin", inputs=("x",), line=4),),
     ),
     GuardsBuilt(time_ns=8, source="def check(x): ..."),
-    WiresArmed(time_ns=9, wires=(Row(source="G['S']", seen="2"),)),
-    ReadsSeen(time_ns=10, reads=(Row(source="L['x']", file="f.py", line=2),)),
+    WiresArmed(time_ns=9, wires=(ReadRow(source="G['S']", seen="2"),)),
+    ReadsSeen(time_ns=10, reads=(ReadRow(source="L['x']", file="f.py", line=2),)),
     Retired(time_ns=11, source="G['S']", old="2", new="3", file="w.py", line=9, function="main"),
-    Refused(time_ns=12, slug="hidden-state", reason="a clock", excerpt="time()\n~~~~^^"),
+    RunRefused(time_ns=12, slug="hidden-state", reason="a clock", excerpt="time()\n~~~~^^"),
     RecordWritten(time_ns=13, path="f.rec"),
     Recompiled(time_ns=14, function="f", reasons=("x: 2 → 3",), user_contexts=("epoch 1",)),
     RuntimeMetrics(time_ns=15, metrics=telemetry.CompilationMetrics(is_runtime=True)),
@@ -149,9 +149,9 @@ def test_a_compile_leaves_its_start_its_spans_and_its_metrics(tmp_path):
 def test_the_environment_switches_the_log_on(tmp_path):
     code = (
         f"import os; os.environ['TRIPWIRE_LOG_DIR'] = {str(tmp_path)!r}\n"
-        "from tripwire import telemetry as t\n"
-        "with t.timed('x'): pass\n"
-        "print(t.is_logging())"
+        "from tripwire.telemetry import log, timed\n"
+        "with timed('x'): pass\n"
+        "print(log.is_logging())"
     )
     assert run_python(code) == "True"
     assert [logged.event.name for logged in LogReader(tmp_path)] == ["MainThread", "x"]
@@ -160,7 +160,7 @@ def test_the_environment_switches_the_log_on(tmp_path):
 def test_threads_never_mix_their_lines(tmp_path):
     def work(number: int) -> None:
         for n in range(200):
-            telemetry.write(
+            event_log.write(
                 Instant(time_ns=n, thread=number, name=str(number), data={"x": "y" * 5000})
             )
 
@@ -202,7 +202,7 @@ def test_a_log_that_cant_be_written_is_dropped_and_said_once(tmp_path, caplog):
         for _ in range(3):
             with timed("x"):
                 pass
-        assert not telemetry.is_logging()
+        assert not event_log.is_logging()
     assert caplog.text.count("is dropped") == 1
 
 
@@ -318,9 +318,9 @@ def test_every_line_is_plain_json():
 
 def test_counters_are_left_in_the_log(tmp_path):
     with logging_to(tmp_path):
-        telemetry.log_counters()
+        figures.log_counters()
         telemetry.count("frames", "hit", 3)
-        telemetry.log_counters()
+        figures.log_counters()
     (found,) = [e.event.groups for e in LogReader(tmp_path) if isinstance(e.event, Counts)]
     assert found == {"frames": {"hit": 3}}
 
@@ -337,22 +337,3 @@ def test_a_child_forked_inside_a_nested_log_leaves_the_outer_one_to_its_parent(t
         with logging_to(tmp_path / "inner"):
             in_fork(child)
     assert len(list((tmp_path / "outer").iterdir())) == 2
-
-
-def test_a_lock_that_another_thread_holds_at_a_fork_is_free_in_the_child():
-    lock = make_lock()
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-        assert in_fork(lambda: lock.acquire(timeout=5)) is True
-    finally:
-        done.set()
-        thread.join()

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
 from tripwire import telemetry
 from tripwire.errors import CannotTrace, TelemetryError
-from tripwire.telemetry import (
-    CompilationMetrics,
+from tripwire.telemetry import CompilationMetrics, pytorch
+from tripwire.telemetry.metrics import PHASES
+from tripwire.telemetry.pytorch import (
     CompileId,
     MetricsContext,
     RuntimeMetricsContext,
@@ -190,7 +190,7 @@ def test_everything_that_was_promised_is_a_field():
         *("local_cache_hit_count", "local_cache_miss_count"),
         *("python_version", "pytorch_version", "cuda_version", "triton_version"),
         *("param_numel", "param_bytes", "param_count", "guard_latency_us", "gc_time_us"),
-        *telemetry.PHASES,
+        *PHASES,
     }
 
 
@@ -220,69 +220,4 @@ def test_a_failed_compile_says_what_and_where():
     assert (metrics.compile_id, metrics.co_name, metrics.backend) == ("1/2", "f", "eager")
     assert metrics.python_version
     assert metrics.pytorch_version == torch.__version__
-    assert telemetry.current_compile_id() is None
-
-
-def test_the_ring_keeps_the_latest_records():
-    telemetry.set_compilation_metrics_limit(3)
-    for n in range(5):
-        with compiling(CompileId(n), function="f"):
-            assert telemetry.current_compile_id() == f"{n}/0"
-    assert [m.compile_id for m in telemetry.get_compilation_metrics()] == ["2/0", "3/0", "4/0"]
-    telemetry.set_compilation_metrics_limit(1)
-    assert [m.compile_id for m in telemetry.get_compilation_metrics()] == ["4/0"]
-    telemetry.clear_compilation_metrics()
-    assert telemetry.get_compilation_metrics() == []
-
-
-def test_a_broken_listener_is_dropped_and_logged_once(caplog):
-    heard = []
-
-    def broken(metrics):
-        raise RuntimeError("listener")
-
-    remove = [telemetry.add_listener(broken), telemetry.add_listener(heard.append)]
-    with caplog.at_level(logging.ERROR):
-        for n in range(3):
-            with compiling(CompileId(n), function="f"):
-                pass
-    assert len(heard) == 3
-    assert caplog.text.count("hears of no further compiles") == 1
-    for undo in remove:
-        undo()
-    with compiling(CompileId(9), function="f"):
-        pass
-    assert len(heard) == 3
-
-
-def test_a_nested_compile_belongs_to_the_outermost(clock):
-    with compiling(CompileId(0), function="outer"):
-        with compiling(CompileId(1), function="inner") as context:
-            context.set("guard_count", 2)
-    (metrics,) = telemetry.get_compilation_metrics()
-    assert (metrics.co_name, metrics.guard_count) == ("outer", 2)
-
-
-def test_a_compile_while_telemetry_is_off_leaves_no_record():
-    telemetry.disable()
-    with compiling(CompileId(0), function="f") as context:
-        context.set("guard_count", 2)
-    assert telemetry.get_compilation_metrics() == []
-
-
-def test_collections_of_garbage_are_timed():
-    import gc
-
-    with compiling(CompileId(0), function="f"):
-        cycle: list[object] = []
-        cycle.append(cycle)
-        gc.collect()
-    (metrics,) = telemetry.get_compilation_metrics()
-    assert metrics.gc_time_us > 0
-
-
-def test_compile_ids_read_what_they_print():
-    assert CompileId.find(str(CompileId(3, 1))) == CompileId(3, 1)
-    assert CompileId.find("x/1") is None
-    assert CompileId.find(None) is None
-    assert telemetry.new_frame_id() < telemetry.new_frame_id()
+    assert pytorch.current_compile_id() is None

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 import torch
-from forking import in_fork
 from support import run_python
+from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import CompileId, compiling, timed
+from tripwire.telemetry import pytorch, timed
+from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.threads import local, merge_totals
 
 
@@ -70,7 +71,7 @@ def test_a_decorator_made_while_off_measures_once_spans_are_on(clock):
     telemetry.enable()
     work()
     assert merge_totals()["late"].ns == 3_000
-    assert telemetry.get_runtime_metrics_context().get("trace_us") == 3
+    assert pytorch.get_runtime_metrics_context().get("trace_us") == 3
 
 
 def test_off_measures_nothing_and_swallows_nothing():
@@ -109,7 +110,7 @@ def test_outside_a_compile_the_time_goes_to_the_runtime_metrics(clock):
         clock.advance(us=10)
         with timed("check", column_us="check_us"):
             clock.advance(us=5)
-    telemetry.get_runtime_metrics_context().finish()
+    pytorch.get_runtime_metrics_context().finish()
     (metrics,) = telemetry.get_compilation_metrics()
     assert metrics.is_runtime
     assert metrics.is_forward is None  # the first span to end there said nothing of it

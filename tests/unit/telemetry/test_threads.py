@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
+from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
+from tripwire.telemetry import pytorch
+from tripwire.telemetry.threads import make_lock
 
 
 def test_counts_are_kept_by_group_and_name():
     telemetry.count("frames", "hit")
     telemetry.count("frames", "hit", 2)
-    telemetry.increment_frame()
-    telemetry.increment_op_count(7)
+    pytorch.increment_frame()
+    pytorch.increment_op_count(7)
     found = telemetry.statistics()
     assert found["frames"] == {"hit": 3, "total": 1}
     assert (found.frames, found.ops) == (1, 7)
@@ -32,3 +37,22 @@ def test_reset_makes_every_count_zero():
     telemetry.count("a", "b")
     telemetry.reset_counters()
     assert telemetry.statistics().groups == {}
+
+
+def test_a_lock_that_another_thread_holds_at_a_fork_is_free_in_the_child():
+    lock = make_lock()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        assert in_fork(lambda: lock.acquire(timeout=5)) is True
+    finally:
+        done.set()
+        thread.join()

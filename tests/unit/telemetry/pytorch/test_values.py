@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import types
 import typing
-import weakref
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from tripwire import telemetry as t
+from tripwire.telemetry import pytorch as t
+from tripwire.telemetry.pytorch import TypeSafeSerializer
 
 
 class Sub(torch.Tensor):
@@ -63,55 +67,47 @@ def test_cells_can_be_made():
         t.make_cell().cell_contents
 
 
-# --- flat calls --------------------------------------------------------------------------------
+# --- as JSON -----------------------------------------------------------------------------------
 
 
-def test_nested_inputs_are_flattened_around_a_graph():
-    seen = []
+def test_what_json_cant_hold_is_marked():
+    @dataclass
+    class Point:
+        x: int
 
-    def graph(pair, named):
-        return pair[0] * named["w"] + pair[1]
-
-    def compile_graph(flat, inputs):
-        seen.append([v.shape for v in inputs])
-        return flat
-
-    x, y, w = torch.ones(2), torch.full((2,), 3.0), torch.full((2,), 2.0)
-    call = t.flatten_graph_inputs(graph, ([x, y], {"w": w}), compile_graph)
-    assert seen == [[torch.Size([2])] * 3]
-    torch.testing.assert_close(call([x, y], {"w": w}), torch.full((2,), 5.0))
-    with pytest.raises(ValueError, match="when the graph was compiled"):
-        call([x], {"w": w})
-
-
-def test_a_boxed_call_frees_its_arguments_early():
-    def graph(stolen, other):
-        return stolen[0] + other
-
-    alive = []
-
-    def compile_graph(flat, inputs):
-        def compiled(args):
-            first = weakref.ref(args[0])
-            args.clear()
-            alive.append(first() is not None)
-            return 7
-
-        compiled._boxed_call = True
-        return compiled
-
-    stolen = [torch.ones(1)]
-    call = t.flatten_graph_inputs(graph, ([torch.ones(1)], torch.ones(1)), compile_graph, steal=[0])
-    assert call(stolen, torch.ones(1)) == 7
-    assert stolen == []
-    assert alive == [False]
+    found = json.loads(
+        json.dumps(
+            {
+                "set": {2, 1},
+                "dtype": object,
+                "point": Point(3),
+                (1, 2): "key",
+                1: "number",
+                "nan": float("nan"),
+                "long": "x" * 20_000,
+            },
+            cls=TypeSafeSerializer,
+        )
+    )
+    assert found["set"] == [1, 2]
+    assert found["dtype"] == "<type: <class 'object'>>"
+    assert found["point"] == {"x": 3}
+    assert found["<tuple: (1, 2)>"] == "key"
+    assert found["1"] == "number"
+    assert found["nan"] == "<float: nan>"
+    assert found["long"].endswith("… 20000 characters")
 
 
-def test_calling_boxed_empties_the_list_whatever_the_function():
-    args = [1, 2]
-    assert t.call_boxed(lambda a, b: a + b, args) == 3
-    assert args == []
-    boxed = t.make_boxed_func(max)
-    args = [1, 5]
-    assert t.call_boxed(boxed, args) == 5
-    assert args == []
+@given(
+    st.recursive(
+        st.one_of(
+            st.none(), st.integers(), st.floats(), st.text(st.characters()), st.binary(), st.dates()
+        ),
+        lambda inner: st.one_of(
+            st.lists(inner), st.dictionaries(st.integers() | st.text() | st.binary(), inner)
+        ),
+        max_leaves=10,
+    )
+)
+def test_nothing_is_too_odd_to_serialise(value):
+    json.loads(json.dumps(value, cls=TypeSafeSerializer))

@@ -1,14 +1,17 @@
-"""Kinds: what a value is, asked exactly. None of these imports torch or NumPy."""
+"""Values: what one is, asked exactly; and any of them as JSON. Nothing imports torch or NumPy."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import sys
 import types
 import typing
 from collections.abc import Iterable
 from typing import Any, TypeGuard
+
+from tripwire.telemetry.schema import make_plain
 
 _TYPING_BUILTINS: tuple[type, ...] = tuple(
     kind
@@ -130,3 +133,10 @@ def make_cell(*value: object) -> types.CellType:
 def _is_of(package: str, value: object, names: tuple[str, ...]) -> bool:
     module = sys.modules.get(package)
     return module is not None and any(type(value) is getattr(module, name) for name in names)
+
+
+class TypeSafeSerializer(json.JSONEncoder):
+    """A JSON encoder for anything: `json.dumps(value, cls=TypeSafeSerializer)`."""
+
+    def iterencode(self, o: object, _one_shot: bool = False) -> Any:
+        return super().iterencode(make_plain(o), _one_shot)

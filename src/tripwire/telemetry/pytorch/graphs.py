@@ -1,12 +1,17 @@
-"""Flattening: nested inputs around a graph that takes flat ones, and calls that free their list.
+"""Graphs: what a compiler puts around one: flat inputs, boxed calls, names in its user's globals.
 
-A boxed function takes one list and empties it, so that inputs die as early as they can.
+A boxed function takes one list and empties it, so that inputs die as early as they can. A name put
+into a module's globals goes when its owner dies. A name that is there already is never taken over,
+and one that somebody has put something else under since is left to them.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+from tripwire.errors import TelemetryError
 
 
 def make_boxed_func(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
@@ -62,3 +67,50 @@ def flatten_graph_inputs(
         return call_boxed(compiled, leaves)
 
     return call
+
+
+class CleanupHook:
+    """Takes one name out of a scope, once."""
+
+    __slots__ = ("_value", "name", "scope")
+
+    def __init__(self, scope: dict[str, object], name: str, value: object) -> None:
+        self.scope = scope
+        self.name = name
+        self._value: list[object] = [value]
+
+    @staticmethod
+    def create(scope: dict[str, object], name: str, value: object) -> CleanupHook:
+        """Put a value into a scope under a new name."""
+        if name in scope:
+            raise TelemetryError(
+                f"{name!r} is a name of {scope.get('__name__', 'that scope')!r} already, and is "
+                "never written over.",
+                slug="global-name-taken",
+            )
+        scope[name] = value
+        CleanupManager.count += 1
+        return CleanupHook(scope, name, value)
+
+    def __call__(self, *_: object) -> None:
+        if self._value:
+            value = self._value.pop()
+            CleanupManager.count -= 1
+            if self.scope.get(self.name, _NOTHING) is value:
+                del self.scope[self.name]
+
+
+class CleanupManager:
+    """Calls the hooks of an object when it dies."""
+
+    count: ClassVar[int] = 0  # names that are in some scope now
+    instance: ClassVar[CleanupManager]
+
+    def add(self, owner: object, hook: CleanupHook) -> None:
+        """The hook's name goes with `owner`."""
+        weakref.finalize(owner, hook).atexit = False
+
+
+CleanupManager.instance = CleanupManager()
+
+_NOTHING = object()

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
-from samples import (
+from unit.report.samples import (
     HOSTILE,
     MS,
     Run,
-    flat_graph,
     gpt_graph,
     header,
     hostile_events,
+    span,
     write_gpt_run,
     write_log,
 )
 
 from tripwire.errors import TelemetryError
-from tripwire.report import build_report, compare
+from tripwire.report import build_report
 from tripwire.report.details import Details
-from tripwire.report.grouping import OCCURRENCES, Grouping
-from tripwire.report.lanes import Lanes
-from tripwire.report.model import Occurrence, Place
 from tripwire.telemetry import CompilationMetrics
 from tripwire.telemetry.schema import (
     CompileFinished,
     CompileStarted,
     Counts,
-    GraphCaptured,
-    GraphNode,
     Instant,
-    Refused,
     Retired,
+    RunRefused,
     SpanDone,
 )
 
@@ -144,47 +138,6 @@ def test_details_that_never_end_give_way_too() -> None:
     assert details.left_out == set(range(8))
 
 
-# --- lanes --------------------------------------------------------------------------------------
-
-
-def span(start: int, duration: int, depth: int = 0, thread: int = 1) -> SpanDone:
-    return SpanDone(time_ns=start, thread=thread, name="s", duration_ns=duration, depth=depth)
-
-
-def test_a_lane_keeps_its_heaviest_spans_and_says_how_many_there_were() -> None:
-    lanes = Lanes(spans=10)
-    for n in range(1000):
-        lanes.add_span(0, span(n, n), n, 0, -1)
-    (lane,) = lanes.rows([0])
-    assert sorted(one.duration_ns for one in lane.spans) == list(range(990, 1000))
-    assert lane.total == 1000
-    assert lane.left_out_ns == 989
-
-
-def test_what_is_around_a_kept_span_is_kept() -> None:
-    lanes = Lanes(spans=6)
-    for block in range(20):
-        begin = block * 100
-        for depth in (3, 2, 1, 0):  # all equally long
-            lanes.add_span(0, span(begin, 50 + block, depth), begin, 0, -1)
-    (lane,) = lanes.rows([0])
-    by_start: dict[int, set[int]] = {}
-    for one in lane.spans:
-        by_start.setdefault(one.start_ns, set()).add(one.depth)
-    for depths in by_start.values():
-        assert depths == set(range(len(depths)))
-
-
-def test_lanes_share_one_budget() -> None:
-    lanes = Lanes(spans=100, lanes=4)
-    for thread in range(6):
-        for n in range(200):
-            lanes.add_span(0, span(n, n + 1, thread=thread), n, 0, -1)
-    rows = lanes.rows([0])
-    assert [len(row.spans) for row in rows] == [25, 25, 25, 25]
-    assert lanes.left_out == 2
-
-
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -220,20 +173,6 @@ def test_recompiles_carry_reasons_and_what_users_said(gpt) -> None:
     assert row.occurrences[0].after == "epoch 4"
 
 
-def test_groups_stay_few_and_what_is_left_out_is_counted() -> None:
-    grouping = Grouping(most=3)
-    for n in range(50):
-        grouping.add(f"t{n % 5}", "", Place(), Occurrence(n, 0, -1))
-    groups = grouping.rows([0])
-    assert (len(groups.rows), groups.total, groups.left_out) == (3, 50, 20)
-    many = Grouping()
-    for n in range(1000):
-        many.add("t", "", Place(), Occurrence(n, 0, -1))
-    (group,) = many.rows([0]).rows
-    assert len(group.occurrences) == OCCURRENCES
-    assert [group.occurrences[0].time_ns, group.occurrences[-1].time_ns] == [0, 999]
-
-
 # --- damaged and odd logs ----------------------------------------------------------------------
 
 
@@ -258,7 +197,7 @@ def test_a_process_without_a_header_begins_with_the_others(tmp_path) -> None:
 def test_events_of_unknown_compiles_make_no_compile(tmp_path) -> None:
     events = [
         Retired(time_ns=1, compile_id="3/0", source="G['x']"),
-        Refused(time_ns=2, compile_id="4/0", slug="s", reason="r"),
+        RunRefused(time_ns=2, compile_id="4/0", slug="s", reason="r"),
         span(3, 1),
         Instant(time_ns=4, compile_id="5/0", name="i"),
     ]
@@ -316,116 +255,3 @@ def test_progress_hears_of_bytes(tmp_path) -> None:
     build_report(tmp_path, heard.append)
     assert heard == sorted(heard)
     assert 0 < heard[-1] <= path.stat().st_size
-
-
-# --- two runs -----------------------------------------------------------------------------------
-
-
-def verdicts(changes) -> dict[str, str]:
-    return {change.name: change.verdict for change in changes}
-
-
-def test_a_comparison_tells_new_gone_slower_and_the_same(tmp_path) -> None:
-    now = build_report(write_gpt_run(tmp_path / "now", 1.5))
-    before = build_report(write_gpt_run(tmp_path / "before", 1.0, earlier=True))
-    diff = compare(now, before)
-    assert diff.other == "before"
-    functions = verdicts(diff.functions)
-    assert functions["lookup"] == "new"
-    assert functions["old_eval"] == "gone"
-    assert functions["GPT.forward"] == "slower"
-    assert verdicts(diff.retirements)["G['config'].dropout"] == "new"
-    assert verdicts(diff.retirements)["L['self'].head.weight"] == "same"
-    assert verdicts(diff.refusals)["hidden-state"] == "same"
-    assert verdicts(diff.counters)["frames.hit"] == "fewer"
-    assert verdicts(diff.phases)["backend_us"] == "slower"
-    assert verdicts(diff.figures)["compile time"] == "slower"
-    assert diff.functions[0].verdict == "new"  # the worst first
-
-
-def test_a_run_is_the_same_as_itself(gpt) -> None:
-    diff = compare(gpt, gpt)
-    assert diff.graphs == []
-    assert diff.same_graphs == 12
-    for part in ("figures", "functions", "phases", "spans", "retirements", "refusals", "counters"):
-        assert {change.verdict for change in getattr(diff, part)} == {"same"}, part
-
-
-def test_lines_that_moved_are_no_change(tmp_path) -> None:
-    reports = []
-    for name, line in (("a", 10), ("b", 14)):
-        events = [Refused(time_ns=1, slug="s", reason="r", file="f.py", line=line, function="f")]
-        write_log(tmp_path / name, header(1, "aa"), events)
-        reports.append(build_report(tmp_path / name))
-    assert verdicts(compare(*reports).refusals) == {"s": "same"}
-
-
-def test_graphs_are_compared_node_by_node_and_by_scope(tmp_path) -> None:
-    now = build_report(write_gpt_run(tmp_path / "now"))
-    before = build_report(write_gpt_run(tmp_path / "before", earlier=True))
-    graphs = compare(now, before).graphs
-    assert {graph.function for graph in graphs} == {"GPT.forward"}
-    first = graphs[0]
-    assert (first.id_before, first.id_after) == ("0/0", "0/0")
-    assert (first.added, first.removed, first.changed) == (6, 0, 12)
-    in_first = [change for change in first.nodes if change.scope.startswith("blocks.0")]
-    found = {(change.kind, change.scope, change.name): change for change in in_first}
-    assert set(found) == {
-        ("added", "blocks.0.attn.drop", "dropped_0"),
-        ("changed", "blocks.0.attn", "y_0"),  # it is given another tensor
-        ("changed", "blocks.0.mlp", "gelu_0"),
-    }
-    assert found["changed", "blocks.0.attn", "y_0"].what == "other inputs"
-    gelu = found["changed", "blocks.0.mlp", "gelu_0"]
-    assert gelu.what == "target torch.nn.functional.relu → torch.nn.functional.gelu"
-    assert (gelu.line, gelu.text) == (46, "return self.down(F.gelu(self.up(x)))")
-
-
-def graph_of(*calls: str) -> tuple[GraphNode, ...]:
-    """Calls in a row, each named by its place, as in a graph without scopes."""
-    return tuple(
-        GraphNode(
-            name=f"n{i}",
-            op="call_function",
-            target=call.partition(":")[0],
-            shape=call.partition(":")[2],
-            inputs=(f"n{i - 1}",) if i else (),
-        )
-        for i, call in enumerate(calls)
-    )
-
-
-def differences(folder: Path, before: tuple[GraphNode, ...], after: tuple[GraphNode, ...]):
-    built = []
-    for name, nodes in (("after", after), ("before", before)):
-        ids = {"thread": 1, "compile_id": "0/0"}
-        events = [
-            CompileStarted(time_ns=1, function="f", **ids),
-            GraphCaptured(time_ns=2, nodes=nodes, **ids),
-        ]
-        write_log(folder / name, header(1, "aa"), events)
-        built.append(build_report(folder / name))
-    graphs = compare(*built).graphs
-    return [(change.kind, change.target, change.what) for g in graphs for change in g.nodes]
-
-
-def test_a_node_more_is_one_change_though_it_renames_all_that_follow(tmp_path) -> None:
-    found = differences(tmp_path, graph_of("a", "b", "c", "d"), graph_of("a", "b", "x", "c", "d"))
-    assert found == [("added", "x", ""), ("changed", "c", "other inputs")]
-
-
-def test_a_node_less_and_another_form_are_changes(tmp_path) -> None:
-    before = graph_of("a:f32[2]", "b", "c", "d:f32[2]")
-    found = differences(tmp_path, before, graph_of("a:f32[2]", "c", "d:f32[3]"))
-    assert found == [
-        ("removed", "b", ""),
-        ("changed", "c", "other inputs"),
-        ("changed", "d", "value f32[2] → f32[3]"),
-    ]
-
-
-def test_a_long_graph_without_scopes_is_compared_in_reasonable_time(tmp_path) -> None:
-    before = flat_graph(6_000)
-    middle = GraphNode(name="new", op="call_function", target="torch.relu", inputs=("n3000",))
-    found = differences(tmp_path, before, (*before[:3002], middle, *before[3002:]))
-    assert found == [("added", "torch.relu", "")]

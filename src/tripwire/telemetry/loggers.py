@@ -1,4 +1,4 @@
-"""Logs: which of tripwire's loggers speak. `TRIPWIRE_LOGS="recompiles,guards"` lets those two."""
+"""Loggers: which of tripwire's speak. `TRIPWIRE_LOGS="recompiles,guards"` lets those two."""
 
 from __future__ import annotations
 

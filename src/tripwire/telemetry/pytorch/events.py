@@ -1,27 +1,28 @@
-"""CompileEventLogger: data for what is going on, at the level that it deserves.
+"""Compile events: data for what is going on, at the level that it deserves.
 
 `CHROMIUM` data is in the timeline of this process. `PT2_COMPILE` data is in the log as well, with
 the span that it belongs to, which must be part of a compile. `COMPILATION_METRIC` data is also in
-the compile's metrics, and belongs to the outermost event.
+the compile's metrics, and belongs to the outermost event. `ReinplaceCounters` leave one instant.
 """
 
 from __future__ import annotations
 
 import enum
 import sys
+from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ClassVar, ParamSpec
 
 from tripwire.errors import TelemetryError
-from tripwire.telemetry.chromium import (
+from tripwire.telemetry.contexts import MetricsContext
+from tripwire.telemetry.history import get_metrics_context
+from tripwire.telemetry.pytorch.chromium import (
     add_member,
     add_number,
     find_open_event,
     write_instant,
 )
-from tripwire.telemetry.contexts import MetricsContext
-from tripwire.telemetry.history import get_metrics_context
-from tripwire.telemetry.threads import OpenEvent, local
+from tripwire.telemetry.threads import OpenEvent, local, make_lock
 
 P = ParamSpec("P")
 
@@ -194,3 +195,60 @@ def _find(event_name: str, log_level: Level) -> tuple[OpenEvent, MetricsContext 
             slug="metrics-not-in-progress",
         )
     return event, metrics
+
+
+# --- tensors that could not be turned back in place -----------------------------------------------
+
+
+class ReInplaceTrigger(enum.Enum):
+    """Who made the copy."""
+
+    AUTO_FUNC_V1 = 1
+    AUTO_FUNC_V2 = 2
+    TRITON_OPS = 3
+
+
+class ReinplaceCounters:
+    """Counts by trigger, for the whole process: tensors, and bytes where sizes are known."""
+
+    _lock = make_lock()
+    _tensors: ClassVar[Counter[ReInplaceTrigger]] = Counter()
+    _bytes: ClassVar[Counter[ReInplaceTrigger]] = Counter()
+
+    @classmethod
+    def add_missed_opportunities(cls, trigger: ReInplaceTrigger, count: int) -> None:
+        """So many tensors were copied."""
+        with cls._lock:
+            cls._tensors[trigger] += count
+
+    @classmethod
+    def add_missed_bytes(cls, trigger: ReInplaceTrigger, size: object) -> None:
+        """So many bytes were; anything but a plain int is a dynamic size."""
+        if type(size) is int:
+            with cls._lock:
+                cls._bytes[trigger] += size
+
+    @classmethod
+    def get_total_missed(cls) -> int:
+        """Tensors, over all triggers."""
+        return cls._tensors.total()
+
+    @classmethod
+    def get_total_missed_bytes(cls) -> int:
+        """Bytes, over all triggers."""
+        return cls._bytes.total()
+
+    @classmethod
+    def log(cls) -> None:
+        """Leave an instant in the timeline and the log, if there is anything to tell."""
+        named = [("missed_tensors", cls._tensors), ("missed_bytes", cls._bytes)]
+        found = {f"{name}_{t.name}": n for name, counts in named for t, n in (+counts).items()}
+        if found:
+            write_instant("reinplace_counters", dict(found))
+
+    @classmethod
+    def clear(cls) -> None:
+        """Nothing was missed."""
+        with cls._lock:
+            cls._tensors.clear()
+            cls._bytes.clear()

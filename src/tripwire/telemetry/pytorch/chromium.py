@@ -11,31 +11,13 @@ import os
 from collections import deque
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.locks import make_lock
-from tripwire.telemetry.schema import Instant
-from tripwire.telemetry.serial import make_plain_dict
-from tripwire.telemetry.threads import OpenEvent, ThreadState, local
-
-CATEGORY = "tripwire"
-
-
-class ChromiumEvent(Struct, frozen=True, kw_only=True):
-    """One event of the Chrome trace format."""
-
-    name: str
-    ph: str  # B, E, X, i or M
-    ts: float
-    pid: int
-    tid: int
-    cat: str = CATEGORY
-    dur: float | UnsetType = UNSET
-    s: str | UnsetType = UNSET  # how far an instant reaches: its thread
-    args: dict[str, object] = {}
+from tripwire.telemetry.schema import Instant, make_plain_dict
+from tripwire.telemetry.threads import OpenEvent, ThreadState, local, make_lock
+from tripwire.telemetry.timelines import ChromiumEvent
 
 
 class ChromiumEventLogger:

@@ -1,0 +1,330 @@
+"""Timelines: a log's spans as others show them: Perfetto, speedscope, OpenTelemetry.
+
+Within a thread spans nest or follow each other, and never overlap, which viewers rely on. A Chrome
+trace is written while the log is read, so it may be larger than memory. A thread of a flame graph
+must be in order: its spans are held, as few bytes each, and no more than `SPANS`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from tripwire.errors import TelemetryError
+from tripwire.files import replacing
+from tripwire.telemetry.reader import Logged, LogReader, too_large
+from tripwire.telemetry.schema import (
+    CompileFinished,
+    Counts,
+    Instant,
+    Recompiled,
+    RecordWritten,
+    Retired,
+    RunRefused,
+    SpanDone,
+    ThreadNamed,
+)
+
+MOST_LANES = 100_000  # threads that one timeline holds
+
+# --- Perfetto and chrome://tracing: the Chrome trace format, in its object form -------------------
+
+
+class ChromiumEvent(Struct, frozen=True, kw_only=True):
+    """One event of the Chrome trace format."""
+
+    name: str
+    ph: str  # B, E, X, i or M
+    ts: float
+    pid: int
+    tid: int
+    cat: str = "tripwire"
+    dur: float | UnsetType = UNSET
+    s: str | UnsetType = UNSET  # how far an instant reaches: its thread
+    args: dict[str, object] = {}
+
+
+def write_chrome_trace(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write the trace of a log's directory; Perfetto and chrome://tracing open it."""
+    with replacing(target) as file:
+        stream_trace(LogReader(log), file)
+    return Path(target)
+
+
+def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
+    """Write a trace while its log is read, twice: the first time for the earliest moment."""
+    begin = min((logged.wall_ns for logged in reader), default=0)
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+    separator = b"\n"
+    for event in build_events(reader, begin):
+        file.write(separator + msgspec.json.encode(event))
+        separator = b",\n"
+    file.write(b'\n],"otherData":{"start_wall_ns":"%d"}}\n' % begin)
+
+
+def build_events(logged_events: Iterable[Logged], begin_ns: int) -> Iterator[ChromiumEvent]:
+    """Events of the Chrome format, in microseconds since `begin_ns` of the calendar."""
+    seen: set[str] = set()
+    lanes: dict[tuple[str, int], _Lane] = {}
+    for logged in logged_events:
+        process, event = logged
+        if process.token not in seen:
+            seen.add(process.token)
+            yield _name("process_name", process.pid, 0, process.label)
+        ns = logged.wall_ns - begin_ns
+        pid, tid = process.pid, event.thread
+        match event:
+            case ThreadNamed():
+                yield _name("thread_name", pid, tid, event.name)
+            case SpanDone():
+                lane = lanes.setdefault((process.token, tid), _Lane())
+                if len(lanes) > MOST_LANES:
+                    raise too_large("threads", MOST_LANES, "a timeline")
+                start, end = lane.place(ns, ns + event.duration_ns, event.depth)
+                yield ChromiumEvent(
+                    name=event.name,
+                    ph="X",
+                    ts=start / 1000,
+                    dur=(end - start) / 1000,
+                    pid=pid,
+                    tid=tid,
+                    args=_args(event),
+                )
+            case Counts():
+                for group, names in event.groups.items():
+                    args: dict[str, object] = dict(names)
+                    yield ChromiumEvent(
+                        name=group, ph="C", ts=ns / 1000, pid=pid, tid=tid, args=args
+                    )
+            case _:
+                found = _instant(event)
+                if found is not None:
+                    name, args = found
+                    yield ChromiumEvent(
+                        name=name, ph="i", ts=ns / 1000, pid=pid, tid=tid, s="t", args=args
+                    )
+
+
+class _Lane:
+    """One thread. Spans come in the order of their ends, each after those inside it."""
+
+    def __init__(self) -> None:
+        self._latest: list[tuple[int, int]] = []  # depth and end, at most one for each depth
+
+    def place(self, start: int, end: int, depth: int) -> tuple[int, int]:
+        """Start and end, moved behind the span before at the same depth if a clock went wrong."""
+        while self._latest and self._latest[-1][0] > depth:
+            self._latest.pop()
+        if self._latest and self._latest[-1][0] == depth:
+            start = max(start, self._latest.pop()[1])
+        end = max(start, end)
+        self._latest.append((depth, end))
+        return start, end
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> ChromiumEvent:
+    return ChromiumEvent(
+        name=kind, ph="M", ts=0, pid=pid, tid=tid, cat="__metadata", args={"name": name}
+    )
+
+
+def _args(event: SpanDone) -> dict[str, object]:
+    args: dict[str, object] = dict(event.data)
+    known = {"compile_id": event.compile_id, "error": event.error, "key": event.key}
+    args.update({name: value for name, value in known.items() if value is not None})
+    return args
+
+
+def _instant(event: object) -> tuple[str, dict[str, object]] | None:
+    """What else is worth a mark in the timeline."""
+    match event:
+        case Instant():
+            return event.name, dict(event.data)
+        case Retired():
+            return f"retired: {event.source}", _fields(event)
+        case RunRefused():
+            return f"refused: {event.slug}", _fields(event)
+        case Recompiled():
+            return f"recompiled: {event.function}", _fields(event)
+        case RecordWritten():
+            return "record written", _fields(event)
+        case CompileFinished():
+            return f"compiled: {event.metrics.co_name or '?'}", {"compile_id": event.compile_id}
+    return None
+
+
+def _fields(event: msgspec.Struct) -> dict[str, object]:
+    skipped = ("time_ns", "thread")
+    return {k: v for k, v in msgspec.structs.asdict(event).items() if k not in skipped and v}
+
+
+# --- speedscope: flame graphs, one profile for each thread of each process ------------------------
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+SPANS = 10_000_000
+FRAMES = 500_000  # names of spans
+
+# Start, end, depth, frame. Packed spans sort as a flame graph opens them: the longer and the outer
+# one first. 72 bytes each in a list, where a tuple of numbers has 200.
+_SPAN = struct.Struct(">QQII")
+_MIDDLE = 1 << 63
+
+
+def write_speedscope(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write the spans of a log's directory as a file that speedscope opens."""
+    with replacing(target) as file:
+        file.writelines(stream_speedscope(LogReader(log)))
+    return Path(target)
+
+
+def stream_speedscope(logged_events: Iterable[Logged]) -> Iterator[bytes]:
+    """The file's content, piece by piece, with times in microseconds since the first span."""
+    frames: dict[str, int] = {}
+    lanes: dict[tuple[str, int], list[bytes]] = {}
+    names: dict[tuple[str, int], str] = {}
+    spans = 0
+    for logged in logged_events:
+        process, event = logged
+        lane = process.token, event.thread
+        if isinstance(event, ThreadNamed):
+            names[lane] = event.name
+        elif isinstance(event, SpanDone):
+            frame = frames.setdefault(event.name, len(frames))
+            start = logged.wall_ns
+            packed = _pack(start, start + event.duration_ns, event.depth, frame)
+            lanes.setdefault(lane, []).append(packed)
+            names.setdefault(lane, str(event.thread))
+            names.setdefault((process.token, -1), process.label)
+            spans += 1
+        for what, there, most in (
+            ("threads", len(names), 2 * MOST_LANES),
+            ("names of spans", len(frames), FRAMES),
+            ("spans", spans, SPANS),
+        ):
+            if there > most:
+                raise too_large(what, most, "speedscope")
+    first = min((_unpack(span)[0] for spans in lanes.values() for span in spans), default=0)
+    yield b'{"$schema":%s,"exporter":"tripwire","name":"tripwire",' % msgspec.json.encode(SCHEMA)
+    yield b'"activeProfileIndex":0,"shared":{"frames":['
+    yield from _joined(msgspec.json.encode({"name": name}) for name in frames)
+    yield b']},"profiles":['
+    separator = b""
+    for lane, packed_spans in lanes.items():
+        yield separator
+        yield from _profile(f"{names[lane[0], -1]} {names[lane]}", packed_spans, first)
+        separator = b",\n"
+    yield b"]}\n"
+
+
+def _pack(start: int, end: int, depth: int, frame: int) -> bytes:
+    """A damaged log's times may lie beyond 64 bits: they are moved to the edge."""
+    start, end = (min(max(-_MIDDLE, ns), _MIDDLE - 1) for ns in (start, end))
+    return _SPAN.pack(start + _MIDDLE, _MIDDLE - 1 - end, depth, frame)
+
+
+def _unpack(span: bytes) -> tuple[int, int, int]:
+    start, end, _, frame = _SPAN.unpack(span)
+    return start - _MIDDLE, _MIDDLE - 1 - end, frame
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    separator = b""
+    for piece in pieces:
+        yield separator + piece
+        separator = b",\n"
+
+
+def _profile(name: str, spans: list[bytes], first_ns: int) -> Iterator[bytes]:
+    spans.sort()
+    last = max(_unpack(span)[1] for span in spans)
+    head = {"type": "evented", "name": name, "unit": "microseconds", "startValue": 0}
+    yield msgspec.json.encode({**head, "endValue": (last - first_ns) / 1000})[:-1]
+    yield b',"events":['
+    yield from _joined(msgspec.json.encode(event) for event in _events(spans, first_ns))
+    yield b"]}"
+
+
+def _events(spans: list[bytes], first_ns: int) -> Iterator[dict[str, object]]:
+    """Opens and closes in order. A span that reaches beyond the one around it is cut there."""
+    stack: list[tuple[int, int]] = []  # end, frame
+
+    def close(until: int) -> Iterator[dict[str, object]]:
+        while stack and stack[-1][0] <= until:
+            end, frame = stack.pop()
+            yield {"type": "C", "frame": frame, "at": (end - first_ns) / 1000}
+
+    for span in spans:
+        start, end, frame = _unpack(span)
+        yield from close(start)
+        stack.append((min(end, stack[-1][0]) if stack else end, frame))
+        yield {"type": "O", "frame": frame, "at": (start - first_ns) / 1000}
+    yield from close(max((end for end, _ in stack), default=0))
+
+
+# --- OpenTelemetry: through an exporter of its own ------------------------------------------------
+
+
+def export_spans(log: str | os.PathLike[str], provider: Any = None) -> int:
+    """Hand a log's spans, with their times and parents, to OpenTelemetry; returns how many.
+
+    Where they go is the business of the tracer provider that is given, or of the one that is set
+    for the process.
+    """
+    try:
+        trace = import_module("opentelemetry.trace")
+    except ImportError as error:
+        raise TelemetryError(
+            "opentelemetry isn't installed.\npip install 'tripwire[opentelemetry]'.",
+            slug="exporter-missing",
+        ) from error
+    reader = LogReader(log)
+    sent = 0
+    for path in reader.files:
+        sent += _export(trace, reader.read_file(path), provider)
+    return sent
+
+
+def _export(trace: Any, events: Iterable[Logged], provider: Any) -> int:
+    """Spans come after those inside them; a parent must be made first, so each tree is kept."""
+    tracer = trace.get_tracer("tripwire", tracer_provider=provider)
+    waiting: dict[int, list[tuple[Logged, SpanDone]]] = {}  # by thread
+    sent = 0
+    for logged in events:
+        event = logged.event
+        if not isinstance(event, SpanDone):
+            continue
+        tree = waiting.setdefault(event.thread, [])
+        tree.append((logged, event))
+        if event.depth == 0:
+            sent += _send_tree(trace, tracer, tree)
+            tree.clear()
+    return sent + sum(_send_tree(trace, tracer, tree) for tree in waiting.values())
+
+
+def _send_tree(trace: Any, tracer: Any, tree: list[tuple[Logged, SpanDone]]) -> int:
+    above: dict[int, Any] = {}  # the context of the latest span at each depth
+    for logged, event in reversed(tree):  # the outermost first, later ones before earlier ones
+        parent = above.get(event.depth - 1)
+        span = tracer.start_span(
+            event.name,
+            context=parent,
+            start_time=logged.wall_ns,
+            attributes={
+                "tripwire.process": logged.process.label,
+                "thread.id": event.thread,
+                **{f"tripwire.{k}": str(v) for k, v in event.data.items()},
+                **({"tripwire.compile_id": event.compile_id} if event.compile_id else {}),
+            },
+        )
+        if event.error:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, event.error))
+        above[event.depth] = trace.set_span_in_context(span)
+        span.end(logged.wall_ns + event.duration_ns)
+    return len(tree)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tripwire import telemetry
+from tripwire.telemetry import pytorch
+
+DOCUMENT = Path(__file__).parents[4] / "docs/coming-from-pytorch.md"
+
+
+def mapped_names() -> list[str]:
+    """What the table of measurement says that tripwire has."""
+    text = DOCUMENT.read_text().partition("## Measurement")[2].partition("\n## ")[0]
+    found = []
+    for row in re.findall(r"^\|(.*)\|$", text, re.MULTILINE)[2:]:
+        theirs, ours, _ = map(str.strip, row.split("|"))
+        spans = re.findall(r"`(\w+)[^`]*`", theirs if ours == "the same" else ours)
+        found += [name for name in spans if not name.startswith("TRIPWIRE") and name[-1] != "_"]
+    return found
+
+
+@pytest.mark.parametrize("name", mapped_names())
+def test_every_name_that_the_document_maps_is_exported_once(name):
+    assert (name in telemetry.__all__) + (name in pytorch.__all__) == 1
+
+
+def test_the_document_maps_most_names():
+    assert {"timed", "count", "ChromiumEventLogger", "make_cell"} <= set(mapped_names())
