@@ -53,10 +53,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print data for pro
 @click.option("--source", is_flag=True, help="Print the recorded source as well.")
 def show(file: str, as_json: bool, source: bool) -> None:
     """Show what is in a record. Nothing of it runs."""
-    from tripwire.recording.record import load
+    from tripwire.recording.record import load_record
     from tripwire.recording.showing import print_record
 
-    record = load(file)
+    record = load_record(file)
     if as_json:
         click.echo(msgspec.json.encode(record.manifest))
     else:

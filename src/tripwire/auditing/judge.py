@@ -76,7 +76,7 @@ class Subject:
         if dispatcher is None:
             raise BadOption(
                 f"audit takes what tripwire.compile returned, not {_name(compiled)}.",
-                slug="audit-not-compiled",
+                slug="not-compiled",
             )
         self.target = dispatcher.target
         self.name = dispatcher.name
