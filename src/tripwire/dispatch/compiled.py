@@ -1,4 +1,4 @@
-"""Compiled: what users hold. A function, or a module that is its original in all but calling."""
+"""Compiled: what users hold. It behaves like its original; only calling it is dispatched."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-mon
 _MAY_SETTLE = frozenset({"module-changed", "tensor-attribute"})
 _FOREIGN = Refusal(
     "foreign-mode",
-    "it is called under a torch.func transform, forward-mode AD or somebody else's mode, which "
-    "must see every torch call. Calls outside are compiled as ever.",
+    "the call came under a torch.func transform, forward-mode AD or a mode that isn't "
+    "tripwire's, which must see every torch call. Other calls are compiled as before.",
 )
 # A call that was refused this often stays plain. More than once, because much code does things
 # on its first call only: it warns, fills a cache, makes a buffer.
@@ -348,8 +348,8 @@ class Dispatcher(Counted):
             return None
         return Refusal(
             "keeps-changing",
-            f"{self.name} was traced {self._traces} times for {hits} hits. What it depends "
-            "on keeps changing; see the log of tripwire.recompiles.",
+            f"{self.name} was traced {self._traces} times for {hits} hits. Something that it "
+            "depends on keeps changing; the log tripwire.recompiles names it.",
         )
 
     def _note_volatile(self, volatile: tuple[Volatile, ...], key: object) -> Refusal | None:
@@ -569,7 +569,7 @@ def _refuse_volatile(volatile: tuple[Volatile, ...]) -> Refusal:
     first = volatile[0]
     return Refusal(
         "volatile-source",
-        f"{first.source} is read by the run and left changed ({fingerprint(first.before)} → "
+        f"the run reads {first.source} and leaves it changed ({fingerprint(first.before)} → "
         f"{fingerprint(first.after)}), so the next call finds something else. Counters that are "
-        "only counted, and tensors, are no hindrance.",
+        "only counted, and tensors, are fine.",
     )

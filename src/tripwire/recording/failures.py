@@ -261,7 +261,8 @@ def record_last(path: str | os.PathLike[str]) -> Path:
         ended, _last = _last, None
     if ended is None:
         raise CannotReplay(
-            "No call of a compiled or decorated function has failed yet, or it was recorded.",
+            "There is no failed call to record: no compiled or decorated function has raised, "
+            "or its failure was recorded already.",
             slug="nothing-failed",
         )
     return ended.write(Writing.to(path))

@@ -174,19 +174,19 @@ class _Planner:
             if is_carried and len(sources) > 1 and not _are_one_place(sources, carried):
                 raise Refused(
                     "volatile-source",
-                    f"{sources[0][0]} is replaced by the run, and {sources[1][0]} was the same "
-                    "tensor.",
+                    f"the run replaces {sources[0][0]}, which was the same tensor as "
+                    f"{sources[1][0]}.",
                 )
             if by_path or is_carried:
                 fetched.append(index)
             elif tensor is None:
-                raise Refused("volatile-source", f"{sources[0][0]} is gone after the run.")
+                raise Refused("volatile-source", f"{sources[0][0]} no longer exists after the run.")
             else:
                 if (meta_of(tensor), traits_of(tensor)) != self.facts[index]:
                     raise Refused(
                         "tensor-reshaped",
-                        f"the run changes the form of {sources[0][0]} in place: its shape, or "
-                        "whether it wants a gradient. The next call finds another tensor.",
+                        f"the run changes the shape or requires_grad of {sources[0][0]} in "
+                        "place, so the next call finds another tensor.",
                     )
                 state.append(tensor)
         return Held(tuple(state)), tuple(fetched)
@@ -339,7 +339,11 @@ class _Planner:
         holders.check_unwritten(holders.find_writes())
         for module, table, path, _ in self.reach.empty_tables:
             if (own_dict(module) or {}).get(table):
-                raise Refused("another-thread", f"{path}.{table} was filled after the run.")
+                raise Refused(
+                    "another-thread",
+                    f"something was put into {path}.{table} after "
+                    "the run, perhaps by another thread.",
+                )
 
     # --- guards ---
 
@@ -440,8 +444,8 @@ class _Planner:
                 if not any(is_anchored for _, is_anchored in sources):
                     raise Refused(
                         "hidden-state",
-                        f"{sources[0][0]} is a tensor that an argument doesn't hold itself: its "
-                        "class does. Pass the tensor, or put it on the object.",
+                        f"{sources[0][0]} is a tensor that the class of an argument holds, not "
+                        "the argument itself. Pass the tensor, or put it on the object.",
                     )
                 if not _are_held(sources):
                     fetched.append(self._write_weak(writer, tensor, sources[0][0]))
@@ -477,7 +481,7 @@ class _Planner:
 
     def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
         if tensor is None:
-            raise Refused("volatile-source", f"{path} is gone after the run.")
+            raise Refused("volatile-source", f"{path} no longer exists after the run.")
         name = writer.assign(f"{writer.constant(Hidden(tensor))}()")
         form = self.forms[id(tensor)]
         has, facts = writer.constant(_has_facts), writer.constant(form)
@@ -539,8 +543,8 @@ class _Planner:
             if id(ref()) in others or sum(other is ref for other in refs) > 1:
                 raise Refused(
                     "volatile-source",
-                    f"{carried.source} is replaced by the run, and was a tensor that the run can "
-                    "reach another way.",
+                    f"the run replaces {carried.source}, and can reach the old tensor another "
+                    "way, too.",
                 )
         return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
 

@@ -1,4 +1,4 @@
-"""Explain: what is known of a compiled callable, and what would come of a plain one."""
+"""Explain: what is known of a compiled callable. Preview: what compiling would make of a call."""
 
 from __future__ import annotations
 
