@@ -20,8 +20,8 @@ $(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c src/tripwire/tracing/
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-demo: $(BUILT)  ## trace a small transformer; print its graph with lines and scopes
-	$(BIN)/python examples/demo.py
+demo: $(BUILT)  ## a story in forty lines: compiled, changed, failed, replayed; ARGS=--graph prints a graph
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: lint  ## lint, then every test but the slow ones
 	$(BIN)/python -m pytest

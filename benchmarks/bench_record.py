@@ -216,7 +216,7 @@ def run_sizes(folder: str) -> list[Size]:
     }
     found = []
     for number, (label, (target, args, kwargs)) in enumerate(calls.items()):
-        path = tripwire.save_record(Path(folder) / f"{number}.rec", target, *args, **kwargs)
+        path = tripwire.record_call(Path(folder) / f"{number}.rec")(target, *args, **kwargs)
         found.append(measure_file(label, path))
     print("\nsizes in bytes")
     rows = [("call", "file", "allowed", "over blobs", "tensors", "source", "table", "")]

@@ -1,10 +1,11 @@
-"""A tour of tripwire, to be read from top to bottom. Every line runs, and CI runs it.
+"""A tour of tripwire. Read it from top to bottom. Every line runs, and CI runs it.
 
-tripwire watches one real run of a function. This tour shows what it sees.
+tripwire observes one real run of a function. This tour shows what it sees, and what it makes of it.
 """
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 
 import torch
@@ -46,7 +47,8 @@ assert row.where.place.function == "smooth"
 print(trace.graph_module.code)
 
 # --- 2. A trace holds for what it saw ----------------------------------------------------------
-# Sizes that Python read and plain arguments are part of the graph. Others are refused.
+# Sizes that Python read and plain arguments are part of the graph. A call with other sizes or other
+# plain arguments is refused.
 
 for wrong in ((torch.randn(5),), (other, 0.9)):
     try:
@@ -57,8 +59,8 @@ for wrong in ((torch.randn(5),), (other, 0.9)):
         raise AssertionError("a trace must not accept what it doesn't hold for")
 
 # --- 3. Every tensor has a source --------------------------------------------------------------
-# A tensor in the graph is an argument, is read from something that the run can reach, or was
-# made by a recorded call. The first two become inputs, with the path that reaches them again.
+# A tensor in the graph is an argument, or the run read it from something that it can reach, or a
+# recorded torch call made it. The first two become inputs, with the path that leads to them.
 
 OFFSET = torch.tensor(10.0)
 
@@ -92,7 +94,7 @@ assert [str(wanted.source) for wanted in trace.inputs] == [
     "G['OFFSET']",
 ]
 
-# Sources are followed anew on every call, so a changed weight is used, not remembered.
+# Every call follows the paths again, so a changed weight is used, not remembered.
 with torch.no_grad():
     net.first.weight.mul_(2)
 assert torch.equal(trace(other), net(other))
@@ -104,7 +106,7 @@ assert net.first.weight.grad is not None
 # Scopes say which module call a node belongs to.
 assert {row.scope for row in trace} == {"", "first", "second"}
 
-# A tensor whose origin is unknown would be a constant. It is an error instead.
+# A tensor whose origin is unknown would become a constant. tripwire raises instead.
 hidden_away = iter([torch.ones(4)])
 try:
     tripwire.trace(lambda x: x + next(hidden_away), other)
@@ -112,6 +114,7 @@ except tripwire.CannotTrace as error:
     assert error.slug == "unknown-origin"
 
 # --- 4. Values that Python takes out of tensors are branches -----------------------------------
+# The trace holds for the value that this run met, and a warning points at the line.
 
 
 def clip(x: torch.Tensor) -> torch.Tensor:
@@ -129,13 +132,13 @@ print(f"\nbranch {branch}")
 assert branch.value is True
 assert issubclass(caught[0].category, tripwire.TracerWarning)
 
-# Sizes are branches only where they depend on values.
+# A size is a branch only if it depends on values.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", tripwire.TracerWarning)
     assert tripwire.trace(lambda x: x * x.shape[0], other).branches == ()
     assert tripwire.trace(lambda x: x * x[x > 0].shape[0], other).branches[0].op == "shape"
 
-# --- 5. In-place changes are part of the graph, other writes are told --------------------------
+# --- 5. In-place changes are part of the graph; other writes are listed ------------------------
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +168,7 @@ with warnings.catch_warnings():
     trace = tripwire.trace(remember, other)
 assert [str(effect) for effect in trace.effects] == ["G['history'][0]"]
 
-# --- 6. A custom autograd function is one node -------------------------------------------------
+# --- 6. A custom autograd function is one node, and its backward runs --------------------------
 
 
 class Clamp(torch.autograd.Function):
@@ -191,14 +194,14 @@ trace(loud).sum().backward()
 assert loud.grad is not None
 assert loud.grad.tolist() == [3, 3, 3, 3]
 
-# --- 7. Refusals: the run ends, the reason is data ---------------------------------------------
+# --- 7. A refusal: the run goes to its end, and the reason is data -----------------------------
 
 run = tripwire.Tracer().run(lambda x: torch.vmap(torch.sin)(x), (other,), {})
 assert torch.equal(run.result, other.sin())  # type: ignore[arg-type]
 assert run.trace is None
 print(f"refused: {run.refusal.slug if run.refusal else ''}")
 
-# --- 8. The state below, by hand ---------------------------------------------------------------
+# --- 8. The tracing state, used by hand --------------------------------------------------------
 
 state = TracingState()
 set_value_trace(other, state.graph().placeholder("x"), state)
@@ -209,7 +212,7 @@ with recording(state):
 assert get_value_trace(doubled, state).target == "mul"
 assert state.current_scope() == ""
 
-# --- 9. Compiling: guards on the call, wires on the world ----------------------------------------
+# --- 9. Compiling: guards check the arguments, wires watch everything else ---------------------
 
 
 class Scaled(torch.nn.Module):
@@ -232,18 +235,51 @@ ones = torch.ones(3)
 for _ in range(3):
     assert fast(ones).tolist() == [2, 2, 2]
 assert (fast.statistics().traces, fast.statistics().hits) == (1, 2)
-assert scaled.calls == 3  # an effect: repeated by compiled calls
+assert scaled.calls == 3  # an effect: compiled calls repeat it
 
-scaled.scale = 3.0  # a wire trips
+scaled.scale = 3.0  # a write to something that the run read: the compiled code is discarded
 assert fast(ones).tolist() == [3, 3, 3]
 print(f"retired: {fast.statistics().causes[0]}")
 
-assert fast(-ones).tolist() == [-1, -1, -1]  # another value of the branch: another entry
+assert fast(-ones).tolist() == [-1, -1, -1]  # the branch has another value: another entry
 assert fast(ones).tolist() == [3, 3, 3]
 assert fast.statistics().traces == 3
 
 scaled.scale = 2.0  # the old value is back, and so is the entry that was traced with it
 assert fast(ones).tolist() == [2, 2, 2]
 assert fast.statistics().traces == 3
+
+# --- 10. Why, who, where -----------------------------------------------------------------------
+# `explain` says what is known of something compiled. `preview` runs a plain call once, and says
+# what compiling would make of it.
+
+explained = tripwire.explain(fast)
+assert explained.hits == fast.statistics().hits
+assert "scale: 2.0 → 3.0" in explained.retirements[0]
+
+seen = tripwire.preview(lambda x: x * len(str(id(x))), ones)
+assert seen.refusal is not None
+print(f"would run as plain Python: {seen.refusal.slug}")
+
+# --- 11. Records: a call as a file that runs again elsewhere -------------------------------------
+
+
+def divide(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Fail, if you like."""
+    if by == 0:
+        raise ValueError("by is 0")
+    return x / by
+
+
+with tempfile.TemporaryDirectory() as folder:
+    path = tripwire.record_call(f"{folder}/divide.rec", check=False)(divide, ones, by=0)
+    record = tripwire.load_record(path)  # runs nothing of it
+    assert record.locals["by"] == 0
+    try:
+        tripwire.replay(path, trust=True)  # runs it
+    except ValueError as failed:
+        print(f"replayed: {failed!r}")
+    else:
+        raise AssertionError("a replay must raise what the call raised")
 
 print("\nThe end.")

@@ -6,7 +6,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tripwire.api import compile, statistics, trace
+    from tripwire.api import (
+        compile,
+        record_block,
+        record_call,
+        record_on_error,
+        statistics,
+        trace,
+    )
     from tripwire.auditing.findings import Audit, Finding, Status
     from tripwire.auditing.judge import Auditor, audit
     from tripwire.backends.registry import list_backends
@@ -24,14 +31,14 @@ if TYPE_CHECKING:
         TripwireError,
         WrongResult,
     )
-    from tripwire.explain import explain
-    from tripwire.recording.failures import record, record_last, record_on_error, save_record
+    from tripwire.explain import explain, preview
+    from tripwire.recording.failures import record_last
     from tripwire.recording.record import (
         DummyModule,
         ExecutionRecord,
         ExecutionRecorder,
         ModuleRecord,
-        load,
+        load_record,
     )
     from tripwire.recording.rerun import replay
     from tripwire.tracing import Trace, Tracer
@@ -67,12 +74,13 @@ __all__ = [
     "compile",
     "explain",
     "list_backends",
-    "load",
-    "record",
+    "load_record",
+    "preview",
+    "record_block",
+    "record_call",
     "record_last",
     "record_on_error",
     "replay",
-    "save_record",
     "statistics",
     "trace",
     "watch",
@@ -80,18 +88,25 @@ __all__ = [
 
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
 _HOME = {
-    "tripwire.api": ("compile", "statistics", "trace"),
+    "tripwire.api": (
+        "compile",
+        "record_block",
+        "record_call",
+        "record_on_error",
+        "statistics",
+        "trace",
+    ),
     "tripwire.auditing.findings": ("Audit", "Finding", "Status"),
     "tripwire.auditing.judge": ("Auditor", "audit"),
     "tripwire.backends.registry": ("list_backends",),
-    "tripwire.explain": ("explain",),
-    "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),
+    "tripwire.explain": ("explain", "preview"),
+    "tripwire.recording.failures": ("record_last",),
     "tripwire.recording.record": (
         "DummyModule",
         "ExecutionRecord",
         "ExecutionRecorder",
         "ModuleRecord",
-        "load",
+        "load_record",
     ),
     "tripwire.recording.rerun": ("replay",),
     "tripwire.tracing": ("Trace", "Tracer"),

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from torch import nn
 
@@ -18,9 +28,22 @@ from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
 
 if TYPE_CHECKING:
-    from tripwire.recording.failures import OnError
+    from tripwire.recording.calls import Writing
+    from tripwire.recording.failures import InBlock, OnError, OnRequest
+    from tripwire.recording.policy import Chooser
 
-__all__ = ["compile", "statistics", "trace"]
+__all__ = [
+    "compile",
+    "record_block",
+    "record_call",
+    "record_on_error",
+    "statistics",
+    "trace",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_M = TypeVar("_M", bound=nn.Module)
 
 
 def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
@@ -31,6 +54,69 @@ def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tra
     return Tracer().trace_call(fn_or_module, args, kwargs, stacklevel=3)
 
 
+# --- compile ---
+
+
+class CompileOptions(TypedDict, total=False):
+    """Options of `compile`, for type checkers. `disable` is apart: it decides what is returned."""
+
+    backend: str | Backend | None
+    fullgraph: bool
+    dynamic: bool | None
+    mode: str | None
+    options: dict[str, Any] | None
+    name: str | None
+    cache_size: int
+    record_on_error: str | os.PathLike[str] | OnError | None
+    on_backend_error: str | None
+    check: bool
+
+
+# A module is a callable, too: of two overloads that fit, a type checker takes the first.
+class Compiler(Protocol):
+    """What `compile` returns without a callable: a decorator with the options in it."""
+
+    @overload
+    def __call__(self, module: _M, /) -> _M: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[_P, _R], /) -> CompiledFunction[_P, _R]: ...
+
+
+class MaybeCompiler(Protocol):
+    """The same where `disable` is only known at run time."""
+
+    @overload
+    def __call__(self, module: _M, /) -> _M: ...
+    @overload
+    def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+
+
+@overload
+def compile(  # type: ignore[overload-overlap]  # as above
+    fn_or_module: _M, *, disable: bool = ..., **options: Unpack[CompileOptions]
+) -> _M: ...
+@overload
+def compile(
+    fn_or_module: Callable[_P, _R],
+    *,
+    disable: Literal[False] = ...,
+    **options: Unpack[CompileOptions],
+) -> CompiledFunction[_P, _R]: ...
+@overload
+def compile(
+    fn_or_module: Callable[_P, _R], *, disable: bool, **options: Unpack[CompileOptions]
+) -> Callable[_P, _R]: ...
+@overload
+def compile(
+    fn_or_module: None = ...,
+    *,
+    disable: Literal[False] = ...,
+    **options: Unpack[CompileOptions],
+) -> Compiler: ...
+@overload
+def compile(
+    fn_or_module: None = ..., *, disable: bool, **options: Unpack[CompileOptions]
+) -> MaybeCompiler: ...
 def compile(
     fn_or_module: Any = None,
     *,
@@ -46,31 +132,35 @@ def compile(
     on_backend_error: str | None = None,
     check: bool = False,
 ) -> Any:
-    """Compile a function or a module; without one, a decorator.
+    """Compile a function or a module. Without one, return a decorator that does.
 
-    The first call runs for real and is observed; later calls run compiled code for as long as
-    everything that the first one read is unchanged. Takes what `torch.compile` takes.
+    The first call runs as plain Python and is observed. Later calls run compiled code for as
+    long as everything that the first one read is unchanged. Takes what `torch.compile` takes.
 
-    backend: a name, or a callable `(GraphModule, example_inputs) -> callable`. Inductor where
-        neither this nor the environment variable TRIPWIRE_BACKEND names one.
-    fullgraph: raise where a call can't be compiled, rather than run it as plain Python.
-    dynamic: sizes are part of an entry; True is refused, None and False mean the same.
+    A compiled module keeps its class; a compiled function keeps its signature.
+
+    backend: a name, or a callable `(GraphModule, example_inputs) -> callable`. Without it, the
+        environment variable TRIPWIRE_BACKEND names the back end; without both, it is Inductor.
+    fullgraph: raise CannotTrace where a call can't be compiled, instead of running it as plain
+        Python.
+    dynamic: None and False mean the same: compiled code holds for one size. True is refused.
     mode, options: handed to the back end. Inductor's modes are "default", "reduce-overhead",
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
-    name: what messages call it.
-    cache_size: entries kept per callable.
-    record_on_error: a folder; a call that raises leaves a record there, which
-        `tripwire replay` runs again. The environment variable TRIPWIRE_RECORD_DIR does the same
-        for everything that is compiled; "" means no folder, whatever it says. A record is
-        replayed in a process of its own to see whether it shows the same, which takes seconds;
-        TRIPWIRE_RECORD_CHECK=0 turns that off. `tripwire.record_on_error(folder, ...)` in place
-        of a folder says how much of each tensor is kept.
-    on_backend_error: "raise" where the back end fails, or "eager": say so, and run the graph as
-        it is, one torch call after another. By default a back end that has a name falls back to
-        that, unless fullgraph is set; a callable of your own raises.
-    check: run new compiled code once, on copies of the inputs, and raise WrongResult if it
-        returns or writes something else than the call that it was made of did.
+    name: what messages call the callable.
+    cache_size: how many entries (pieces of compiled code) are kept for this callable.
+    record_on_error: a folder; a call that raises leaves a record there, which `tripwire replay`
+        runs again. `tripwire.record_on_error(folder, ...)` in its place says how much of each
+        tensor is kept. Without it, the environment variable TRIPWIRE_RECORD_DIR names the
+        folder; "" means that nothing is recorded. Each record is replayed once, in a process of
+        its own, to see whether it shows the same; this takes seconds, and
+        TRIPWIRE_RECORD_CHECK=0 turns it off.
+    on_backend_error: what to do where the back end fails. "raise": raise BackendFailed.
+        "eager": warn, and run the graph as it is, one torch call after another. By default,
+        "eager" for a back end that is given by name, unless fullgraph is set; "raise" for a
+        callable of your own.
+    check: run new compiled code once, on copies of the inputs. Raise WrongResult if it returns
+        or writes something else than the observed call did.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -89,21 +179,24 @@ def compile(
         )
     if not callable(fn_or_module):
         raise BadOption(
-            f"compile takes a function or a module, not {type(fn_or_module).__name__}.",
+            f"tripwire.compile takes a function or a module, not {type(fn_or_module).__name__}.",
             slug="not-callable",
         )
     if mode is not None and options is not None:
-        raise BadOption("Either mode or options can be given, not both.", slug="bad-option")
+        raise BadOption(
+            "mode and options were both given. Inductor takes one of them.", slug="bad-option"
+        )
     if dynamic:
         raise BadOption(
-            "dynamic=True: sizes don't turn symbolic yet; each shape has an entry of its own.",
+            "dynamic=True isn't supported yet: compiled code holds for one size, and another "
+            "size is compiled again. Leave dynamic out.",
             slug="bad-option",
         )
     if cache_size < 1:
         raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
     if on_backend_error not in ("raise", "eager", None):
         raise BadOption(
-            f'on_backend_error is {on_backend_error!r}; it can be "raise" or "eager".',
+            f'on_backend_error is {on_backend_error!r}; it must be "raise" or "eager".',
             slug="bad-option",
         )
     if disable:
@@ -151,3 +244,81 @@ def _name_of(target: Any) -> str:
     if isinstance(target, nn.Module):
         return type(target).__name__
     return str(getattr(target, "__name__", type(target).__name__))
+
+
+# --- records ---
+
+
+def record_on_error(
+    path: str | os.PathLike[str],
+    *,
+    tensors: str | Mapping[str, str] | Chooser = "full",
+    max_bytes: int | None = None,
+    check: bool = True,
+) -> OnError:
+    """Record the calls of a function that raise: a decorator, and an option of `compile`.
+
+        @tripwire.record_on_error("records")
+        def step(batch): ...
+
+    path: a file that ends in .rec, or a folder in which each record gets a name of its own.
+    tensors: how much of each tensor is kept: "full", "statistics", "shape" or "redacted"; or a
+        mapping from patterns of paths to these (`{"args[0]*": "shape"}`); or a function of path
+        and tensor that returns one of them.
+    max_bytes: above this many bytes in all, the largest tensors are kept as statistics.
+    check: replay the record once, in a process of its own, and write the verdict into it.
+    """
+    from tripwire.recording.failures import OnError
+
+    return OnError(_describe_writing(path, tensors, max_bytes, check))
+
+
+def record_call(
+    path: str | os.PathLike[str],
+    *,
+    tensors: str | Mapping[str, str] | Chooser = "full",
+    max_bytes: int | None = None,
+    check: bool = True,
+) -> OnRequest:
+    """Record one call, whether it returns or raises. Takes the options of `record_on_error`.
+
+        written = tripwire.record_call("records")(model, batch, mask=mask)
+
+    What is returned takes the callable and its arguments, runs the call, and returns where the
+    record is. What the call raises is in the record, and isn't raised.
+    """
+    from tripwire.recording.failures import OnRequest
+
+    return OnRequest(_describe_writing(path, tensors, max_bytes, check))
+
+
+def record_block(
+    path: str | os.PathLike[str],
+    *,
+    tensors: str | Mapping[str, str] | Chooser = "full",
+    max_bytes: int | None = None,
+    check: bool = True,
+) -> InBlock:
+    """Record a `with` block, whether it ends or raises. Takes the options of `record_on_error`.
+
+        with tripwire.record_block("records") as recording:
+            ...
+        recording.path
+
+    What the block raises is raised, as without it.
+    """
+    from tripwire.recording.failures import InBlock
+
+    return InBlock(_describe_writing(path, tensors, max_bytes, check))
+
+
+def _describe_writing(
+    path: str | os.PathLike[str],
+    tensors: str | Mapping[str, str] | Chooser,
+    max_bytes: int | None,
+    check: bool,
+) -> Writing:
+    from tripwire.recording.calls import Writing
+    from tripwire.recording.policy import Policy
+
+    return Writing.to(path, Policy(tensors, max_bytes), check)

@@ -40,7 +40,7 @@ class _Trouble(click.ClickException):
 @click.group(cls=_Group)
 @click.version_option(package_name="tripwire")
 def main() -> None:
-    """Tools around tripwire's records and logs."""
+    """Run, look at and replay what tripwire records and logs."""
 
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -53,10 +53,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print data for pro
 @click.option("--source", is_flag=True, help="Print the recorded source as well.")
 def show(file: str, as_json: bool, source: bool) -> None:
     """Show what is in a record. Nothing of it runs."""
-    from tripwire.recording.record import load
+    from tripwire.recording.record import load_record
     from tripwire.recording.showing import print_record
 
-    record = load(file)
+    record = load_record(file)
     if as_json:
         click.echo(msgspec.json.encode(record.manifest))
     else:
@@ -66,9 +66,11 @@ def show(file: str, as_json: bool, source: bool) -> None:
 @main.command()
 @_file
 @click.option("--trust", is_flag=True, help="Run the code that is in the record.")
-@click.option("--sandbox", is_flag=True, help="No network, no writes but to a temporary folder.")
+@click.option(
+    "--sandbox", is_flag=True, help="Without network, and with writes to a temporary folder only."
+)
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger where it raises.")
-@click.option("--backend", help='Compile with another back end; "none" runs it plainly.')
+@click.option("--backend", help='Compile with another back end; "none" runs it as plain Python.')
 @_json
 def replay(
     file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
@@ -124,12 +126,12 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
 @_file
 @_json
 def repro(file: str, as_json: bool) -> None:
-    """Print a script that makes the call again, with everything in it."""
+    """Print a script that makes the call again. Everything that it needs is in it."""
     from tripwire.recording.repro import write_repro
 
     script, why = write_repro(file)
     if why:
-        click.echo(f"The script needs tripwire, since {why}.", err=True)
+        click.echo(f"The script needs tripwire, because {why}.", err=True)
     told = msgspec.json.encode({"script": script, "needs_tripwire": why}) if as_json else script
     click.echo(told, nl=as_json)
 
@@ -181,7 +183,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
     type=click.Choice(["perfetto", "speedscope", "torch"]),
     default="perfetto",
     show_default=True,
-    help="Whose file it is; torch: a directory that tlparse opens.",
+    help="Which viewer it is for; torch: a directory that tlparse opens.",
 )
 @_json
 def trace(directory: str, output: str | None, kind: str, as_json: bool) -> None:
@@ -229,10 +231,12 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--compile", "replaces", is_flag=True, help="torch.compile is tripwire's inside.")
+@click.option(
+    "--compile", "replaces", is_flag=True, help="In the script, torch.compile is tripwire.compile."
+)
 @click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
 @click.option("--dir", "folder", type=click.Path(file_okay=False), help="Where the log goes.")
-@click.option("--no-report", is_flag=True, help="Leave the log, and make no page of it.")
+@click.option("--no-report", is_flag=True, help="Write the log, and make no report of it.")
 @_json
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -293,10 +297,12 @@ def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time per callable.")
 @click.option("--places", type=click.IntRange(min=1), help="Writes per callable.")
-@click.option("--seed", type=int, help="Of the sample, where not all places are tried.")
+@click.option("--seed", type=int, help="Seed of the sample, if not all places are tried.")
 @click.option("--gradients", is_flag=True, help="Compare gradients as well.")
 @click.option("--every", is_flag=True, help="List every place that was tried.")
-@click.option("--compile", "replaces", is_flag=True, help="torch.compile is tripwire's inside.")
+@click.option(
+    "--compile", "replaces", is_flag=True, help="In the script, torch.compile is tripwire.compile."
+)
 @click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
 @_json
 @click.argument("script")
@@ -333,9 +339,12 @@ def audit(
             stack.enter_context(compiling_with_tripwire())
         code = run_script(script, arguments, as_module)
     if code:
-        raise _Trouble(f"{script} ended with {code}: nothing was audited.")
+        raise _Trouble(f"{script} exited with {code}, so nothing was audited.")
     if not calls.last():
-        raise _Trouble(f"{script} called nothing that tripwire compiled: --compile may help.")
+        raise _Trouble(
+            f"{script} called nothing that tripwire compiled. If it uses "
+            "torch.compile, pass --compile."
+        )
     audits = []
     for call in calls.last():
         auditor = Auditor(seconds, places, seed, gradients)

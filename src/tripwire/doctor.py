@@ -58,7 +58,8 @@ def _watching() -> list[Finding]:
 
     in_c = sentry.IS_COMPILED
     how = "C module" if in_c else "Python twin"
-    advice = "" if in_c else "a C compiler and a reinstall make hits cheap: every call compares all"
+    slow = "every call compares everything: install a C compiler, then tripwire again"
+    advice = "" if in_c else slow
     if in_c:
         dicts = "told of writes" if HAS_MONITORING else "version tags, summed up on each call"
     else:
@@ -81,7 +82,7 @@ def _cache() -> list[Finding]:
         return [Finding("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
     number, size = store.measure()
     trouble = store.find_trouble()
-    advice = "nothing can be kept there: every start is a cold one"
+    advice = "nothing can be kept there, so every process compiles from scratch"
     return [
         Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
         *([Finding("that folder", " ".join(trouble.split()), False, advice)] if trouble else []),

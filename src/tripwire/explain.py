@@ -1,7 +1,7 @@
 """Explain: why something was traced, retired or refused, and where the time went.
 
-`explain(compiled)` reads what a dispatcher knows; nothing runs. `explain(fn, *args)` runs the
-call once, observed, and says what would come of it.
+`explain(compiled)` reads what a dispatcher knows; nothing runs. `preview(fn, *args)` runs the
+call once, observed, and says what compiling would make of it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import html
 import io
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from types import MethodType
+from typing import Any, ParamSpec
 
+from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
@@ -20,6 +22,8 @@ from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
+
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +176,17 @@ def _block(title: str, lines: list[str]) -> list[str]:
 # --- compiled callables ---
 
 
-def explain(target: Any, /, *args: Any, **kwargs: Any) -> Explanation | Preview:
-    """What is known of a compiled callable; or, with a plain one, what would come of a call.
-
-    A plain callable runs once with the arguments given.
-    """
-    dispatcher = find_dispatcher(target)
+def explain(compiled: Any, /) -> Explanation:
+    """What is known of a compiled function, method or module. Nothing runs."""
+    if isinstance(compiled, MethodType):
+        compiled = compiled.__func__
+    dispatcher = find_dispatcher(compiled)
     if dispatcher is None:
-        if not callable(target):
-            raise BadOption(
-                f"explain takes a callable, not {type(target).__name__}.", slug="not-callable"
-            )
-        return preview(target, args, kwargs)
+        raise BadOption(
+            f"explain takes what tripwire.compile returned, not {_name_of(compiled)}. "
+            "tripwire.preview(fn, *args) says what compiling would make of a call.",
+            slug="not-compiled",
+        )
     return _explain(dispatcher)
 
 
@@ -297,10 +300,21 @@ class Preview:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def preview(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Preview:
-    """Run a call once, observed, and say what would come of it."""
+def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Preview:
+    """Run a call once, observed, and say what compiling would make of it.
+
+    Of something compiled the original runs; compiled code stays as it is.
+    """
+    dispatcher = find_dispatcher(target)
+    if dispatcher is not None:
+        target = dispatcher.target
+    if not callable(target):
+        raise BadOption(
+            f"preview takes a function or a module, not {type(target).__name__}.",
+            slug="not-callable",
+        )
     run = Tracer().run(target, args, kwargs, complete=True)
-    name = str(getattr(target, "__qualname__", type(target).__qualname__))
+    name = _name_of(target)
     redactor = Redactor()
     if run.trace is None:
         assert run.refusal is not None
@@ -314,3 +328,7 @@ def preview(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         for read in run.trace.reads
     )
     return Preview(name, run.trace, None, reads, run.result)
+
+
+def _name_of(target: Any) -> str:
+    return str(getattr(target, "__qualname__", type(target).__qualname__))

@@ -74,7 +74,7 @@ def _translate(options: dict[str, Any]) -> dict[str, Any]:
     given = {k: value for k, value in options.items() if value is not None and value is not False}
     known = inspect.signature(compile).parameters.keys() - {"dynamic"}
     for name in given.keys() - known:
-        logger.warning("torch.compile(%s=...): tripwire has no such option; it is left out", name)
+        logger.warning("torch.compile(%s=...): tripwire has no such option, and ignores it", name)
     return {name: value for name, value in given.items() if name in known}
 
 

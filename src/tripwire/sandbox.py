@@ -22,16 +22,17 @@ def find_command() -> str:
     found = shutil.which("bwrap") if sys.platform == "linux" else None
     if found is None:
         raise CannotReplay(
-            "--sandbox needs bubblewrap (`bwrap`), on Linux, and it isn't here. Install it "
-            "(Debian: apt-get install bubblewrap), or replay on a machine of no value.",
+            "--sandbox needs bubblewrap (`bwrap`) on Linux, and it isn't installed. Install it "
+            "(Debian: apt-get install bubblewrap), or replay on a machine that holds nothing of "
+            "value.",
             slug="no-sandbox",
         )
     tried = subprocess.run([found, *_ISOLATED, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         why = " ".join(tried.stderr.split()) or f"it ended with {tried.returncode}"
         raise CannotReplay(
-            f"--sandbox: bubblewrap is here and can't make a sandbox: {why}. The kernel must allow "
-            "user namespaces.",
+            f"--sandbox: bubblewrap is installed but can't make a sandbox: {why}. The kernel "
+            "must allow user namespaces.",
             slug="no-sandbox",
         )
     return found

@@ -312,15 +312,15 @@ def test_a_record_of_any_content_is_opened_or_refused_and_runs_nothing(
     number, tmp_path, tell
 ) -> None:
     path = tmp_path / "call.rec"
-    tripwire.save_record(path, Layer(), torch.ones(3))
+    tripwire.record_call(path)(Layer(), torch.ones(3))
     whole = path.read_bytes()
-    str(tripwire.load(path))  # what is imported once is imported now
+    str(tripwire.load_record(path))  # what is imported once is imported now
 
     def check(content: bytes) -> str:
         path.write_bytes(content)
         try:
             with watch.over(tmp_path):
-                str(tripwire.load(path))
+                str(tripwire.load_record(path))
         except BadRecord as error:
             return f"[{error.slug}]"
         finally:

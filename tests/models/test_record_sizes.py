@@ -40,7 +40,7 @@ def test_a_record_is_hardly_larger_than_its_tensors(tmp_path, monkeypatch, archi
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     with torch.no_grad():
         model, inputs = architecture.build(), architecture.inputs()
-        path = tripwire.save_record(tmp_path / "x.rec", model, **inputs)
+        path = tripwire.record_call(tmp_path / "x.rec")(model, **inputs)
     assert spare(path) >= ROOM
 
 

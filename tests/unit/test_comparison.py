@@ -1,4 +1,4 @@
-"""What the README says of other tracers is true of the torch that is installed."""
+"""What docs/trace.md says of other tracers is true of the torch that is installed."""
 
 import warnings
 

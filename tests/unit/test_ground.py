@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import linecache
 import re
 import runpy
 import tomllib
@@ -236,20 +237,38 @@ def blocks(path: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_every_python_block_of_the_readme_runs_and_prints_what_it_says() -> None:
-    found = blocks(ROOT / "README.md")
-    space: dict[str, object] = {"__name__": "readme"}
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("compile", "trace", "records", "explain")))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_of_a_page_runs_and_prints_what_it_says(page, monkeypatch) -> None:
+    found = blocks(ROOT / page)
+    space: dict[str, object] = {"__name__": "example"}
     ran = 0
     for index, (language, text) in enumerate(found):
         if language != "python":
             continue
+        ran += 1
+        name = "example.py" if ran == 1 else f"example{ran}.py"
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, lines, name))
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(text, "readme.py", "exec"), space)
-        ran += 1
+            exec(compile(text, name, "exec"), space)
         if index + 1 < len(found) and found[index + 1][0] == "text":
             assert printed.getvalue().rstrip() == found[index + 1][1].rstrip()
     assert ran
+
+
+def test_the_readme_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith(("http:", "https:")):
+                assert (page.parent / target).exists(), f"{page}: {target}"
 
 
 def test_every_command_of_the_readme_is_a_target_of_the_makefile() -> None:
@@ -284,15 +303,6 @@ def test_ci_calls_make_test_only() -> None:
 def test_the_tour_runs(capsys) -> None:
     runpy.run_path(str(ROOT / "docs/tour.py"), run_name="__main__")
     assert "The end." in capsys.readouterr().out
-
-
-def test_the_demo_runs(capsys, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    runpy.run_path(str(ROOT / "examples/demo.py"), run_name="__main__")
-    out = capsys.readouterr().out
-    assert "equal to the model" in out
-    assert "blocks.1.attn.qkv" in out
-    assert "transformer.py:" in out
 
 
 def test_architecture_stays_short() -> None:

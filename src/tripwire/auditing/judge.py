@@ -76,7 +76,7 @@ class Subject:
         if dispatcher is None:
             raise BadOption(
                 f"audit takes what tripwire.compile returned, not {_name(compiled)}.",
-                slug="audit-not-compiled",
+                slug="not-compiled",
             )
         self.target = dispatcher.target
         self.name = dispatcher.name
@@ -330,8 +330,8 @@ class _Judge:
             self._ran, _ = Ran.of(lambda: self._subject.run_plainly(self._args, self._kwargs))
         except Exception as error:
             raise BadOption(
-                f"{self._subject.name} raises with these arguments, without anything written: "
-                f"{type(error).__name__}: {error}. Audit a call that returns.",
+                f"{self._subject.name} raises with these arguments before the audit has written "
+                f"anything: {type(error).__name__}: {error}. Audit a call that returns.",
                 slug="audit-call-raises",
             ) from error
         given.put_back()
@@ -348,9 +348,9 @@ class _Judge:
         difference = again.differs_from(self._expected)
         if difference:
             raise BadOption(
-                f"{self._subject.name} gives two answers to one call, without anything compiled: "
-                f"{difference}. What depends on a clock, a file or a counter that can't be put "
-                "back can't be audited.",
+                f"{self._subject.name}: two plain calls gave two answers: {difference}. A "
+                "callable that reads a clock, a file or a counter that can't be put back can't "
+                "be audited.",
                 slug="audit-not-repeatable",
             )
 

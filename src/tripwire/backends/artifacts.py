@@ -142,7 +142,8 @@ class Store:
         """Say that a folder of torch's isn't used, since others may have written in it."""
         error = BadStore(
             f"{variable} names {folder}, where other users may put code that torch would run.\n"
-            f"{self.folder} is used in its place. `chmod go-w` it, and the folders above it.",
+            f"tripwire uses {self.folder} instead. To use {folder}, `chmod go-w` it and the "
+            "folders above it.",
             slug="kernels-not-ours",
         )
         _tell(str(error))
@@ -181,9 +182,9 @@ class Store:
             tag = b""
         if tag != _TAGGED:
             raise BadStore(
-                f"{self.folder} is no store of tripwire's: there are other things in it.\n"
-                "Nothing is kept there, and nothing is removed. Let TRIPWIRE_CACHE_DIR name a "
-                "folder that is empty, or that isn't there yet.",
+                f"{self.folder} holds other things and isn't a store of tripwire's.\n"
+                "tripwire keeps nothing there and removes nothing. Set TRIPWIRE_CACHE_DIR to a "
+                "folder that is empty, or that doesn't exist yet.",
                 slug="store-taken",
             )
 
@@ -241,8 +242,9 @@ def _trusting(path: Path) -> Iterator[None]:
     except NotOurs as error:
         raise BadStore(
             f"{path}: {error}.\n"
-            "What compiled code is read from must be this user's alone, and so must every folder "
-            "above it. TRIPWIRE_CACHE_DIR names another place.",
+            "tripwire would run the code in it, so it and every folder above it must belong to "
+            "you or to root, and be writable by nobody else. Or set TRIPWIRE_CACHE_DIR to "
+            "another folder.",
             slug="store-not-ours",
         ) from None
 
@@ -265,9 +267,9 @@ def find_secret() -> bytes:
             secret = _read_secret(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise BadStore(
-            f"The key of this user's compiled code can't be used: {error}.\n"
-            "It lies in tripwire/store/key in XDG_CONFIG_HOME, or in ~/.config. Removing it is "
-            "safe: a new one is made, and code is compiled anew.",
+            f"The key that says which compiled code is yours can't be used: {error}.\n"
+            "It is the file tripwire/store/key in XDG_CONFIG_HOME, or in ~/.config. You can "
+            "remove it: tripwire makes a new key and compiles again.",
             slug="store-key",
         ) from None
     return secret
@@ -323,4 +325,4 @@ def _parse(content: bytes, key: str, secret: bytes) -> Artifact:
 
 
 def _unusable(why: str) -> BadStore:
-    return BadStore(f"{why}; it is made anew", slug="artifact-unusable")
+    return BadStore(f"{why}; tripwire makes it again", slug="artifact-unusable")

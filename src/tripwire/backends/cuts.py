@@ -37,11 +37,11 @@ from tripwire.validity.probes import is_random
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
 
-_SIZE = "its result is sized by values"
-_SIZED = "it takes a tensor whose size hangs on values"
+_SIZE = "the size of its result depends on values"
+_SIZED = "it takes a tensor whose size depends on values"
 _NUMBER = "it takes a number out of a tensor"
-_DETACHED = "it is a view without a gradient of a tensor with one"
-_UNUSED = "it draws random numbers that nobody uses, and a compiler would leave it out"
+_DETACHED = "it makes a view without gradient of a tensor that has one"
+_UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -68,8 +68,8 @@ class Cuts:
                 yield Refusal("graph-cut", f"`{_name_of(node)}`: {why}. {told_so}", facts.where)
 
 
-_APART = "It runs as it is, and what comes before and after it is compiled apart."
-_WHOLE = "The graph runs as it is, since it also asks for gradients."
+_APART = "It runs as it is; the parts before and after it are compiled separately."
+_WHOLE = "The whole graph runs as it is, because it also asks for gradients."
 
 
 def find_cuts(graph: fx.Graph) -> Cuts:

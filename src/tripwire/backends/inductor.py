@@ -107,7 +107,11 @@ def _compile(
         except Exception as error:  # whatever it is, it may not be the user's
             if not is_folded:
                 raise
-            _log.warning("A graph is compiled again, without blocks, since with them: %s", error)
+            _log.warning(
+                "Equal layers could not be compiled once for all, so the graph is "
+                "compiled as a whole: %s",
+                error,
+            )
             return _compile(module, example_inputs, patches, store, key, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
             _keep(store, key, compiled)

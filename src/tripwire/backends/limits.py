@@ -42,11 +42,11 @@ def check_functional(trace: Trace) -> None:
         meta, traits = meta_of(tensor), traits_of(tensor)
         before = (wanted.meta.shape, wanted.meta.stride, wanted.meta.dtype, wanted.traits.offset)
         if (meta.shape, meta.stride, meta.dtype, traits.offset) != before:
-            what = f"the run changes the form of {wanted.source} in place"
+            what = f"the run changes the shape, strides or dtype of {wanted.source} in place"
             raise _refuse(what)
         if wanted.written and not traits.is_leaf:
             # AOTAutograd keeps the value before for the backward, and then writes over it.
-            what = f"the run changes {wanted.source} in place, through which gradients go"
+            what = f"the run changes {wanted.source} in place, and gradients flow through it"
             raise _refuse(what)
     _check_overlap(trace)
     if trace.torch_state["grad mode"] and any(w.meta.requires_grad for w in trace.inputs):
@@ -111,8 +111,8 @@ def _refuse(what: str, node: fx.Node | None = None) -> Refused:
 
 
 _LOST = (
-    'back ends other than "eager" compile functions of values: it would be lost. Do it outside the '
-    'compiled callable, or use backend="eager".'
+    'only the back end "eager" can do that in compiled code; others would lose it. Do it '
+    'outside the compiled callable, or use backend="eager".'
 )
 
 

@@ -32,7 +32,7 @@ def eager(
 ) -> Runtime:
     """The graph itself, one torch call after another. Has no use for a mode or options."""
     if mode is not None or options:
-        logger.warning("the back end eager has no use for mode=%r, options=%r", mode, options)
+        logger.warning('the back end "eager" ignores mode=%r and options=%r', mode, options)
     return module.forward
 
 
@@ -112,8 +112,8 @@ def find_backend(backend: str | Backend, mode: str | None = None) -> Backend:
         found = find_known(backend) or find_registered(backend)
         if found is None:
             raise BadOption(
-                f"There is no back end {backend!r}. Known: {', '.join(list_backends())}. "
-                "A callable (GraphModule, example_inputs) -> callable will do as well.",
+                f"There is no back end {backend!r}. Known: {', '.join(list_backends())}. Or "
+                "pass a callable (GraphModule, example_inputs) -> callable.",
                 slug="unknown-backend",
             )
         return found

@@ -25,7 +25,7 @@ from tripwire.tracing.tracer import Run
 from tripwire.tracing.values import iter_given
 
 _DRAWN = (
-    "The run drew random numbers. Inductor draws others than eager code does, unless "
+    "The run drew random numbers. Inductor draws other numbers than eager code, unless "
     "torch._inductor.config.fallback_random is True."
 )
 
@@ -134,8 +134,9 @@ class Originals:
         ]
         if any(copy is None for copy in copies):
             raise WrongResult(
-                f"{name}: what {backend} made of it can't be checked: an input of the run is gone. "
-                "Keep it, or compile without check=True.",
+                f"{name}: the code that {backend} made of it can't be checked, because an input "
+                "of the observed run no longer exists. Keep it alive, or compile without "
+                "check=True.",
                 slug="unchecked",
             )
         for copy, wanted in zip(copies, trace.inputs, strict=True):
@@ -148,8 +149,8 @@ class Originals:
                 got = code(given)
             except Exception as error:
                 raise WrongResult(
-                    f"{name}: the run returned, and the code that {backend} made of it raised "
-                    f"{type(error).__name__}: {error}",
+                    f"{name}: the observed run returned, but the code that {backend} made of it "
+                    f"raised {type(error).__name__}: {error}",
                     slug="wrong-result",
                 ) from error
         found = _find_difference(run, trace, tuple(got), given)
@@ -157,8 +158,8 @@ class Originals:
             found += f"\n{_DRAWN}"
         if found:
             raise WrongResult(
-                f"{name}: the code that {backend} made of it does something else than the run "
-                f"did. {found}\nThe call's own result was right; the code was dropped.",
+                f"{name}: the code that {backend} made of it does something else than the "
+                f"observed run. {found}\nThe run was right; the code was discarded.",
                 slug="wrong-result",
             )
 

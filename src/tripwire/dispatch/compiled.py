@@ -1,4 +1,4 @@
-"""Compiled: what users hold. A function, or a module that is its original in all but calling."""
+"""Compiled: what users hold. It behaves like its original; only calling it is dispatched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from torch import nn
 
@@ -19,21 +19,34 @@ from tripwire.dispatch.tally import Statistics
 from tripwire.env import is_fx_tracing
 from tripwire.tracing.structure import slots_of
 
+_P = ParamSpec("_P")
+_R_co = TypeVar("_R_co", covariant=True)
+_Self = TypeVar("_Self")
+_Rest = ParamSpec("_Rest")
 
-class CompiledFunction:
-    """A callable whose calls are dispatched. Copies and pickles compile anew."""
+
+class CompiledFunction(Generic[_P, _R_co]):
+    """A callable whose calls are dispatched. A copy, or what a pickle gives, has no entries yet."""
 
     __slots__ = ("__dict__", "__weakref__", "_dispatcher")
 
-    def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
+    def __init__(self, target: Callable[_P, _R_co], name: str, options: Options) -> None:
         functools.update_wrapper(self, target)
         self._dispatcher = Dispatcher(target, name, options)
 
     @out_of_dynamo
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._dispatcher(*args, **kwargs)
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
+        return self._dispatcher(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> CompiledFunction[_P, _R_co]: ...
+    @overload
+    def __get__(
+        self: CompiledFunction[Concatenate[_Self, _Rest], _R_co],
+        instance: _Self,
+        owner: type | None = None,
+    ) -> Callable[_Rest, _R_co]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def statistics(self) -> Statistics:
@@ -50,11 +63,11 @@ class CompiledFunction:
             return name  # a decorated function is found by its name, as functions are
         return CompiledFunction, (dispatcher.target, dispatcher.name, dispatcher.options)
 
-    def __copy__(self) -> CompiledFunction:
+    def __copy__(self) -> CompiledFunction[_P, _R_co]:
         dispatcher = self._dispatcher
         return CompiledFunction(dispatcher.target, dispatcher.name, dispatcher.options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[_P, _R_co]:
         dispatcher = self._dispatcher
         target = copy.deepcopy(dispatcher.target, memo)
         return CompiledFunction(target, dispatcher.name, dispatcher.options)

@@ -35,8 +35,8 @@ from tripwire.tracing.state import CURRENT, all_plain
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 _FOREIGN = Refusal(
     "foreign-mode",
-    "it is called under a torch.func transform, forward-mode AD or somebody else's mode, which "
-    "must see every torch call. Calls outside are compiled as ever.",
+    "the call came under a torch.func transform, forward-mode AD or a mode that isn't "
+    "tripwire's, which must see every torch call. Other calls are compiled as before.",
 )
 
 

@@ -80,8 +80,8 @@ class Patience:
         self.stay_plain(key)
         return Refusal(
             "keeps-changing",
-            f"{self._name} was traced {traces} times for {hits} hits. What it depends "
-            "on keeps changing; see the log of tripwire.recompiles.",
+            f"{self._name} was traced {traces} times for {hits} hits. Something that it "
+            "depends on keeps changing; the log tripwire.recompiles names it.",
         )
 
     def find_final(self, refusal: Refusal, key: object, traces: int, hits: int) -> Refusal | None:
@@ -149,9 +149,9 @@ class Patience:
 def _refuse_volatile(first: Volatile) -> Refusal:
     return Refusal(
         "volatile-source",
-        f"{first.source} is read by the run and left changed ({fingerprint(first.before)} → "
+        f"the run reads {first.source} and leaves it changed ({fingerprint(first.before)} → "
         f"{fingerprint(first.after)}), so the next call finds something else. Counters that are "
-        "only counted, and tensors, are no hindrance.",
+        "only counted, and tensors, are fine.",
     )
 
 

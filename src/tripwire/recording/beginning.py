@@ -140,7 +140,7 @@ class Beginning:
     def _note_trouble(self, error: Exception) -> None:
         """The call goes on, whatever stands in the way of its record."""
         if not self.trouble:
-            log.warning("A call can't be kept as it began.", exc_info=error)
+            log.warning("The values that a call began with can't all be kept.", exc_info=error)
         self.trouble = f"{type(error).__name__}: {error}"
 
     def _note_state(self) -> None:
@@ -193,7 +193,8 @@ class Beginning:
         if self.late:
             yield Omission(
                 "values at the beginning",
-                "the call wasn't armed: what it changed before it failed is here as it left it",
+                "nothing recorded the call when it began: what it changed before it failed is "
+                "here as it left it",
             )
         if self.trouble:
             yield Omission(
@@ -210,8 +211,8 @@ class Beginning:
         elif changed := self._find_changed():
             yield Omission(
                 "values at the beginning",
-                "tensors that the call was given were written where that can't be seen "
-                f"({len(changed)} of them): they are here as it left them",
+                f"{len(changed)} tensors that the call was given were changed in a way that "
+                "can't be seen: they are here as it left them",
             )
 
     def _take_down(self) -> RecordDraft:
@@ -375,7 +376,10 @@ def _remember(beginning: Beginning, snapshot: RecordDraft) -> None:
         if known is None:  # what the code looks like isn't all there is: see what it did
             harmless = harmless and not beginning.has_written()
     except Exception:  # a user's object or policy raised: the call has succeeded all the same
-        log.warning("It can't be told whether a call writes: each is watched.", exc_info=True)
+        log.warning(
+            "It can't be told whether a function writes, so each of its calls is watched.",
+            exc_info=True,
+        )
         harmless = False
     if known is None or not harmless:
         known = _Known(harmless, ExactWeakKeyDictionary())

@@ -176,7 +176,7 @@ def _write(
     """The function's text: the body where it was, a `def` above it."""
     first, column = _first_of_body(block), block.body[0].col_offset
     indent, rest = _part(lines[first - 1], column)
-    is_inline = bool(indent.strip())  # `with record(path): f(x)`
+    is_inline = bool(indent.strip())  # `with record_block(path): f(x)`
     head = f"def block({', '.join(names)}):"
     given = f"global {', '.join(assigned)}" if assigned else ""
     if later:

@@ -12,11 +12,11 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -31,11 +31,11 @@ from tripwire.recording.block import build_block
 from tripwire.recording.calls import Writing, replay_command, write_call
 from tripwire.recording.format import Compiled, Outcome, Returned, copy_record
 from tripwire.recording.outcomes import describe_error, describe_result
-from tripwire.recording.policy import Chooser, Policy
 from tripwire.recording.recompiled import RECORDED
 from tripwire.tracing.state import CURRENT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,29 +163,9 @@ def name_of_callable(target: Any) -> str:
     return str(getattr(target, "__qualname__", None) or type(target).__qualname__)
 
 
-def record_on_error(
-    path: str | os.PathLike[str],
-    *,
-    tensors: str | Mapping[str, str] | Chooser = "full",
-    max_bytes: int | None = None,
-    check: bool = True,
-) -> OnError:
-    """A decorator: a call of the function that raises leaves a record at `path`.
-
-    `tripwire.compile(..., record_on_error=)` takes one as well as a folder.
-
-    path: a file that ends in .rec, or a folder in which each record gets a name of its own.
-    tensors: "full", "statistics", "shape" or "redacted", for all tensors, by patterns of their
-    paths (`{"args[[]0]*": "shape"}`), or chosen by a function of path and tensor.
-    max_bytes: above this, the largest tensors are kept as statistics.
-    check: replay the record in a process of its own, and stamp the verdict into it.
-    """
-    return OnError(Writing.to(path, Policy(tensors, max_bytes), check))
-
-
 @dataclass(frozen=True, slots=True)
 class OnError:
-    """What `record_on_error` gives: a decorator, and what `compile` takes for its option."""
+    """Records the calls of a function that raise (`tripwire.record_on_error`)."""
 
     writing: Writing
 
@@ -206,31 +186,32 @@ class OnError:
         return recorded  # type: ignore[return-value]
 
 
-def save_record(
-    path: str | os.PathLike[str], fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Path:
-    """Run a call and write its record, however it ends; returns where.
+@dataclass(frozen=True, slots=True)
+class OnRequest:
+    """Runs one call and writes its record, however the call ends (`tripwire.record_call`)."""
 
-    What the call raises is in the record, and isn't raised here.
-    """
-    dispatcher = find_dispatcher(fn)
-    target = fn if dispatcher is None else dispatcher.target
-    name = name_of_callable(target) if dispatcher is None else dispatcher.name
-    beginning = Beginning(target, args, kwargs)
-    outer, CURRENT.kept = CURRENT.kept, beginning
-    try:
-        beginning.before_run()
-        if dispatcher is None:
-            result = beginning.run_plainly(fn, args, kwargs)
-        else:
-            result = dispatcher(*args, **kwargs)
-    except Exception as error:
-        ended = Ended.by(error, beginning, name, dispatcher)
-    else:  # trouble with describing it isn't the call's
-        ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
-    finally:
-        CURRENT.kept = outer
-    return ended.write(Writing.to(path))
+    writing: Writing
+
+    def __call__(self, fn: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Path:
+        """Where the record is. What the call raises is in the record, and isn't raised here."""
+        dispatcher = find_dispatcher(fn)
+        target = fn if dispatcher is None else dispatcher.target
+        name = name_of_callable(target) if dispatcher is None else dispatcher.name
+        beginning = Beginning(target, args, kwargs, self.writing.policy)
+        outer, CURRENT.kept = CURRENT.kept, beginning
+        try:
+            beginning.before_run()
+            if dispatcher is None:
+                result = beginning.run_plainly(fn, args, kwargs)
+            else:
+                result = dispatcher(*args, **kwargs)
+        except Exception as error:
+            ended = Ended.by(error, beginning, name, dispatcher)
+        else:  # trouble with describing it isn't the call's
+            ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
+        finally:
+            CURRENT.kept = outer
+        return ended.write(self.writing)
 
 
 # --- the latest failure ---
@@ -280,7 +261,8 @@ def record_last(path: str | os.PathLike[str]) -> Path:
         ended, _last = _last, None
     if ended is None:
         raise CannotReplay(
-            "No call of a compiled or decorated function has failed yet, or it was recorded.",
+            "There is no failed call to record: no compiled or decorated function has raised, "
+            "or its failure was recorded already.",
             slug="nothing-failed",
         )
     return ended.write(Writing.to(path))
@@ -289,24 +271,14 @@ def record_last(path: str | os.PathLike[str]) -> Path:
 # --- blocks ---
 
 
-class record:  # noqa: N801  # used as a function: `with tripwire.record(path):`
-    """A context manager: the block inside leaves a record at `path`, however it ends.
+class InBlock:
+    """Records the body of a `with` statement, however it ends (`tripwire.record_block`)."""
 
-    Takes the options of `record_on_error`.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        tensors: str | Mapping[str, str] | Chooser = "full",
-        max_bytes: int | None = None,
-        check: bool = True,
-    ) -> None:
-        self._writing = Writing.to(path, Policy(tensors, max_bytes), check)
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
         self.path: Path | None = None  # of the record, once it is written
 
-    def __enter__(self) -> record:
+    def __enter__(self) -> InBlock:
         function, variables = build_block(sys._getframe(1))
         self._beginning = Beginning(function, (), variables, self._writing.policy)
         self._beginning.before_run()

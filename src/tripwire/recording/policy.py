@@ -31,7 +31,7 @@ class Treatment(enum.IntEnum):
             return name
         if name.upper() not in Treatment.__members__:
             raise BadOption(
-                f"{name!r} is no way to treat a tensor: full, statistics, shape or redacted.",
+                f"{name!r} is no way to keep a tensor. Known: full, statistics, shape, redacted.",
                 slug="bad-option",
             )
         return Treatment[name.upper()]

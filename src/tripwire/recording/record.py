@@ -212,6 +212,6 @@ def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:
     return found
 
 
-def load(path: str | os.PathLike[str]) -> ExecutionRecord:
+def load_record(path: str | os.PathLike[str]) -> ExecutionRecord:
     """Open a record to look at it. Nothing of it runs, and nothing is imported."""
     return ExecutionRecord.load(path)

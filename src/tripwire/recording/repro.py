@@ -14,13 +14,13 @@ from pathlib import Path
 
 from tripwire.recording.format import Record
 from tripwire.recording.outcomes import explain, printable
-from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.record import ExecutionRecord, load_record
 from tripwire.recording.script import Unwritable, write_script
 
 
 def write_repro(path: str | os.PathLike[str]) -> tuple[str, str]:
     """The script, and why it needs tripwire, if it does. Nothing of the record runs."""
-    record = load(path)
+    record = load_record(path)
     try:
         with Record.open(path) as opened:
             body = write_script(opened)

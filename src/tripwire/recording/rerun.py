@@ -137,8 +137,9 @@ def check_trust(trust: bool) -> None:
     """A record's code runs only if somebody says that it may."""
     if not trust:
         raise CannotReplay(
-            "A replay runs the code in the record. Look at it first: tripwire.load(path), or "
-            "`tripwire show`. If you trust it, pass trust=True, or --trust.",
+            "A replay runs the code in the record. Look at the record first: "
+            "tripwire.load_record(path) and `tripwire show` run nothing of it. If you trust it, "
+            "pass trust=True, or --trust.",
             slug="replay-untrusted",
         )
 

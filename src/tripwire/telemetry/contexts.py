@@ -91,7 +91,7 @@ class MetricsContext:
     ) -> None:
         if self._level == 0:
             raise TelemetryError(
-                "A metrics context was left that nobody is in.", slug="metrics-not-in-progress"
+                "A metrics context was left that was never entered.", slug="metrics-not-in-progress"
             )
         self._level -= 1
         if self._level == 0:

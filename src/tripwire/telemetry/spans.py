@@ -196,7 +196,9 @@ def close_overlapping(
         return False
     while len(stack) > at + 1:
         event = stack.pop()
-        logger.warning("%s was open while an event around it ended; it ends there too", event.name)
+        logger.warning(
+            "%s was still open when an event around it ended, and ends with it", event.name
+        )
         finish_event(event, end_ns, state)
     return True
 

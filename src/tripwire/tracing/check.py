@@ -108,7 +108,8 @@ def _compare(
     found = find_difference(left, build_skeleton(got, path, identity=False), what)
     if found:
         raise TraceDiffers(
-            f"{trace.name}: {found[0]} is {found[1]} when run and {found[2]} by the graph.",
+            f"{trace.name}: {found[0]} is {found[1]} when the function runs and {found[2]} when "
+            "the graph runs.",
             slug="result-differs",
         )
     for (wanted, where), (given, _) in zip(_tensors(expected), _tensors(got), strict=True):

@@ -297,7 +297,9 @@ CALL_IN_SCOPE = next(
 def _check_module(state: TracingState, module: nn.Module) -> None:
     """Refuse modules whose call does what neither a mode nor a patch can see."""
     if isinstance(module, torch.jit.ScriptModule):
-        reason = "a scripted module runs here, out of this trace's sight. Trace the plain module."
+        reason = (
+            "a scripted module runs here, and this trace can't see into it. Trace the plain module."
+        )
         state.refuse(Refusal("scripted-module", reason, _range(state)))
     elif torch.is_grad_enabled() and (
         module._backward_hooks
@@ -346,7 +348,7 @@ def _wrap_apply(plain: Any) -> Any:
     return classmethod(apply_observed)
 
 
-_OWN_CODE = "its code reads or writes more than its arguments, or may"
+_OWN_CODE = "its code reads or writes something besides its arguments, or may do so"
 
 
 def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
@@ -381,8 +383,8 @@ def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
     if issubclass(cls, torch.utils.checkpoint.CheckpointFunction):
         return Refuse(
             "reentrant-checkpoint",
-            "re-entrant checkpointing runs the function again inside its backward, out of "
-            "this trace's sight. Pass use_reentrant=False.",
+            "re-entrant checkpointing runs the function again inside its backward, where this "
+            "trace can't see it. Pass use_reentrant=False.",
         )
     for name in ("forward", "backward", "setup_context"):
         for tensor in iter_held(getattr(cls, name, None)):
@@ -390,8 +392,8 @@ def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
             if known is not None and known.node is not None and not known.sources:
                 return Refuse(
                     "opaque-object",
-                    f"{cls.__name__}.{name} closes over {known.node.name}, a tensor of this run. "
-                    "The graph would keep this one. Pass it to apply.",
+                    f"{cls.__name__}.{name} closes over {known.node.name}, a tensor of this "
+                    "run, which the graph would keep. Pass it to apply.",
                 )
     return None
 
@@ -525,8 +527,8 @@ def _wrap_hash(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _HASHED = (
-    "`hash` of a {} gives the number of that very object, which comes with the call or was made "
-    "by it. Keep a name or a number of your own in the object."
+    "`hash` of a {} depends on which object it is, and the next call may have another one. Keep "
+    "a name or a number of your own in the object."
 )
 
 

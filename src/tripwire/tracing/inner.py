@@ -64,16 +64,16 @@ class InnerWrites:
 
 
 _MIXED = (
-    "a custom autograd function writes to a place that other code of the run writes to as well. A "
-    "compiled call can't tell who comes first. Write to it in one of them."
+    "a custom autograd function writes to a place that other code of the run writes to as well. "
+    "A compiled call can't keep the order of these writes. Write to it in one of them only."
 )
 
 
 _LATE = (
-    "a custom autograd function that does more than compute runs after other code of the run has "
-    "written to an attribute, an item or a variable. A compiled call writes after all such "
-    "functions ran, and this one could read what was there before. Write after it, or pass it what "
-    "it needs."
+    "a custom autograd function reads or writes something besides its arguments, and runs after "
+    "other code of the run has written to an attribute, an item or a variable. A compiled call "
+    "writes only after all such functions have run, so this one could read an old value. Write "
+    "after it, or pass it what it needs."
 )
 
 

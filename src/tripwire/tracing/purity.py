@@ -68,7 +68,7 @@ _NUMPY_RANDOM = Refuse(
 )
 _PROCESS = Refuse(
     "process-state",
-    "reads or changes the state of the process, of which compiled code knows nothing. Do it "
+    "reads or changes the state of the process, and compiled code wouldn't do it again. Do it "
     "outside the traced function, and pass in what is read.",
 )
 _COMMUNICATES = Refuse(
@@ -83,13 +83,13 @@ _RESEEDS = Refuse(
 )
 _FLAGS = Refuse(
     "torch-state-changed",
-    "sets one of torch's flags, and compiled code wouldn't set it again. Set it outside the traced "
-    "function, or write `with torch.autocast(...)` where it is about that.",
+    "sets one of torch's flags, and compiled code wouldn't set it again. Set it outside the "
+    "traced function. For autocast, use `with torch.autocast(...)`.",
 )
 _HIDDEN = Refuse(
     "process-state",
-    "reads what Python keeps for itself, and nothing tells when that changes. Do it outside the "
-    "traced function, and pass in what is read.",
+    "reads internal state of Python, and nothing tells tripwire when that changes. Do it "
+    "outside the traced function, and pass in what is read.",
 )
 _LOCKING = Refuse(
     "process-state",
@@ -98,18 +98,18 @@ _LOCKING = Refuse(
 )
 _IDENTITY = Refuse(
     "reads-identity",
-    "gives objects a number, and the number is another one at the next call. Compare with `is`, "
-    "or keep a name of your own in the object.",
+    "gives an object a number, and the next call may have another object. Compare with `is`, or "
+    "keep a name of your own in the object.",
 )
 _UNKNOWN = Refuse(
     "unknown-c-function",
-    "is a C function, and nothing is known about what it reads or changes. Call it outside the "
+    "is a C function, and tripwire doesn't know what it reads or changes. Call it outside the "
     "traced function, and pass its result in.",
 )
 
 LOGS = Refuse(
     "logs",
-    "a logger writes a record here, and compiled code wouldn't write it again. Log outside the "
+    "a logger writes a message here, and compiled code wouldn't write it again. Log outside the "
     "traced function, or raise the logger's level.",
 )
 

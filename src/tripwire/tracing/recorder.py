@@ -250,8 +250,8 @@ def _look_inside(
 
 
 _GRAD_FN = (
-    "`grad_fn` hands out the autograd graph. Hooks put on it, and what is read of it, would be "
-    "missing from the graph."
+    "`grad_fn` gives access to the autograd graph. Hooks on it, and what is read from it, would "
+    "be missing from the traced graph."
 )
 
 
@@ -356,14 +356,15 @@ def _constant(
     if holds_tensor(value):
         raise Refused(
             "opaque-object",
-            f"`{rule.name}` takes a {name_of(type(value))} with tensors in it. The graph would "
-            "hold it as it is now. Pass the tensors themselves.",
+            f"`{rule.name}` takes a {name_of(type(value))} with tensors in it, and the graph "
+            "would keep these tensors. Pass the tensors themselves.",
         )
     if callable(value) and not isinstance(value, type):
         raise Refused(
             "callable-argument",
-            f"`{rule.name}` takes a Python function ({getattr(value, '__qualname__', value)!s}): "
-            "a graph would run it outside this trace's sight.",
+            f"`{rule.name}` takes a Python function "
+            f"({getattr(value, '__qualname__', value)!s}), which would run where this trace "
+            "can't see it.",
         )
     if module_of(type(value)) == "numpy":
         if rule.name in _SHARES_MEMORY and not (state.quiet and state.reach.is_anchored(value)):
@@ -378,8 +379,9 @@ def _constant(
     if isinstance(value, torch.Generator) and source is None:
         raise Refused(
             "generator-made-inside",
-            f"`{rule.name}` draws from a torch.Generator that the run made itself. The graph "
-            "would go on with the same one. Make it outside, and seed it before each call.",
+            f"`{rule.name}` draws from a torch.Generator that the run made itself, and the "
+            "graph would keep drawing from this one. Make it outside, and seed it before each "
+            "call.",
         )
     name = f"_constant{len(state.constants)}"
     state.constants.append(Constant(name, value, where(), source))
@@ -595,7 +597,8 @@ def _check_copied_once(state: TracingState, copied: torch.Tensor) -> None:
     storage = storage_of(copied)
     if storage in state.copied_storages:
         raise Refused(
-            "tensor-memory", "deepcopy of tensors that share memory: a graph would copy each alone."
+            "tensor-memory",
+            "deepcopy of tensors that share memory: in a graph, their copies would not share it.",
         )
     if copied.layout is torch.strided:
         state.copied_storages.add(storage)

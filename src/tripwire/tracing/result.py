@@ -234,12 +234,13 @@ class Trace:
             same = all(alias.fetch(roots) is tensor for alias in wanted.aliases)
         except (LookupError, AttributeError, ValueError) as error:
             raise InputMismatch(
-                f"{self.name}: {wanted.source} can't be reached any more: {error}.",
+                f"{self.name}: {wanted.source} no longer exists: {error}.",
                 slug="input-gone",
             ) from error
         if not isinstance(tensor, torch.Tensor) or not same:
             raise InputMismatch(
-                f"{self.name}: {wanted} held one tensor when traced, and doesn't now.",
+                f"{self.name}: {wanted} was one tensor when traced. Now its paths lead to "
+                "different objects, or to no tensor.",
                 slug="input-alias",
             )
         meta, traits = meta_of(tensor), traits_of(tensor)

@@ -150,7 +150,7 @@ _TAKES_SIZES = words(
     "tril triu roll combinations cartesian_prod"
 )
 _SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
-_STORAGE = "it hands out a tensor's memory, and what happens to that can't be followed."
+_STORAGE = "it gives access to a tensor's memory, and tripwire can't see what is done with that."
 _CALLBACK = "it keeps a Python function that would run later, outside the graph."
 _REFUSED = {
     **dict.fromkeys(
@@ -172,8 +172,9 @@ _TRANSFORM = Refuse(
 )
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
-    "torch.cond, while_loop and their like take Python functions, of which one run shows only "
-    "what ran. Write the branch or loop in plain Python, or call it outside the traced function.",
+    "torch.cond, while_loop and their like take several Python functions, and one run shows "
+    "only those that ran. Write the branch or loop in plain Python, or call it outside the "
+    "traced function.",
 )
 _RESEEDED = Refuse(
     "generator-reseeded",
@@ -201,17 +202,19 @@ _STATE_SETTERS = words(
     "set_default_dtype set_default_tensor_type set_default_device use_deterministic_algorithms "
     "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
 )
-_SWAPPED = Refuse("tensor-memory", "swap_tensors exchanges two tensors behind a graph's back.")
+_SWAPPED = Refuse(
+    "tensor-memory", "swap_tensors exchanges two tensors, and a graph can't hold that."
+)
 COMPILED = Refuse(
     "torch-compile-inside",
-    "a function compiled by torch.compile runs here, out of this trace's sight. Trace the plain "
-    "function.",
+    "a function compiled by torch.compile runs here, and this trace can't see into it. Trace "
+    "the plain function.",
 )
 _SHARDED = Refuse(
     "communicates",
-    "the wrapper of a model that several processes train runs here. Compile what is inside: the "
-    "module that DistributedDataParallel wraps, or the `forward` of each module that fully_shard "
-    "was called on.",
+    "a wrapper for training in several processes runs here. Compile what is inside: the module "
+    "that DistributedDataParallel wraps, or the `forward` of each module that fully_shard was "
+    "called on.",
 )
 _COLLECTIVE = Refuse(
     "communicates",

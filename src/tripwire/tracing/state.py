@@ -333,8 +333,9 @@ def _input_name(source: Source) -> str:
 
 
 _FORBIDDEN = (
-    "a view that was made under torch.no_grad() is used, and what it is a view of was changed in "
-    "place outside of that. Autograd refuses to say what it is. Make the view where it is used."
+    "a view that was made under torch.no_grad() is used here, and its base was changed in place "
+    "where gradients are on. Autograd raises when it is asked about such a view, so no guard "
+    "can check it. Make the view where it is used."
 )
 
 
@@ -343,8 +344,8 @@ def check_class(tensor: object) -> None:
     if isinstance(tensor, torch.Tensor) and is_lazy(tensor):
         raise Refused(
             "lazy-parameter",
-            "a lazy module is made here, and a graph would make and initialise it again in other "
-            "steps. Make it outside.",
+            "a lazy module is made here, and a graph can't make and initialise it again. Make "
+            "it outside.",
         )
     if has_own_code(type(tensor)):
         raise Refused(

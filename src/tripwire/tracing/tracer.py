@@ -176,7 +176,7 @@ class Tracer:
         return run
 
 
-_GONE = "an argument is, or holds, a weak proxy of something that is gone."
+_GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."
 _UNBOUND = "the callable takes other arguments than its signature says."
 
 
@@ -484,14 +484,14 @@ class _Session:
             name, place = reads.refused
             raise Refused(
                 "reads-frames",
-                f"{place}: `{name}` looks at frames, namespaces or code as a whole, and what it "
-                "reads can't be told.",
+                f"{place}: `{name}` looks at frames, namespaces or code as a whole, so tripwire "
+                "can't tell what it reads.",
             )
         if self.state.attribute_at is not None and reads.compares_identity:
             raise Refused(
                 "reads-identity",
-                "a tensor hands out its `.grad` or `._base` here, and the function compares with "
-                "`is`: which tensor it is may differ at the next call. Compare outside.",
+                "the function takes `.grad` or `._base` of a tensor here, and compares with "
+                "`is`. Which tensor that is may differ at the next call. Compare outside.",
                 self.state.attribute_at,
             )
         for refuse, place in self.state.reach.handed_on:
@@ -500,9 +500,8 @@ class _Session:
             if reads.is_read(value, path):
                 raise Refused(
                     "hidden-state",
-                    f"{path} is a {name_of(type(value))}: it has state that Python doesn't "
-                    "show, so a change of it couldn't be noticed. Read what is needed from it "
-                    "outside.",
+                    f"{path} is a {name_of(type(value))}: Python doesn't show its state, so "
+                    "tripwire can't notice a change. Read what you need from it outside.",
                 )
 
     def _attributes_of(self, value: object) -> dict[str, object]:
@@ -542,8 +541,8 @@ class _Session:
         for holder, key in self.state.reach.holders.find_library_writes(reads.stored):
             raise Refused(
                 "library-changed",
-                f"the run sets {holder.step(key)}, and every later call of anybody would find it "
-                "there. Keep it in a module or a class of your own.",
+                f"the run sets {holder.step(key)}, which all other code can see. Keep it in a "
+                "module or a class of your own.",
             )
 
     def _completion(self, effects: Effects, planner: Planner, reads: ReadSet) -> Completion:
@@ -607,13 +606,13 @@ class _Session:
                 "returns-nothing",
                 f"{name} returned None"
                 + (": strict tracing wants a result." if written else ", and changed no tensor.")
-                + " Side effects alone are no graph. Return the tensors that it computes.",
+                + " A graph can't hold side effects alone. Return the tensors that it computes.",
             )
         if not tensors and not written:
             raise Refused(
                 "no-tensors",
-                f"{name} returned no tensor ({result!r:.60}), so there is no graph to run. "
-                "Python values that it computed are gone with the run.",
+                f"{name} returned no tensor ({result!r:.60}), so there is no graph to run. A "
+                "graph computes tensors, not Python values.",
             )
         if strict and holds_mutable(result):
             raise Refused(

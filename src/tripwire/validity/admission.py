@@ -171,8 +171,8 @@ class Admission:
                 if not any(is_anchored for _, is_anchored in sources):
                     raise Refused(
                         "hidden-state",
-                        f"{sources[0][0]} is a tensor that an argument doesn't hold itself: its "
-                        "class does. Pass the tensor, or put it on the object.",
+                        f"{sources[0][0]} is a tensor that the class of an argument holds, not "
+                        "the argument itself. Pass the tensor, or put it on the object.",
                     )
                 if not are_held(sources):
                     fetched.append(self._write_weak(writer, tensor, sources[0][0]))
@@ -204,7 +204,7 @@ class Admission:
 
     def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
         if tensor is None:
-            raise Refused("volatile-source", f"{path} is gone after the run.")
+            raise Refused("volatile-source", f"{path} no longer exists after the run.")
         name = writer.assign(f"{writer.constant(Hidden(tensor))}()")
         form = self._forms[id(tensor)]
         has, facts = writer.constant(_has_facts), writer.constant(form)
@@ -266,8 +266,8 @@ class Admission:
             if id(ref()) in others or sum(other is ref for other in refs) > 1:
                 raise Refused(
                     "volatile-source",
-                    f"{carried.source} is replaced by the run, and was a tensor that the run can "
-                    "reach another way.",
+                    f"the run replaces {carried.source}, and can reach the old tensor another "
+                    "way, too.",
                 )
         return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
 

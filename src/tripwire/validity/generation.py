@@ -37,7 +37,9 @@ class GenerationTracker:
     def mark_class_dynamic(cls, module_class: type[nn.Module]) -> None:
         """Count every module of exactly this class as dynamic."""
         if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
-            raise TypeError(f"only classes of modules can be dynamic, and {module_class!r} is none")
+            raise TypeError(
+                f"only a class of modules can be dynamic, and {module_class!r} isn't one"
+            )
         cls.dynamic_classes[module_class] = True
 
     @classmethod

@@ -146,19 +146,19 @@ class _Planner:
             if is_carried and len(sources) > 1 and not _are_one_place(sources, carried):
                 raise Refused(
                     "volatile-source",
-                    f"{sources[0][0]} is replaced by the run, and {sources[1][0]} was the same "
-                    "tensor.",
+                    f"the run replaces {sources[0][0]}, which was the same tensor as "
+                    f"{sources[1][0]}.",
                 )
             if by_path or is_carried:
                 fetched.append(index)
             elif tensor is None:
-                raise Refused("volatile-source", f"{sources[0][0]} is gone after the run.")
+                raise Refused("volatile-source", f"{sources[0][0]} no longer exists after the run.")
             else:
                 if (meta_of(tensor), traits_of(tensor)) != self.facts[index]:
                     raise Refused(
                         "tensor-reshaped",
-                        f"the run changes the form of {sources[0][0]} in place: its shape, or "
-                        "whether it wants a gradient. The next call finds another tensor.",
+                        f"the run changes the shape or requires_grad of {sources[0][0]} in "
+                        "place, so the next call finds another tensor.",
                     )
                 state.append(tensor)
         return Held(tuple(state)), tuple(fetched)
@@ -315,7 +315,11 @@ class _Planner:
         holders.check_unwritten(holders.find_writes())
         for module, table, path, _ in self.reach.empty_tables:
             if (own_dict(module) or {}).get(table):
-                raise Refused("another-thread", f"{path}.{table} was filled after the run.")
+                raise Refused(
+                    "another-thread",
+                    f"something was put into {path}.{table} after "
+                    "the run, perhaps by another thread.",
+                )
 
 
 def _are_one_place(sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]) -> bool:

@@ -62,7 +62,9 @@ def watch(obj: object, listener: Listener) -> Watch:
     object that can't be weakly referenced (no `__weakref__` slot) lives until the cancel.
     """
     if not callable(listener):
-        raise TypeError(f"a listener is called with each change; {listener!r} can't be called.")
+        raise TypeError(
+            f"a listener must be callable: it is called with each change. {listener!r} isn't."
+        )
     if not snapshots.can_read(obj):
         raise TypeError(
             f"a {name_of(type(obj))} can't be watched: it has no attributes or items that "

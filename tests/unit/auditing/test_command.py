@@ -86,7 +86,7 @@ def test_torch_compile_can_be_tripwires_inside(script) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "told"),
-    [("sys.exit(3)", "ended with 3"), ("1 / 0", "ended with 1"), ("linear = 3", None)],
+    [("sys.exit(3)", "exited with 3"), ("1 / 0", "exited with 1"), ("linear = 3", None)],
 )
 def test_a_script_that_fails_is_not_audited(script, ending, told) -> None:
     done = run("--places", "2", script(ending))

@@ -1,4 +1,4 @@
-"""Explain: what is known of a compiled callable, and what would come of a plain one."""
+"""Explain: what is known of a compiled callable. Preview: what compiling would make of a call."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_names_of_the_users_are_escaped_in_html() -> None:
 
 def test_a_plain_callable_is_previewed_by_one_run() -> None:
     net = Net()
-    found = tripwire.explain(net, X)
+    found = tripwire.preview(net, X)
     assert net.calls == 1
     assert torch.equal(found.result, X * 2)
     assert found.refusal is None
@@ -154,15 +154,44 @@ def test_a_plain_callable_is_previewed_by_one_run() -> None:
 
 
 def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:
-    found = tripwire.explain(lambda x: print("hello"), X)
+    found = tripwire.preview(lambda x: print("hello"), X)
     assert found.refusal.slug == "prints"
     assert "would run as plain Python" in str(found)
     assert found.data()["refusal"]["slug"] == "prints"
 
 
-def test_what_cannot_be_called_cannot_be_explained() -> None:
-    with pytest.raises(tripwire.BadOption, match="callable"):
-        tripwire.explain(3)
+def test_a_preview_of_something_compiled_runs_the_original_and_leaves_the_compiled_alone() -> None:
+    compiled = compiled_net()
+    before = compiled.statistics()
+    assert torch.equal(tripwire.preview(compiled, X).result, X * 3)
+    assert compiled.statistics() == before
+    assert compiled.calls == 4
+
+
+def test_what_cannot_be_called_cannot_be_previewed() -> None:
+    with pytest.raises(tripwire.BadOption, match="not-callable"):
+        tripwire.preview(3)
+
+
+@pytest.mark.parametrize("plain", [3, Net(), compiled_net])
+def test_what_is_not_compiled_is_not_explained_but_sent_to_preview(plain) -> None:
+    with pytest.raises(tripwire.BadOption, match="preview") as caught:
+        tripwire.explain(plain)
+    assert caught.value.slug == "not-compiled"
+
+
+def test_a_compiled_method_is_explained() -> None:
+    class Scaler:
+        scale = 2.0
+
+        @tripwire.compile
+        def apply(self, x):
+            return x * self.scale
+
+    scaler = Scaler()
+    scaler.apply(X)
+    scaler.apply(X)
+    assert tripwire.explain(scaler.apply).hits == 1
 
 
 def test_a_callable_that_was_never_called_has_nothing_to_explain() -> None:

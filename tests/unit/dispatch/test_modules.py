@@ -1,4 +1,4 @@
-"""A compiled module is its original in all but calling."""
+"""A compiled module behaves like its original; only calling it runs compiled code."""
 
 import collections
 import copy

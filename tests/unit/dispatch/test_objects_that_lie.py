@@ -340,4 +340,4 @@ def test_a_failing_call_with_an_object_that_lies_is_recorded_and_told(
             with pytest.raises(ValueError, match="recorded"):
                 compiled(*args)
             assert not RAN, function
-            assert [tripwire.load(path) for path in folder.glob("*.rec")], function
+            assert [tripwire.load_record(path) for path in folder.glob("*.rec")], function

@@ -13,7 +13,7 @@ import pytest
 
 from tripwire.recording.format import Raised
 from tripwire.recording.outcomes import explain, is_same
-from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.record import ExecutionRecord, load_record
 from tripwire.recording.rerun import find_outcome
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -35,7 +35,7 @@ def only(folder: Path) -> Path:
 
 def check_reproduces(path: Path) -> ExecutionRecord:
     """A record replays to what it says, here and now."""
-    record = load(path)
+    record = load_record(path)
     found = find_outcome(path)
     assert is_same(record.manifest.outcome, found), (
         f"recorded {explain(record.manifest.outcome)}, replayed {explain(found)}, "
@@ -46,7 +46,7 @@ def check_reproduces(path: Path) -> ExecutionRecord:
 
 def raised_in(path: Path) -> Raised:
     """The exception that a record tells of."""
-    outcome = load(path).manifest.outcome
+    outcome = load_record(path).manifest.outcome
     assert isinstance(outcome, Raised)
     return outcome
 

@@ -1,4 +1,4 @@
-"""Blocks: `with tripwire.record(path)` around some lines, wherever they stand."""
+"""Blocks: `with tripwire.record_block(path)` around some lines, wherever they stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 import tripwire
 from tripwire.recording.format import Returned
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 
 OFFSET = torch.tensor([10.0])
 
@@ -39,7 +39,7 @@ def check_failed(path: Path, error: Exception) -> None:
 
 def test_a_block_that_fails_leaves_a_record_and_raises(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             y = x + OFFSET
             y.reshape(3)
 
@@ -50,7 +50,7 @@ def test_a_block_that_fails_leaves_a_record_and_raises(tmp_path) -> None:
 
 def test_a_block_that_succeeds_leaves_a_record_too(tmp_path) -> None:
     x = torch.ones(2)
-    with tripwire.record(tmp_path / "b.rec") as recording:
+    with tripwire.record_block(tmp_path / "b.rec") as recording:
         y = x + OFFSET
     assert y.tolist() == [11.0, 11.0]
     assert recording.path == tmp_path / "b.rec"
@@ -61,7 +61,7 @@ def test_what_the_block_changes_is_recorded_as_it_was(tmp_path) -> None:
     items, x = [1], torch.zeros(2)
 
     def run():
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             items.append(2)
             x.add_(1)
             raise ValueError(f"{items} {x.tolist()}")
@@ -73,7 +73,7 @@ def test_what_the_block_changes_is_recorded_as_it_was(tmp_path) -> None:
 
 def test_a_block_on_one_line(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path): x.reshape(5)  # fmt: skip  # noqa: E701
+        with tripwire.record_block(tmp_path): x.reshape(5)  # fmt: skip  # noqa: E701
 
     error = fail(run, torch.ones(2))
     check_failed(only(tmp_path), error)
@@ -81,7 +81,7 @@ def test_a_block_on_one_line(tmp_path) -> None:
 
 def test_a_block_with_a_header_of_several_lines(tmp_path) -> None:
     def run(x):
-        with tripwire.record(
+        with tripwire.record_block(
             tmp_path,
             tensors="full",
         ):
@@ -96,7 +96,7 @@ def test_a_block_with_a_header_of_several_lines(tmp_path) -> None:
 
 def test_a_block_beside_another_manager(tmp_path) -> None:
     def run(x):
-        with torch.no_grad(), tripwire.record(tmp_path):
+        with torch.no_grad(), tripwire.record_block(tmp_path):
             raise ValueError(f"{torch.is_grad_enabled()} {(x * 2).requires_grad}")
 
     error = fail(run, torch.ones(2, requires_grad=True))
@@ -106,16 +106,16 @@ def test_a_block_beside_another_manager(tmp_path) -> None:
 
 def test_a_block_in_a_loop_leaves_a_record_each_time(tmp_path) -> None:
     for number in range(3):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             torch.ones(number)
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_blocks_inside_each_other_each_leave_a_record(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path / "outer"):
+        with tripwire.record_block(tmp_path / "outer"):
             y = x + 1
-            with tripwire.record(tmp_path / "inner"):
+            with tripwire.record_block(tmp_path / "inner"):
                 y.add_(1)
                 y.reshape(7)
 
@@ -126,7 +126,7 @@ def test_blocks_inside_each_other_each_leave_a_record(tmp_path) -> None:
 
 def test_a_return_inside_a_block(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             if x.sum() > 0:
                 return x * 2
             raise ValueError("negative")
@@ -142,7 +142,7 @@ def test_a_block_that_reads_a_closure(tmp_path) -> None:
     scale = torch.tensor([3.0])
 
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             raise ValueError((x * scale).tolist())
 
     error = fail(run, torch.ones(1))
@@ -156,7 +156,7 @@ class Layer(nn.Module):
         self.calls = 0
 
     def forward(self, x):
-        with tripwire.record(self.folder):
+        with tripwire.record_block(self.folder):
             self.calls += 1
             y = self.scaled(x)
             raise ValueError(f"{self.calls} {y.tolist()}")
@@ -175,7 +175,7 @@ def test_a_block_that_reads_self(tmp_path) -> None:
 def test_a_block_that_deletes_and_assigns_its_variables(tmp_path) -> None:
     def run(x):
         y = x
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             x = y + 1
             del y
             total = sum(value for value in x.tolist())
@@ -187,7 +187,7 @@ def test_a_block_that_deletes_and_assigns_its_variables(tmp_path) -> None:
 
 def test_a_block_that_defines_functions_and_classes(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
 
             class Holder:
                 value = 3
@@ -204,7 +204,7 @@ def test_a_block_that_defines_functions_and_classes(tmp_path) -> None:
 
 def test_a_text_of_several_lines_inside_a_block_stays_as_it_is(tmp_path) -> None:
     def run():
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             text = """first
     second
 """
@@ -216,7 +216,7 @@ def test_a_text_of_several_lines_inside_a_block_stays_as_it_is(tmp_path) -> None
 
 def test_a_loop_inside_a_block_may_break_and_continue(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             for number in range(5):
                 if number < 2:
                     continue
@@ -229,7 +229,7 @@ def test_a_loop_inside_a_block_may_break_and_continue(tmp_path) -> None:
 
 def test_a_function_inside_a_block_may_yield(tmp_path) -> None:
     def run():
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
 
             def numbers():
                 yield 1
@@ -250,7 +250,7 @@ def test_a_block_that_assigns_to_a_global(tmp_path) -> None:
 
     def run():
         global TIMES
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             TIMES = TIMES + 1
             raise ValueError(count())
 
@@ -260,7 +260,7 @@ def test_a_block_that_assigns_to_a_global(tmp_path) -> None:
 
 def test_a_block_that_begins_with_a_decorator(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
 
             @torch.no_grad()
             def double(y):
@@ -277,11 +277,11 @@ class Private(Layer):
     __secret = 3
 
     def forward(self, x):
-        with tripwire.record(self.folder):
+        with tripwire.record_block(self.folder):
             return x * self.__secret
 
     def scaled(self, x):
-        with tripwire.record(self.folder):
+        with tripwire.record_block(self.folder):
             return super().scaled(x)
 
 
@@ -294,16 +294,16 @@ def test_a_block_that_means_something_else_in_a_function_is_refused(name, tmp_pa
 
 def test_only_what_the_body_reads_is_recorded(tmp_path) -> None:
     used, unused = torch.ones(1), torch.ones(1)
-    with tripwire.record(tmp_path) as recording:
+    with tripwire.record_block(tmp_path) as recording:
         used + 1
-    assert load(recording.path).kwargs.keys() == {"used"}
+    assert load_record(recording.path).kwargs.keys() == {"used"}
     assert unused is not None
 
 
 def test_a_block_that_breaks_out_of_a_loop_is_refused(tmp_path) -> None:
     def run():
         for _ in range(2):
-            with tripwire.record(tmp_path):
+            with tripwire.record_block(tmp_path):
                 break
 
     error = fail(run)
@@ -314,7 +314,7 @@ def test_a_block_that_breaks_out_of_a_loop_is_refused(tmp_path) -> None:
 
 def test_a_block_that_yields_is_refused(tmp_path) -> None:
     def run():
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             yield 1
 
     error = fail(lambda: next(run()))
@@ -324,14 +324,14 @@ def test_a_block_that_yields_is_refused(tmp_path) -> None:
 
 def test_a_block_that_awaits_is_refused(tmp_path) -> None:
     async def run():
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             await asyncio.sleep(0)
 
     assert isinstance(fail(lambda: asyncio.run(run())), tripwire.BadOption)
 
 
 def test_a_block_without_source_is_refused(tmp_path) -> None:
-    text = "with tripwire.record(path):\n    pass\n"
+    text = "with tripwire.record_block(path):\n    pass\n"
     space: dict[str, Any] = {"tripwire": tripwire, "path": tmp_path}
     error = fail(lambda: exec(text, space))
     assert isinstance(error, tripwire.BadOption)
@@ -339,14 +339,14 @@ def test_a_block_without_source_is_refused(tmp_path) -> None:
 
 
 def test_a_block_that_is_interrupted_leaves_nothing(tmp_path) -> None:
-    with pytest.raises(KeyboardInterrupt), tripwire.record(tmp_path):
+    with pytest.raises(KeyboardInterrupt), tripwire.record_block(tmp_path):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
 
 def test_trouble_with_a_block_is_logged(caplog, tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    with tripwire.record(tmp_path / "file") as recording:
+    with tripwire.record_block(tmp_path / "file") as recording:
         pass
     assert recording.path is None
     assert "could not be recorded" in caplog.text
@@ -354,7 +354,7 @@ def test_trouble_with_a_block_is_logged(caplog, tmp_path) -> None:
 
 def test_a_block_leaves_no_mode_behind(tmp_path) -> None:
     depth = torch._C._len_torch_function_stack()
-    with tripwire.record(tmp_path):
+    with tripwire.record_block(tmp_path):
         assert torch._C._len_torch_function_stack() == depth + 1
     assert torch._C._len_torch_function_stack() == depth
 
@@ -367,7 +367,7 @@ def test_a_compiled_call_in_a_block_is_compiled_and_fails_as_it_would(tmp_path) 
     compiled = tripwire.compile(branch, fullgraph=True)
 
     def run(x):
-        with tripwire.record(tmp_path):
+        with tripwire.record_block(tmp_path):
             compiled(x)
 
     error = fail(run, torch.ones(1))
@@ -384,7 +384,7 @@ def double(x):
     return x * scale
 
 x = torch.ones(3)
-with tripwire.record(sys.argv[1], check=False):
+with tripwire.record_block(sys.argv[1], check=False):
     scale = scale + 1
     y = double(x)
     raise ValueError(y.tolist())
@@ -405,6 +405,6 @@ def test_a_block_at_module_level(tmp_path) -> None:
 
 
 def test_a_program_that_is_typed_in_is_refused_clearly() -> None:
-    text = "import tripwire\nwith tripwire.record('x'):\n    pass\n"
+    text = "import tripwire\nwith tripwire.record_block('x'):\n    pass\n"
     done = run_elsewhere("-c", text, cwd=Path(sys.prefix), code=1)
     assert "not-recordable" in done.stderr

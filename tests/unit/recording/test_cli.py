@@ -32,18 +32,18 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def failed(tmp_path):
-    return tripwire.save_record(tmp_path / "failed.rec", divide, torch.ones(2), 0)
+    return tripwire.record_call(tmp_path / "failed.rec")(divide, torch.ones(2), 0)
 
 
 @pytest.fixture
 def returned(tmp_path):
-    return tripwire.save_record(tmp_path / "returned.rec", divide, torch.ones(2), 2)
+    return tripwire.record_call(tmp_path / "returned.rec")(divide, torch.ones(2), 2)
 
 
 @pytest.fixture
 def refused(tmp_path):
     compiled = tripwire.compile(branch, fullgraph=True)
-    return tripwire.save_record(tmp_path / "refused.rec", compiled, torch.ones(1))
+    return tripwire.record_call(tmp_path / "refused.rec")(compiled, torch.ones(1))
 
 
 # --- show ---
@@ -86,7 +86,7 @@ def test_show_prints_text_that_looks_like_markup_as_it_is(tmp_path) -> None:
     def odd(x):
         raise ValueError("[bold]not[/] markup [/nonsense]")
 
-    path = tripwire.save_record(tmp_path, odd, {"[red]": "[/red]"})
+    path = tripwire.record_call(tmp_path)(odd, {"[red]": "[/red]"})
     done = call("show", path)
     assert done.exit_code == 0
     assert "[bold]not[/] markup [/nonsense]" in done.output
@@ -97,7 +97,7 @@ def test_show_prints_no_control_characters_of_a_records(tmp_path) -> None:
     def odd(x):
         raise ValueError("\x1b[31mred\x1b]0;title\x07")
 
-    done = call("show", tripwire.save_record(tmp_path, odd, "\x1b[2J"))
+    done = call("show", tripwire.record_call(tmp_path)(odd, "\x1b[2J"))
     assert "\x1b" not in done.output
     assert "\x07" not in done.output
 
@@ -167,7 +167,7 @@ def test_replay_of_what_cannot_be_built_is_one_line_and_two(monkeypatch, tmp_pat
     module.double.__code__ = code
     module.double.__module__, module.double.__qualname__ = "torch._gone", "double"
     monkeypatch.setitem(sys.modules, "torch._gone", module)
-    path = tripwire.save_record(tmp_path, module.double, 3)
+    path = tripwire.record_call(tmp_path)(module.double, 3)
     monkeypatch.delitem(sys.modules, "torch._gone")
     done = call("replay", path, "--trust")
     assert done.exit_code == 2
@@ -219,7 +219,7 @@ def test_a_repro_of_hostile_text_runs_nothing_of_it(tmp_path) -> None:
         raise ValueError(text)
 
     odd.__qualname__ = odd.__name__ = "a\nimport os"
-    written = call("repro", tripwire.save_record(tmp_path / "x.rec", odd, text)).output
+    written = call("repro", tripwire.record_call(tmp_path / "x.rec")(odd, text)).output
     tree = compile(written, "repro.py", "exec", dont_inherit=True)
     assert "os" not in tree.co_names
     head = written.split("import ast")[0]
@@ -234,7 +234,7 @@ def test_a_name_in_a_repro_doesnt_settle_its_encoding(tmp_path) -> None:
         raise ValueError("coding: utf-7 +AAo-import os")
 
     odd.__qualname__ = odd.__name__ = "coding: utf-7 +AAo-import os"
-    written = call("repro", tripwire.save_record(tmp_path / "x.rec", odd)).output
+    written = call("repro", tripwire.record_call(tmp_path / "x.rec")(odd)).output
     tree = compile(written.encode(), "repro.py", "exec", dont_inherit=True)
     assert "os" not in tree.co_names
 

@@ -37,7 +37,7 @@ def draws(model, x):
 def test_a_call_that_draws_on_the_device_reproduces(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).cuda()
-    path = tripwire.save_record(tmp_path / "x.rec", draws, model, torch.ones(2, device="cuda"))
+    path = tripwire.record_call(tmp_path / "x.rec")(draws, model, torch.ones(2, device="cuda"))
     check_reproduces(path)
 
 
@@ -48,7 +48,7 @@ def test_values_are_those_at_entry(tmp_path, monkeypatch) -> None:
         x.add_(1)
         raise ValueError(str(x.tolist()))
 
-    path = tripwire.save_record(tmp_path / "x.rec", changes, torch.ones(2, device="cuda"))
+    path = tripwire.record_call(tmp_path / "x.rec")(changes, torch.ones(2, device="cuda"))
     assert check_reproduces(path).manifest.outcome.message == "[2.0, 2.0]"
 
 

@@ -354,7 +354,7 @@ def in_a_block(function, make: Make, folder: Path) -> Exception:
     args = make()
 
     def run():
-        with tripwire.record(folder):
+        with tripwire.record_block(folder):
             function(*args, True)
 
     return fail(run)
@@ -810,7 +810,7 @@ def test_a_write_by_another_thread_is_told(tmp_path) -> None:
         raise Failed(str(x.tolist()))
 
     fail(tripwire.record_on_error(tmp_path)(call), torch.zeros(2))
-    (omission,) = tripwire.load(only(tmp_path)).manifest.omissions
+    (omission,) = tripwire.load_record(only(tmp_path)).manifest.omissions
     assert omission.what == "values at the beginning" and "can't be seen" in omission.why
 
 
@@ -878,7 +878,9 @@ def test_settings_that_arent_kept_are_told(call, set_, undo, told, tmp_path) -> 
             fail(tripwire.record_on_error(tmp_path, check=False)(call), torch.ones(2))
         finally:
             undo()
-    assert told in [omission.what for omission in tripwire.load(only(tmp_path)).manifest.omissions]
+    assert told in [
+        omission.what for omission in tripwire.load_record(only(tmp_path)).manifest.omissions
+    ]
 
 
 def test_the_environment_isnt_kept_and_that_is_told(monkeypatch, tmp_path) -> None:
@@ -889,7 +891,7 @@ def test_the_environment_isnt_kept_and_that_is_told(monkeypatch, tmp_path) -> No
             raise Failed("strict")
 
     fail(tripwire.record_on_error(tmp_path)(call), torch.ones(2))
-    manifest = tripwire.load(only(tmp_path)).manifest
+    manifest = tripwire.load_record(only(tmp_path)).manifest
     assert [omission.what for omission in manifest.omissions] == ["os.environ"]
 
 

@@ -15,7 +15,7 @@ from replaying import fail
 from torch import nn
 
 import tripwire
-from tripwire import DummyModule, ExecutionRecord, ExecutionRecorder, ModuleRecord, load
+from tripwire import DummyModule, ExecutionRecord, ExecutionRecorder, ModuleRecord, load_record
 from tripwire.recording.record import DummyModule as Dummy
 
 RAN: list[str] = []
@@ -55,13 +55,13 @@ def recorder_of(function: Any) -> ExecutionRecorder:
 
 
 def test_load_runs_nothing_and_imports_nothing(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path, area, 5, Loud())
+    path = tripwire.record_call(tmp_path)(area, 5, Loud())
     RAN.clear()
     modules = set(sys.modules)
     events: list[str] = []
     sys.addaudithook(lambda name, args: events.append(name) if watching else None)
     watching = True
-    record = load(path)
+    record = load_record(path)
     watching = False
     assert RAN == []
     assert set(sys.modules) == modules
@@ -70,7 +70,7 @@ def test_load_runs_nothing_and_imports_nothing(tmp_path) -> None:
 
 
 def test_a_loaded_record_shows_code_variables_and_globals(tmp_path) -> None:
-    record = load(tripwire.save_record(tmp_path, area, 5))
+    record = load_record(tripwire.record_call(tmp_path)(area, 5))
     assert isinstance(record, ExecutionRecord)
     assert record.code.name == "area"
     assert record.locals == {"radius": 5}
@@ -88,24 +88,24 @@ def test_a_loaded_record_shows_the_closure(tmp_path) -> None:
     def scaled(x):
         return x * weight
 
-    record = load(tripwire.save_record(tmp_path, scaled, torch.ones(1)))
+    record = load_record(tripwire.record_call(tmp_path)(scaled, torch.ones(1)))
     assert len(record.closure) == 1
 
 
 def test_a_loaded_record_of_a_module_shows_its_state(tmp_path) -> None:
-    record = load(tripwire.save_record(tmp_path, nn.Linear(2, 3), torch.ones(2)))
+    record = load_record(tripwire.record_call(tmp_path)(nn.Linear(2, 3), torch.ones(2)))
     assert record.locals["input"].tolist() == [1.0, 1.0]
     assert record.code is not None
 
 
 def test_a_loaded_record_cannot_be_dumped(tmp_path) -> None:
-    record = load(tripwire.save_record(tmp_path, area, 5))
+    record = load_record(tripwire.record_call(tmp_path)(area, 5))
     assert type(fail(record.dump, tmp_path / "again.rec")) is TypeError
 
 
 def test_a_file_that_is_no_record_is_a_bad_record(tmp_path) -> None:
     (tmp_path / "x.rec").write_bytes(b"no")
-    assert isinstance(fail(load, tmp_path / "x.rec"), tripwire.BadRecord)
+    assert isinstance(fail(load_record, tmp_path / "x.rec"), tripwire.BadRecord)
 
 
 # --- dump ---
@@ -269,7 +269,7 @@ def test_dummies_come_back_from_a_file_with_their_attributes(tmp_path) -> None:
     recorder.record_module_access(inner, "tax", 2)
     path = tmp_path / "m.rec"
     recorder.get_record().dump(path)
-    found = load(path).globals["shop"]
+    found = load_record(path).globals["shop"]
     assert found.name == "shop"
     assert found.attributes["price"] == 5
     assert found.attributes["inner"].attributes == {"tax": 2}
@@ -283,5 +283,5 @@ def test_the_closure_is_kept(tmp_path) -> None:
 
     path = tmp_path / "c.rec"
     recorder_of(check).get_record().dump(path)
-    (cell,) = load(path).closure
+    (cell,) = load_record(path).closure
     assert cell.parts == [[7]]

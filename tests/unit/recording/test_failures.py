@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import tripwire
 from tripwire.recording import calls
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 
 HERE = Path(__file__).parent
 
@@ -30,13 +30,13 @@ REPLAY = """
 import json, pathlib, sys, warnings
 import msgspec
 from tripwire.recording.outcomes import is_same
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 from tripwire.recording.rerun import find_outcome
 warnings.simplefilter("ignore")
 found = {}
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*/*.rec")):
     outcome = find_outcome(path)
-    same = is_same(load(path).manifest.outcome, outcome)
+    same = is_same(load_record(path).manifest.outcome, outcome)
     found[path.parent.name] = msgspec.to_builtins(outcome) | {"same": same}
 assert "cornershop" not in sys.modules or not getattr(sys.modules["cornershop"], "__file__", None)
 print(json.dumps(found))
@@ -103,7 +103,7 @@ def test_a_refusal_is_recorded_with_the_line_that_is_to_blame(name, text, shop) 
 def test_a_file_is_named_after_function_exception_and_line(name, shop) -> None:
     path = only(shop.folder / name)
     outcome = raised_in(path)
-    function = load(path).manifest.function.name.rpartition(".")[2].strip("<>")
+    function = load_record(path).manifest.function.name.rpartition(".")[2].strip("<>")
     assert path.name == f"{function}_{outcome.type}_{outcome.line}.rec"
 
 
@@ -132,7 +132,7 @@ def test_the_verdict_of_a_record_that_shows_the_same_is_reproduces(monkeypatch, 
         return x.sum().item() / by
 
     fail(tripwire.compile(divide, record_on_error=tmp_path), torch.ones(2), 0)
-    manifest = load(only(tmp_path)).manifest
+    manifest = load_record(only(tmp_path)).manifest
     assert manifest.verdict.outcome == "reproduces"
     assert "ZeroDivisionError" in manifest.verdict.text
     assert manifest.verdict.torch == torch.__version__
@@ -147,7 +147,7 @@ def test_the_verdict_of_a_record_that_shows_something_else_is_differs(
         raise RuntimeError(f"process {os.getpid()}")
 
     error = fail(tripwire.record_on_error(tmp_path)(name_process))
-    verdict = load(only(tmp_path)).manifest.verdict
+    verdict = load_record(only(tmp_path)).manifest.verdict
     assert verdict.outcome == "differs"
     assert "replayed to RuntimeError: process" in verdict.text
     assert str(error) == f"process {os.getpid()}"
@@ -157,12 +157,12 @@ def test_a_check_that_cannot_be_made_says_so(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("TRIPWIRE_RECORD_CHECK")
     monkeypatch.setattr("tripwire.recording.checking.LARGEST_CHECKED", 10)
     fail(tripwire.record_on_error(tmp_path)(halve), "x")
-    assert load(only(tmp_path)).manifest.verdict.outcome == "not checked"
+    assert load_record(only(tmp_path)).manifest.verdict.outcome == "not checked"
 
 
 def test_without_a_check_the_verdict_is_not_checked(tmp_path) -> None:
     fail(tripwire.record_on_error(tmp_path, check=False)(halve), "x")
-    assert load(only(tmp_path)).manifest.verdict.outcome == "not checked"
+    assert load_record(only(tmp_path)).manifest.verdict.outcome == "not checked"
 
 
 # --- files ---
@@ -178,7 +178,7 @@ def test_a_record_is_never_written_over_another(tmp_path) -> None:
         fail(compiled, text)
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3
-    assert {load(file).args for file in files} == {("a",), ("b",), ("c",)}
+    assert {load_record(file).args for file in files} == {("a",), ("b",), ("c",)}
     assert all(file.name.startswith("halve_TypeError_") for file in files)
 
 
@@ -187,7 +187,7 @@ def test_a_path_that_ends_in_rec_is_the_file(tmp_path) -> None:
     recorded = tripwire.record_on_error(path)(halve)
     fail(recorded, "a")
     fail(recorded, "b")
-    assert load(path).args == ("a",)
+    assert load_record(path).args == ("a",)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -202,8 +202,8 @@ def test_packages_are_those_that_are_loaded(monkeypatch, tmp_path) -> None:
         (about / "top_level.txt").write_text(f"{name}\n")
 
     def packages() -> list[str]:
-        path = tripwire.save_record(tmp_path / "x.rec", abs, -1)
-        return tripwire.load(path).manifest.packages.split(" ")
+        path = tripwire.record_call(tmp_path / "x.rec")(abs, -1)
+        return tripwire.load_record(path).manifest.packages.split(" ")
 
     monkeypatch.syspath_prepend(tmp_path)
     install("tripwire_one")
@@ -375,7 +375,7 @@ def test_threads_record_their_own_calls(tmp_path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(load(file).args for file in tmp_path.iterdir()) == [(c,) for c in "abcd"]
+    assert sorted(load_record(file).args for file in tmp_path.iterdir()) == [(c,) for c in "abcd"]
 
 
 class Counting(TorchFunctionMode):

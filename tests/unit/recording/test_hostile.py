@@ -724,7 +724,7 @@ def test_sources_are_read_once(tmp_path) -> None:
     path.write_bytes(seal(members))
     tracemalloc.start()
     try:
-        tripwire.load(path)
+        tripwire.load_record(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

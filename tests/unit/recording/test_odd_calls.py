@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 import tripwire
 from tripwire.recording.format import Record, Returned
-from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.record import ExecutionRecord, load_record
 from tripwire.recording.repro import write_repro
 
 # --- the environment ---
@@ -39,7 +39,7 @@ def test_a_call_that_fails_because_of_a_variable_is_said_to_differ(monkeypatch, 
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "1")
     monkeypatch.setenv("MY_MODE", "strict")
     fail(tripwire.record_on_error(tmp_path)(reads_environment), torch.ones(1))
-    verdict = load(only(tmp_path)).manifest.verdict
+    verdict = load_record(only(tmp_path)).manifest.verdict
     assert (verdict.outcome, verdict.text[:20]) == ("differs", "replayed to returned")
 
 
@@ -76,7 +76,11 @@ def check_fails_again(folder: Path, run: Callable[..., Any], *args: Any) -> Exce
 
 def test_managers_after_the_recording_one_are_entered_in_the_replay(tmp_path) -> None:
     def run():
-        with tripwire.record(tmp_path), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with (
+            tripwire.record_block(tmp_path),
+            torch.no_grad(),
+            torch.autocast("cpu", torch.bfloat16),
+        ):
             product = torch.ones(2, 2) @ torch.ones(2, 2)
             raise ValueError(f"{torch.is_grad_enabled()} {product.dtype}")
 
@@ -85,7 +89,12 @@ def test_managers_after_the_recording_one_are_entered_in_the_replay(tmp_path) ->
 
 def test_a_manager_that_gives_a_value_gives_it_again(tmp_path) -> None:
     def run(name):
-        with noting("first") as a, tripwire.record(tmp_path), noting(name) as b, noting(b) as c:
+        with (
+            noting("first") as a,
+            tripwire.record_block(tmp_path),
+            noting(name) as b,
+            noting(b) as c,
+        ):
             raise ValueError(f"{a} {b} {c} {LOG}")
 
     LOG.clear()
@@ -96,7 +105,7 @@ def test_a_manager_that_gives_a_value_gives_it_again(tmp_path) -> None:
 def test_a_header_of_several_lines_keeps_its_lines(tmp_path) -> None:
     def run(x):
         with (
-            tripwire.record(tmp_path),
+            tripwire.record_block(tmp_path),
             noting("first") as (first),  # a comment
             noting(first) as second,
             (third := noting("third")),
@@ -111,11 +120,11 @@ two lines"""
 
 def test_a_manager_that_fails_itself_fails_again(tmp_path) -> None:
     def begins():
-        with tripwire.record(tmp_path / "begins"), open("/no/such/file"):
+        with tripwire.record_block(tmp_path / "begins"), open("/no/such/file"):
             pass
 
     def ends():
-        with tripwire.record(tmp_path / "ends"), failing_at_the_end():
+        with tripwire.record_block(tmp_path / "ends"), failing_at_the_end():
             pass
 
     check_fails_again(tmp_path / "begins", begins)
@@ -123,14 +132,14 @@ def test_a_manager_that_fails_itself_fails_again(tmp_path) -> None:
 
 
 def test_a_manager_that_swallows_the_exception_swallows_it_again(tmp_path) -> None:
-    with tripwire.record(tmp_path), contextlib.suppress(ValueError):
+    with tripwire.record_block(tmp_path), contextlib.suppress(ValueError):
         raise ValueError("never seen")
     assert isinstance(check_reproduces(only(tmp_path)).manifest.outcome, Returned)
 
 
 def test_a_block_on_one_line_with_another_manager(tmp_path) -> None:
     def run(x):
-        with tripwire.record(tmp_path), torch.no_grad(): x.mul(2).backward()  # fmt: skip  # noqa: E701
+        with tripwire.record_block(tmp_path), torch.no_grad(): x.mul(2).backward()  # fmt: skip  # noqa: E701
 
     check_fails_again(tmp_path, run, torch.ones(1, requires_grad=True))
 
@@ -140,7 +149,7 @@ def test_a_block_in_a_finally_clause_has_its_managers(tmp_path) -> None:
         try:
             int("x")
         finally:
-            with noting("before"), tripwire.record(tmp_path), torch.no_grad():
+            with noting("before"), tripwire.record_block(tmp_path), torch.no_grad():
                 raise TypeError(torch.is_grad_enabled())
 
     check_fails_again(tmp_path, run, 1)
@@ -155,7 +164,7 @@ def program(folder: Path, text: str) -> Callable[[], None]:
 
 
 BODY = "n = 2\n{t}raise ValueError(f'{{n}} {{torch.is_grad_enabled()}}')\n"
-HEADER = "with tripwire.record(folder), torch.no_grad():\n"
+HEADER = "with tripwire.record_block(folder), torch.no_grad():\n"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tripwire.cli import main
 from tripwire.errors import BadRecord, CannotReplay
 from tripwire.recording import rebuild
 from tripwire.recording.checks import WRAPPED
-from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.record import ExecutionRecord, load_record
 from tripwire.recording.repro import write_repro
 from tripwire.recording.showing import in_short, print_record
 
@@ -141,7 +141,7 @@ def with_table(tmp_path: Path, objects: bytes, **members: bytes) -> Path:
 
 def check_refused_everywhere(path: Path, match: str) -> None:
     """Whoever looks at the file gets one line that says what is wrong."""
-    for look in (load, write_repro):
+    for look in (load_record, write_repro):
         with pytest.raises(BadRecord, match=match) as caught:
             look(path)
         assert caught.value.slug == "record-damaged"
@@ -200,7 +200,7 @@ def test_source_is_utf_8(tmp_path) -> None:
 def test_source_with_any_character_at_the_end_of_a_piece(tmp_path, before) -> None:
     text = "a" * before + HALF + "\N{SNOWMAN}\N{SNAKE}"
     data = text.encode("utf-8", "surrogatepass")
-    assert load(with_table(tmp_path, lay_out(), src_0=data)).args == ()
+    assert load_record(with_table(tmp_path, lay_out(), src_0=data)).args == ()
 
 
 def test_files_with_odd_values_are_refused_or_shown(tmp_path, capsys) -> None:
@@ -217,7 +217,7 @@ def test_files_with_odd_values_are_refused_or_shown(tmp_path, capsys) -> None:
             holder[key] = random_.choice([*ODD, None, "os", "__class__", [[0]], [2]])
         path.write_bytes(seal({**members, "objects.json": lay_out_tree(tree)}))
         try:
-            print_record(load(path), source=True)
+            print_record(load_record(path), source=True)
             write_repro(path)
         except BadRecord:
             continue
@@ -233,7 +233,7 @@ def test_arguments_that_dont_fit_are_told_of(tmp_path) -> None:
         raise ValueError(len(numbers))
 
     path = record_failing(tmp_path, fails, *range(1_000_000))
-    record = load(path)
+    record = load_record(path)
     assert record.args == ()
     assert [one.what for one in record.manifest.omissions] == ["args", "locals['numbers']"]
     with pytest.raises(CannotReplay, match="1000000 elements"):
@@ -244,7 +244,7 @@ def test_builtins_of_any_mapping_can_be_looked_at(tmp_path) -> None:
     own = collections.ChainMap({"print": 1})
     record = ExecutionRecord(fail.__code__, builtins=own)  # type: ignore[arg-type]
     record.dump(tmp_path / "x.rec")
-    assert load(tmp_path / "x.rec").builtins == {"print": 1}
+    assert load_record(tmp_path / "x.rec").builtins == {"print": 1}
 
 
 def nest(make: Callable[[object], object], levels: int) -> object:
@@ -274,7 +274,7 @@ def test_a_deep_argument_is_shown(tmp_path, capsys) -> None:
     def fails(tree):
         raise ValueError("deep")
 
-    print_record(load(record_failing(tmp_path, fails, nest(lambda v: [v], 5000))))
+    print_record(load_record(record_failing(tmp_path, fails, nest(lambda v: [v], 5000))))
     assert "[[[[[...]]]]]" in capsys.readouterr().out
 
 
@@ -294,7 +294,7 @@ def test_a_message_with_half_a_character_is_recorded_and_reproduces(tmp_path, mo
     error = fail(tripwire.compile(tell, backend="eager", record_on_error=tmp_path), torch.ones(1))
     assert HALF in str(error)
     path = only(tmp_path)
-    assert load(path).manifest.verdict.outcome == "reproduces"
+    assert load_record(path).manifest.verdict.outcome == "reproduces"
     assert raised_in(path).message == "can't read () [] \\udce9"
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
     said = run_elsewhere(
@@ -313,7 +313,7 @@ def test_half_a_character_in_any_name_is_recorded(tmp_path) -> None:
         **{f"k{HALF}": holder, "other": other},
     )  # fmt: skip
     check_reproduces(path)
-    assert load(path).manifest.function.name == "n\\udce9m"
+    assert load_record(path).manifest.function.name == "n\\udce9m"
     assert path.name.startswith("n_m_ValueError_")
 
 
@@ -404,4 +404,4 @@ def uses_globals(x):
 
 def test_globals_have_a_dot_in_their_paths(tmp_path) -> None:
     path = record_failing(tmp_path, uses_globals, 1)
-    assert [one.what for one in load(path).manifest.omissions] == ["call.ITERATOR"]
+    assert [one.what for one in load_record(path).manifest.omissions] == ["call.ITERATOR"]

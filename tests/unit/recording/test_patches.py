@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tripwire
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 
 SLOPE = 0.5
 
@@ -28,7 +28,7 @@ def test_a_replaced_function_of_a_module(tmp_path, monkeypatch) -> None:
     x = torch.tensor([-2.0, 2.0])
     with monkeypatch.context() as patching:
         patching.setattr(functional, "relu", leaky)
-        path = tripwire.save_record(tmp_path / "x.rec", nn.ReLU(), x)
+        path = tripwire.record_call(tmp_path / "x.rec")(nn.ReLU(), x)
     assert torch.equal(tripwire.replay(path, trust=True), torch.tensor([-1.0, 2.0]))
     assert functional.relu is own
     assert torch.equal(nn.ReLU()(x), torch.tensor([0.0, 2.0]))
@@ -40,7 +40,7 @@ def test_a_replaced_method_of_a_class_also_where_the_replay_raises(tmp_path, mon
     with monkeypatch.context() as patching:
         patching.setattr(nn.Tanh, "forward", shouts)
         patching.setattr(nn.Tanh, "extra", shouts, raising=False)
-        path = tripwire.save_record(tmp_path / "x.rec", nn.Sequential(nn.Tanh()), torch.ones(1))
+        path = tripwire.record_call(tmp_path / "x.rec")(nn.Sequential(nn.Tanh()), torch.ones(1))
     assert check_reproduces(path).manifest.outcome.message == "Tanh at 0.5"
     assert nn.Tanh.forward is own
     assert not hasattr(nn.Tanh, "extra")
@@ -48,7 +48,7 @@ def test_a_replaced_method_of_a_class_also_where_the_replay_raises(tmp_path, mon
 
 def test_a_record_without_patches_has_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
-    path = tripwire.save_record(tmp_path / "x.rec", nn.ReLU(), torch.ones(1))
+    path = tripwire.record_call(tmp_path / "x.rec")(nn.ReLU(), torch.ones(1))
     from tripwire.recording.format import Record
 
     with Record.open(path) as record:
@@ -62,11 +62,11 @@ def add(a, b):
 def test_arrays_that_share_memory_are_told_of(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     base = np.arange(6.0)
-    path = tripwire.save_record(tmp_path / "x.rec", add, base[:3], base[2:5])
-    told = [omission.why for omission in load(path).manifest.omissions]
+    path = tripwire.record_call(tmp_path / "x.rec")(add, base[:3], base[2:5])
+    told = [omission.why for omission in load_record(path).manifest.omissions]
     assert told == ["an array that shares memory comes back with memory of its own"] * 2
-    path = tripwire.save_record(tmp_path / "y.rec", add, base[:3], base[3:])
-    assert not load(path).manifest.omissions
+    path = tripwire.record_call(tmp_path / "y.rec")(add, base[:3], base[3:])
+    assert not load_record(path).manifest.omissions
 
 
 def test_an_array_over_a_redacted_tensor_shows_nothing(tmp_path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import tripwire
 from tripwire.recording.format import Raised
-from tripwire.recording.record import ExecutionRecord, load
+from tripwire.recording.record import ExecutionRecord, load_record
 from tripwire.recording.rerun import find_outcome
 
 SECRET = 1234.5
@@ -71,7 +71,7 @@ def test_shape_keeps_the_shape_and_still_runs(tmp_path) -> None:
 
 def test_redacted_keeps_nothing_and_says_what_is_missing(tmp_path) -> None:
     path = record(tmp_path, tensors="redacted")
-    assert load(path).manifest.policy == "redacted"
+    assert load_record(path).manifest.policy == "redacted"
     assert not holds_the_secret(path)
     error = fail(tripwire.replay, path, trust=True)
     assert isinstance(error, tripwire.CannotReplay)
@@ -129,14 +129,16 @@ def test_a_call_that_needs_what_was_left_out_differs(tmp_path) -> None:
     path = record(tmp_path, shows, tensors="shape")
     outcome = find_outcome(path)
     assert isinstance(outcome, Raised)
-    assert outcome.message != load(path).manifest.outcome.message
+    assert outcome.message != load_record(path).manifest.outcome.message
 
 
 def test_blocks_take_policies(tmp_path) -> None:
     x = torch.full((3,), SECRET)
-    with tripwire.record(tmp_path, tensors={"kwargs*": "shape"}, max_bytes=10) as recording:
+    with tripwire.record_block(tmp_path, tensors={"kwargs*": "shape"}, max_bytes=10) as recording:
         x + 1
-    assert load(recording.path).manifest.policy == "kwargs*: shape; at most 10 bytes of tensors"
+    assert (
+        load_record(recording.path).manifest.policy == "kwargs*: shape; at most 10 bytes of tensors"
+    )
     assert not holds_the_secret(recording.path)
 
 
@@ -149,7 +151,7 @@ def test_an_unknown_policy_is_refused_at_once(tensors, tmp_path) -> None:
 
 def test_what_a_function_chooses_nonsense_for_is_left_out(tmp_path) -> None:
     path = record(tmp_path, tensors=lambda path, tensor: "nonsense")
-    assert omissions(load(path)) == {
+    assert omissions(load_record(path)) == {
         "args[0]": "it can't be looked at: BadOption",
         "args[1]": "it can't be looked at: BadOption",
     }
@@ -169,6 +171,6 @@ def test_compiled_functions_take_policies(tmp_path) -> None:
     where = tripwire.record_on_error(tmp_path, tensors={"args[0]": "shape"}, max_bytes=10_000)
     fail(tripwire.compile(fails, record_on_error=where), torch.full((3,), SECRET), torch.ones(2))
     path = only(tmp_path)
-    assert load(path).manifest.policy == "args[0]: shape; at most 10000 bytes of tensors"
+    assert load_record(path).manifest.policy == "args[0]: shape; at most 10000 bytes of tensors"
     assert not holds_the_secret(path)
     check_reproduces(path)

@@ -15,7 +15,7 @@ from torch import nn
 import tripwire
 from tripwire.recording import failures
 from tripwire.recording.format import Returned
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 
 SCALE = torch.tensor([3.0])
 
@@ -37,7 +37,7 @@ def _nothing_failed(monkeypatch):
 
 
 def test_a_replay_needs_trust(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path, scale, torch.ones(2))
+    path = tripwire.record_call(tmp_path)(scale, torch.ones(2))
     error = fail(tripwire.replay, path)
     assert isinstance(error, tripwire.CannotReplay)
     assert error.slug == "replay-untrusted"
@@ -45,12 +45,12 @@ def test_a_replay_needs_trust(tmp_path) -> None:
 
 
 def test_a_replay_returns_what_the_call_returned(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path, scale, torch.ones(2), by=2.0)
+    path = tripwire.record_call(tmp_path)(scale, torch.ones(2), by=2.0)
     assert tripwire.replay(path, trust=True).tolist() == [6.0, 6.0]
 
 
 def test_a_replay_raises_what_the_call_raised(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path, reshape, torch.ones(2), 5)
+    path = tripwire.record_call(tmp_path)(reshape, torch.ones(2), 5)
     with pytest.raises(RuntimeError, match=r"shape '\[5\]' is invalid"):
         tripwire.replay(path, trust=True)
 
@@ -60,7 +60,7 @@ def test_a_replay_can_be_repeated(tmp_path) -> None:
         x.add_(1)
         raise ValueError(x.tolist())
 
-    path = tripwire.save_record(tmp_path, change, torch.zeros(1))
+    path = tripwire.record_call(tmp_path)(change, torch.zeros(1))
     for _ in range(20):
         assert str(fail(tripwire.replay, path, trust=True)) == "[1.0]"
 
@@ -70,7 +70,7 @@ def test_a_replay_may_use_another_back_end(tmp_path) -> None:
         y = torch.rand(1) + x
         return y if y.sum() > 0 else -y
 
-    path = tripwire.save_record(tmp_path, tripwire.compile(branch, fullgraph=True), torch.ones(1))
+    path = tripwire.record_call(tmp_path)(tripwire.compile(branch, fullgraph=True), torch.ones(1))
     assert isinstance(fail(tripwire.replay, path, trust=True), tripwire.CannotTrace)
     assert tripwire.replay(path, trust=True, backend="none").shape == (1,)
     assert isinstance(fail(tripwire.replay, path, trust=True, backend="eager"), Exception)
@@ -110,66 +110,66 @@ def test_a_module_whose_parts_were_compiled_on_their_own_is_recorded(tmp_path) -
     assert not record.manifest.omissions
 
 
-# --- save_record ---
+# --- record_call ---
 
 
-def test_save_record_returns_where_and_raises_nothing_of_the_calls(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path / "r.rec", reshape, torch.ones(2), 5)
+def test_record_call_returns_where_and_raises_nothing_of_the_calls(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path / "r.rec")(reshape, torch.ones(2), 5)
     assert path == tmp_path / "r.rec"
     assert raised_in(path).type == "RuntimeError"
     check_reproduces(path)
 
 
-def test_save_record_of_a_call_that_succeeds_has_a_digest_of_the_result(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path, scale, torch.ones(2))
+def test_record_call_of_a_call_that_succeeds_has_a_digest_of_the_result(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path)(scale, torch.ones(2))
     outcome = check_reproduces(path).manifest.outcome
     assert isinstance(outcome, Returned)
     assert outcome.digest
     assert path.name == "scale_call_0.rec"
 
 
-def test_save_record_raises_what_the_file_system_raises(tmp_path) -> None:
+def test_record_call_raises_what_the_file_system_raises(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        tripwire.save_record(tmp_path / "file", scale, torch.ones(2))
+        tripwire.record_call(tmp_path / "file")(scale, torch.ones(2))
 
 
-def test_save_record_lets_an_interrupt_through(tmp_path) -> None:
+def test_record_call_lets_an_interrupt_through(tmp_path) -> None:
     def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tripwire.save_record(tmp_path, interrupted)
+        tripwire.record_call(tmp_path)(interrupted)
     assert not list(tmp_path.iterdir())
 
 
-def test_save_record_of_a_compiled_call_says_how_it_was_compiled(tmp_path) -> None:
+def test_record_call_of_a_compiled_call_says_how_it_was_compiled(tmp_path) -> None:
     compiled = tripwire.compile(scale, fullgraph=True)
-    path = tripwire.save_record(tmp_path, compiled, torch.ones(2))
+    path = tripwire.record_call(tmp_path)(compiled, torch.ones(2))
     manifest = check_reproduces(path).manifest
     assert (manifest.compiled.backend, manifest.compiled.fullgraph) == ("eager", True)
     assert compiled.statistics().traces == 1
 
 
-def test_save_record_keeps_the_values_at_entry(tmp_path) -> None:
+def test_record_call_keeps_the_values_at_entry(tmp_path) -> None:
     x = torch.zeros(2)
-    tripwire.save_record(tmp_path, x.add_, 1)
+    tripwire.record_call(tmp_path)(x.add_, 1)
     assert x.tolist() == [1.0, 1.0]
     x = torch.zeros(2)
-    path = tripwire.save_record(tmp_path, lambda t: t.add_(1), x)
-    assert load(path).args[0].tolist() == [0.0, 0.0]
+    path = tripwire.record_call(tmp_path)(lambda t: t.add_(1), x)
+    assert load_record(path).args[0].tolist() == [0.0, 0.0]
     check_reproduces(path)
 
 
-def test_save_record_inside_a_recorded_call_leaves_both(tmp_path) -> None:
+def test_record_call_inside_a_recorded_call_leaves_both(tmp_path) -> None:
     @tripwire.record_on_error(tmp_path / "outer")
     def outer(x):
-        tripwire.save_record(tmp_path / "inner", scale, x)
+        tripwire.record_call(tmp_path / "inner")(scale, x)
         x.add_(1)
         raise ValueError(x.tolist())
 
     fail(outer, torch.zeros(1))
-    assert load(only(tmp_path / "outer")).args[0].tolist() == [0.0]
+    assert load_record(only(tmp_path / "outer")).args[0].tolist() == [0.0]
     assert only(tmp_path / "inner")
 
 
@@ -189,7 +189,7 @@ def test_record_last_writes_an_armed_call_again(tmp_path) -> None:
     path = tripwire.record_last(tmp_path / "b")
     assert path.name == only(tmp_path / "a").name
     assert path.read_bytes() == only(tmp_path / "a").read_bytes()
-    assert load(path).args[0].tolist() == [1.0, 1.0]
+    assert load_record(path).args[0].tolist() == [1.0, 1.0]
     check_reproduces(path)
 
 
@@ -243,7 +243,7 @@ def test_record_last_of_a_hit_that_nobody_armed(tmp_path) -> None:
     compiled(torch.ones(2), torch.tensor(1))
     fail(compiled, torch.ones(2), torch.tensor(9))
     path = tripwire.record_last(tmp_path)
-    assert load(path).manifest.compiled.hit
+    assert load_record(path).manifest.compiled.hit
     check_reproduces(path)
 
 
@@ -267,7 +267,7 @@ def test_of_calls_inside_each_other_the_outermost_is_the_latest(tmp_path) -> Non
     compiled = tripwire.compile(outer)
     fail(compiled, torch.ones(2))
     path = tripwire.record_last(tmp_path)
-    assert load(path).manifest.function.name == "outer"
+    assert load_record(path).manifest.function.name == "outer"
     check_reproduces(path)
 
 
@@ -396,5 +396,5 @@ def test_trouble_with_describing_a_result_is_not_taken_for_the_calls(monkeypatch
 
     monkeypatch.setattr("tripwire.recording.failures.describe_result", broken)
     with pytest.raises(RuntimeError, match="a bug of tripwire's"):
-        tripwire.save_record(tmp_path / "x.rec", lambda: 3)
+        tripwire.record_call(tmp_path / "x.rec")(lambda: 3)
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from torch import nn
 
 import tripwire
 from tripwire.recording.format import Raised
-from tripwire.recording.record import load
+from tripwire.recording.record import load_record
 from tripwire.recording.repro import write_repro
 
 ALONE = """
@@ -130,8 +130,8 @@ def run_alone(path: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_script_shows_the_same_exception_without_tripwire(case, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     call, args = CALLS[case]
-    path = tripwire.save_record(tmp_path / "x.rec", call, *args)
-    outcome = load(path).manifest.outcome
+    path = tripwire.record_call(tmp_path / "x.rec")(call, *args)
+    outcome = load_record(path).manifest.outcome
     assert isinstance(outcome, Raised)
     done = run_alone(path, tmp_path)
     assert done.returncode == 1, done.stderr
@@ -144,7 +144,7 @@ def test_a_script_shows_the_same_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     x = torch.randn(1, 3)
-    path = tripwire.save_record(tmp_path / "x.rec", model, x)
+    path = tripwire.record_call(tmp_path / "x.rec")(model, x)
     done = run_alone(path, tmp_path)
     assert done.stdout.strip() == str(model(x)), done.stderr
 
@@ -166,7 +166,7 @@ class Order:
 
 def test_what_cannot_be_written_so_says_that_it_needs_tripwire(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
-    path = tripwire.save_record(tmp_path / "x.rec", Order(0).price, 1)
+    path = tripwire.record_call(tmp_path / "x.rec")(Order(0).price, 1)
     text, why = write_repro(path)
     assert why == "it holds the dataclass class Order"
     assert text.splitlines()[1] == f"# Needs tripwire (pip install tripwire), since {why}."

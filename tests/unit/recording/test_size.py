@@ -40,7 +40,7 @@ def count_tensors(*values: object) -> tuple[int, int]:
 
 def record(tmp_path: Path, monkeypatch, call, *args: object) -> Path:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
-    return tripwire.save_record(tmp_path / "x.rec", call, *args)
+    return tripwire.record_call(tmp_path / "x.rec")(call, *args)
 
 
 SMALL = {
@@ -59,8 +59,8 @@ def test_a_model_of_transformers(tmp_path, monkeypatch, name, layers) -> None:
     tokens = torch.randint(0, 64, (1, 8))
     monkeypatch.delenv("TRIPWIRE_RECORD_CHECK", raising=False)
     with torch.no_grad():
-        path = tripwire.save_record(tmp_path / "x.rec", model, tokens)
-    assert tripwire.load(path).manifest.verdict.outcome == "reproduces"
+        path = tripwire.record_call(tmp_path / "x.rec")(model, tokens)
+    assert tripwire.load_record(path).manifest.verdict.outcome == "reproduces"
     assert spare(path, *count_tensors(model, [tokens])) >= 0
 
 

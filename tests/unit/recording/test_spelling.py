@@ -186,7 +186,7 @@ def test_things_of_a_library_share_a_line(tmp_path) -> None:
     libraries = [line for line in lines_of(value) if line.startswith('["library"')]
     assert len(libraries) == 2 and any("Linear Bilinear Identity" in one for one in libraries)
     assert all(map(lambda a, b: a is b, again(tmp_path, value), value))
-    path = tripwire.save_record(tmp_path / "y.rec", count_keys, "aab")
+    path = tripwire.record_call(tmp_path / "y.rec")(count_keys, "aab")
     with Record.open(path) as record:  # a module and what is in it
         assert b'["library","0","% 1"]' in record.read("objects.json")
     assert tripwire.replay(path, trust=True) == (collections, Counter("aab"))
@@ -232,7 +232,7 @@ def use_functions(first, second):
 
 
 def test_functions_that_have_all_but_their_codes_in_common_share_a_line(tmp_path) -> None:
-    path = tripwire.save_record(tmp_path / "x.rec", use_functions, Doubled(1), Tripled(2))
+    path = tripwire.record_call(tmp_path / "x.rec")(use_functions, Doubled(1), Tripled(2))
     with Record.open(path) as record:
         text = record.read("objects.json").decode()
         held = record.table.nodes
@@ -365,7 +365,7 @@ def test_a_class_of_many_attributes_has_several_lines(tmp_path) -> None:
     def read(x):
         return [getattr(x, f"value{number}") for number in (0, 499, 500, 5999)]
 
-    path = tripwire.save_record(tmp_path / "x.rec", read, wide())
+    path = tripwire.record_call(tmp_path / "x.rec")(read, wide())
     assert tripwire.replay(path, trust=True) == [0, 499, 500, 5999]
 
 
@@ -481,7 +481,7 @@ def test_many_functions_with_names_of_their_own(tmp_path) -> None:
         function = types.FunctionType(use_again.__code__, globals())
         function.__qualname__ = function.__name__ = f"named_{i}"
         functions.append(function)
-    path = tripwire.save_record(tmp_path / "x.rec", names_of, functions)
+    path = tripwire.record_call(tmp_path / "x.rec")(names_of, functions)
     assert tripwire.replay(path, trust=True) == names_of(functions)
 
 
@@ -506,7 +506,7 @@ def test_many_functions_with_many_cells(tmp_path) -> None:
         return inner
 
     functions = [make(i) for i in range(500)]
-    path = tripwire.save_record(tmp_path / "x.rec", call_all, functions)
+    path = tripwire.record_call(tmp_path / "x.rec")(call_all, functions)
     assert tripwire.replay(path, trust=True) == call_all(functions)
 
 

@@ -143,7 +143,7 @@ def test_the_same_tensor_passed_twice_is_one_input() -> None:
     trace = tripwire.trace(f, x, x)
     assert len(trace.inputs) == 1
     assert [str(a) for a in trace.inputs[0].aliases] == ["L['y']"]
-    with pytest.raises(tripwire.InputMismatch, match="held one tensor"):
+    with pytest.raises(tripwire.InputMismatch, match="was one tensor when traced"):
         trace(ones(), ones())
 
 

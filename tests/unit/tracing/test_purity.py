@@ -253,7 +253,7 @@ def test_the_reason_names_the_function_and_the_way_out() -> None:
     (refuse,) = hear(lambda: print()).impure
     assert refuse.reason.startswith("`print` ")
     (refuse,) = hear(lambda: marshal.dumps(1)).impure
-    assert refuse.reason.startswith("`marshal.dumps` is a C function, and nothing is known")
+    assert refuse.reason.startswith("`marshal.dumps` is a C function, and tripwire doesn't know")
     (refuse,) = hear(log_warning).impure
     assert "a logger writes" in refuse.reason
 
