@@ -2,8 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
+# Test processes at a time. The tests of a file stay together, long files come first (laws, models),
+# and a process that dies ends the run.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+QUICK := $(addprefix tests/unit/,channels dispatch tracing validity)
 
-.PHONY: help demo test lint bench coverage soak mutate screenshots clean
+.PHONY: help demo quick test lint bench coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -23,8 +28,12 @@ $(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c src/tripwire/tracing/
 demo: $(BUILT)  ## a story in forty lines: compiled, changed, failed, replayed; ARGS=--graph prints a graph
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+quick: $(BUILT)  ## ruff, then tracing, dispatch, validity and channels; leaves out mypy, AOTAutograd, Inductor and all other folders
+	$(BIN)/ruff check .
+	$(PYTEST) -k "not aot_eager and not inductor" $(QUICK)
+
 test: lint  ## lint, then every test but the slow ones
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff check .

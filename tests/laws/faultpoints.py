@@ -5,7 +5,8 @@ A point is a place that was passed in a run without faults. Each is visited agai
 scene, and raises there; afterwards the process must be as it was, and the same callable must work
 and be right. New code is covered as it comes: nothing names a function of tripwire here.
 
-Run as a script, in a process of its own. Prints figures and what went wrong, as JSON.
+Run as a script, in a process of its own: `faultpoints.py PLAN [+ PLAN ...]`, where a plan is the
+options that `--help` names. Prints figures and what went wrong, a line of JSON for each plan.
 """
 
 from __future__ import annotations
@@ -593,7 +594,7 @@ def count_alive() -> Counter[str]:
     )
 
 
-def main() -> int:
+def read_plans() -> list[argparse.Namespace]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scene", choices=SCENES, default="calls")
     parser.add_argument("--entries-only", action="store_true", help="points where functions begin")
@@ -603,28 +604,51 @@ def main() -> int:
     parser.add_argument("--interrupts", type=int, default=0, help="signals in place of points")
     parser.add_argument("--both", action="store_true", help="each point with both errors")
     parser.add_argument("--only", default="", help="points whose place has this in it")
-    options = parser.parse_args()
+    groups: list[list[str]] = [[]]
+    for argument in sys.argv[1:]:
+        if argument == "+":
+            groups.append([])
+        else:
+            groups[-1].append(argument)
+    plans = [parser.parse_args(group) for group in groups]
+    if len({(plan.entries_only, plan.interrupts > 0) for plan in plans}) > 1:
+        parser.error("plans of one process have the same points")
+    return plans
+
+
+def main() -> int:
+    plans = read_plans()
     faulthandler.enable()
     faulthandler.dump_traceback_later(3600, exit=True)
     os.environ["TRIPWIRE_RECORD_CHECK"] = "0"
     switch = _Switch()
-    if not options.interrupts:
-        _Loader.entries_only = options.entries_only
+    if not plans[0].interrupts:
+        _Loader.entries_only = plans[0].entries_only
         sys.meta_path.insert(0, _Finder)
         put_points_into_guards()
     import torch
 
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    visits = Visits(options.scene, switch)
+    fine = True
+    for plan in plans:
+        figures = follow(plan, switch)
+        print(json.dumps(figures), flush=True)
+        fine = fine and not figures["wrong"] and not figures["left alive"]
+    return 0 if fine else 1
+
+
+def follow(plan: argparse.Namespace, switch: _Switch) -> dict[str, Any]:
+    """Visit what a plan says; its figures."""
+    visits = Visits(plan.scene, switch)
     before = count_alive()
-    chance = random.Random(options.seed)
-    if options.interrupts:
+    chance = random.Random(plan.seed)
+    if plan.interrupts:
         longest = _time_of(visits)
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        for _ in range(options.interrupts):
+        for _ in range(plan.interrupts):
             visits.interrupt(chance, longest)
-        visited = options.interrupts
+        visited = plan.interrupts
     else:
         scene = visits.make()
         passed = find_passed(switch, scene.play)
@@ -634,19 +658,19 @@ def main() -> int:
             (point, occurrence)
             for point, times in passed.items()
             for occurrence in dict.fromkeys((1, times))
-            if options.only in _POINTS[point]
+            if plan.only in _POINTS[point]
         ]
-        part, parts = map(int, options.part.split("/"))
-        targets = [t for t in targets[part - 1 :: parts] if chance.random() < options.share]
+        part, parts = map(int, plan.part.split("/"))
+        targets = [t for t in targets[part - 1 :: parts] if chance.random() < plan.share]
         errors = (Injected, KeyboardInterrupt)
         for number, (point, occurrence) in enumerate(targets):
-            for error in errors if options.both else (errors[number % 2],):
+            for error in errors if plan.both else (errors[number % 2],):
                 visits.visit(point, occurrence, error)
-        visited = len(targets) * (1 + options.both)
+        visited = len(targets) * (1 + plan.both)
     # One of each may be kept: the latest call that failed, for tripwire.record_last.
     left = {name: n for name, n in (count_alive() - before).items() if n > 1}
-    figures = {
-        "scene": options.scene,
+    return {
+        "scene": plan.scene,
         "visited": visited,
         "raised": visits.raised,
         "swallowed": visits.swallowed,
@@ -655,8 +679,6 @@ def main() -> int:
         "wrong": len(visits.wrong),
         "first": visits.wrong[:40],
     }
-    print(json.dumps(figures))
-    return 1 if visits.wrong or left else 0
 
 
 def _time_of(visits: Visits) -> float:

@@ -250,8 +250,16 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("body", WRITTEN)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+# Inductor takes seconds for each: one that has all of it, in each test run.
+ONE = "between two uses"
+BEHIND = [
+    pytest.param(body, backend, marks=[pytest.mark.slow] * (backend == "inductor" and body != ONE))
+    for body in WRITTEN
+    for backend in ("aot_eager", "inductor")
+]
+
+
+@pytest.mark.parametrize(("body", "backend"), BEHIND)
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) -> None:
     def play(compile_) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""State that is seldom read, or in a way that no name tells: compiled code follows it, too."""
+"""State that is read under another name, by a library or by C code: compiled code follows it."""
 
 from __future__ import annotations
 

@@ -186,22 +186,33 @@ print(sorted(counters["aot_autograd"].items()))
 """
 
 
-def start(tmp_path, *, grad: bool) -> str:
-    folders = {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),
-        "TRIPWIRE_CACHE_DIR": str(tmp_path / "own"),
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # a new folder would have each tried, with a compiler
-    }
-    return run_python(WARM.format(grad=grad), env=folders)
+QUICKLY = {
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # a new folder would have each tried, with a compiler
+}
+UNNAMED = "import os; os.environ.pop('TORCHINDUCTOR_CACHE_DIR', None)\n"
 
 
-def test_the_store_serves_a_warm_start(tmp_path) -> None:
-    assert "autograd_cache_miss" in start(tmp_path, grad=False)
-    assert start(tmp_path, grad=False).strip() == "[]"  # torch was asked nothing
-    (path,) = (tmp_path / "own").rglob("*.bin")
+def start(own: Path, shared: Path) -> str:
+    """A process whose store is `own`, and whose $TMPDIR is one for all users."""
+    env = {**QUICKLY, "TRIPWIRE_CACHE_DIR": str(own), "TMPDIR": str(shared)}
+    return run_python(UNNAMED + WARM.format(grad=False), env=env).strip()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, Path]:
+    """A store that one process has filled, and the folder for temporary files that it had."""
+    own, shared = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("shared")
+    shared.chmod(0o1777)
+    assert "autograd_cache_miss" in start(own, shared)
+    return own, shared
+
+
+def test_a_damaged_artifact_is_written_anew_and_serves_the_next_start(built) -> None:
+    own, shared = built
+    (path,) = own.rglob("*.bin")
     path.write_bytes(path.read_bytes()[:-10])
-    assert "autograd_cache_hit" in start(tmp_path, grad=False)  # ignored, and written anew
-    assert start(tmp_path, grad=False).strip() == "[]"
+    assert "autograd_cache_hit" in start(own, shared)
+    assert start(own, shared) == "[]"  # torch was asked nothing
 
 
 EVIL = """
@@ -228,27 +239,31 @@ def plant(kernels: Path, shared: Path, marker: Path) -> None:
         folder.chmod(0o1777)
 
 
-@pytest.mark.parametrize("names_it", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_library_that_another_user_planted_isnt_loaded(tmp_path, names_it) -> None:
+def test_the_store_serves_a_warm_start_and_loads_nothing_that_another_user_planted(built) -> None:
     """torch's own folder is one under $TMPDIR with a name that anyone can foretell."""
+    own, shared = built
+    marker = own / "marker"
+    assert list((own / "torch").rglob("*.so"))
+    assert not list(shared.rglob("*.so"))
+    plant(own / "torch", shared, marker)
+    assert start(own, shared) == "[]"  # torch was asked nothing
+    assert not marker.exists()
+
+
+@pytest.mark.slow
+def test_a_library_that_another_user_planted_in_a_folder_that_is_named_isnt_loaded(
+    tmp_path,
+) -> None:
     own, shared, marker = tmp_path / "own", tmp_path / "shared", tmp_path / "marker"
     shared.mkdir()
     shared.chmod(0o1777)
-    env = {
-        "TMPDIR": str(shared),
-        "TRIPWIRE_CACHE_DIR": str(own),
-        "TORCHINDUCTOR_CACHE_DIR": str(shared) if names_it else "",
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
-        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-    }
-    code = WARM.format(grad=False)
-    if not names_it:
-        code = f"import os; del os.environ['TORCHINDUCTOR_CACHE_DIR']\n{code}"
+    folders = {"TRIPWIRE_CACHE_DIR": str(own), "TORCHINDUCTOR_CACHE_DIR": str(shared)}
+    env, code = {**QUICKLY, **folders, "TMPDIR": str(shared)}, WARM.format(grad=False)
     run_python(code, env=env)
     assert list((own / "torch").rglob("*.so"))
     assert not list(shared.rglob("*.so"))
     plant(own / "torch", shared, marker)
-    assert run_python(code, env=env).strip() == "[]"  # the store served it
+    assert run_python(code, env=env).strip() == "[]"
     assert not marker.exists()
 
 
@@ -271,8 +286,12 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
 
 
 def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:
-    assert "autograd_cache_miss" in start(tmp_path, grad=True)
-    warm = start(tmp_path, grad=True)
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),
+        "TRIPWIRE_CACHE_DIR": str(tmp_path / "own"),
+    }
+    cold, warm = (run_python(WARM.format(grad=True), env={**QUICKLY, **folders}) for _ in range(2))
+    assert "autograd_cache_miss" in cold
     assert "autograd_cache_hit" in warm
     assert "miss" not in warm
     assert "bypass" not in warm

@@ -14,10 +14,10 @@ from tripwire import env
 BACKENDS = ["eager", "aot_eager"]
 
 
-def check_like_plain(make, backend, calls=4, write=None):
+def check_like_plain(make, backend, calls=4, write=None, **options):
     """Both sides are made alike, and `write(side, n)` happens to both before the nth call."""
     plain, mine = make(), make()
-    compiled = tripwire.compile(mine[0], backend=backend)
+    compiled = tripwire.compile(mine[0], backend=backend, **options)
     for n in range(calls):
         results = []
         for call, side in ((plain[0], plain), (compiled, mine)):
@@ -64,6 +64,49 @@ def from_without_gradients(x):
 def test_an_argument_may_be_called_from(fn, backend) -> None:
     compiled = check_like_plain(lambda: (fn,), backend)
     assert compiled.statistics().hits == 3
+
+
+def random_by_names(x):
+    return x.random_(**{"from": -10, "to": 10})
+
+
+def random_in_other_order(x):
+    return x.random_(**{"to": 10, "from": -10})
+
+
+def uniform_by_names(x):
+    return x.uniform_(**{"from": -10, "to": 10})
+
+
+def uniform_from_alone(x):
+    return x.uniform_(**{"from": -1})
+
+
+def uniform_with_one_position(x):
+    return x.uniform_(-10, to=10)
+
+
+def uniform_of_an_intermediate(x):
+    return torch.empty(2, 3).uniform_(**{"from": 1.0, "to": 3.0}) + x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        random_by_names,
+        random_in_other_order,
+        uniform_by_names,
+        uniform_from_alone,
+        uniform_with_one_position,
+        uniform_of_an_intermediate,
+    ],
+)
+def test_a_parameter_called_from_is_passed_by_its_name(fn, backend) -> None:
+    compiled = check_like_plain(lambda: (fn,), backend, on_backend_error="eager")
+    slugs = [refusal.slug for refusal in tripwire.explain(compiled).refusals]
+    # AOTAutograd spells `aten.random.from`, which Python can't compile.
+    assert slugs in ([], ["backend-failed"])
 
 
 # --- lazy modules made inside ------------------------------------------------------------------
