@@ -25,7 +25,7 @@ from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.backends.torchs import out_of_dynamo
-from tripwire.callables import isinstance, module_of
+from tripwire.callables import is_exactly, isinstance, module_of, short_name_of
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
@@ -497,7 +497,7 @@ class Dispatcher(Counted):
                 continue
             if module._compiled_call_impl is None and next(module.children(), None) is not None:
                 inner = Dispatcher(
-                    module._call_impl, f"{self.name}.{type(module).__name__}", self.options
+                    module._call_impl, f"{self.name}.{short_name_of(type(module))}", self.options
                 )
                 module._compiled_call_impl = inner
                 self._inner.append((weakref.ref(module), inner))
@@ -562,7 +562,7 @@ def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:
 
 def _can_return(volatile: Volatile) -> bool:
     """Whether a value that was written over may come back, and be known again."""
-    return type(volatile.before) in (bool, int, float, str, type(None), list)
+    return is_exactly(volatile.before, bool, int, float, str, type(None), list)
 
 
 def _refuse_volatile(volatile: tuple[Volatile, ...]) -> Refusal:
