@@ -19,7 +19,7 @@ from typing import (
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.callables import isinstance
+from tripwire.callables import isinstance, short_name_of
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.options import Failures, Options
@@ -241,9 +241,8 @@ def _note_failed(
 
 
 def _name_of(target: Any) -> str:
-    if isinstance(target, nn.Module):
-        return type(target).__name__
-    return str(getattr(target, "__name__", type(target).__name__))
+    cls = short_name_of(type(target))
+    return cls if isinstance(target, nn.Module) else str(getattr(target, "__name__", cls))
 
 
 # --- records ---

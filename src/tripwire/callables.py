@@ -51,6 +51,11 @@ def name_of(cls: type) -> str:
     return cast("str", _type_name(cls))
 
 
+def short_name_of(cls: type) -> str:
+    """A class's name without what it is defined in; a metaclass isn't asked."""
+    return name_of(cls).rpartition(".")[2]
+
+
 def flags_of(cls: type) -> int:
     """What CPython notes of a class (Py_TPFLAGS); a metaclass isn't asked."""
     return cast("int", _type_flags(cls))
@@ -64,6 +69,11 @@ def size_of(cls: type) -> int:
 def is_iterator(cls: type) -> bool:
     """Whether instances of a class can be iterated and are their own iterators."""
     return all(find_in_class(cls, name) for name in ("__iter__", "__next__"))
+
+
+def is_exactly(value: object, *kinds: type) -> bool:
+    """Whether a value's class is one of some; a metaclass with an `==` isn't asked."""
+    return any(type(value) is kind for kind in kinds)
 
 
 def ids_of(*classes: type) -> frozenset[int]:

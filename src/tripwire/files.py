@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -73,16 +74,30 @@ def writing_beside(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Pat
 
     Drafts of processes that were killed are removed, once they are a day old.
     """
-    folder = Path(path).parent
-    _sweep(folder)
-    draft = folder / f".tripwire-{secrets.token_hex(8)}.draft"
+    draft = _name_draft(path)
     with os.fdopen(open_new(draft), "wb", buffering=1 << 20) as file:
         try:
-            _hold(file)
+            _hold(file.fileno())
             yield file, draft
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(draft)
+
+
+@contextmanager
+def making_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The same with a folder for a draft, since a folder never takes the place of a full one."""
+    draft = _name_draft(path)
+    draft.mkdir(mode=0o700)
+    held = os.open(draft, os.O_RDONLY) if fcntl else None
+    try:
+        if held is not None:
+            _hold(held)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if held is not None:
+            os.close(held)
 
 
 @contextmanager
@@ -129,18 +144,24 @@ def _open_stream(place: Path) -> BinaryIO | None:
     return place.open("wb") if folder == "/dev" and place.exists() else None
 
 
-def _hold(file: BinaryIO) -> bool:
+def _hold(handle: int) -> bool:
     """Whether a file is now held by this process; the kernel lets go of it when that ends."""
     if fcntl is None:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held by another, or a file system without locks
         return False
     return True
 
 
-def _sweep(folder: Path) -> None:
+def _name_draft(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path).parent
+    sweep(folder)
+    return folder / f".tripwire-{secrets.token_hex(8)}.draft"
+
+
+def sweep(folder: Path) -> None:
     """Remove what killed processes began in a folder: old drafts that no process holds."""
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found:
@@ -150,10 +171,22 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove_abandoned(path: str) -> None:
-    with open_regular(path, _NOFOLLOW) as file:
-        is_old = time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED
-        if is_old and _hold(file):
+    handle = os.open(path, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
+    try:
+        status = os.fstat(handle)
+        is_old = time.time() - status.st_mtime > _ABANDONED
+        if not (is_old and _is_own(status) and _hold(handle)):
+            return
+        if stat.S_ISREG(status.st_mode):
             os.unlink(path)
+        elif stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path)
+    finally:
+        os.close(handle)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return not _HAS_OWNERS or status.st_uid == os.getuid()
 
 
 # --- reading what others may have put there ----------------------------------------------------
@@ -181,7 +214,7 @@ def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
         raise
     with file:
         status = os.fstat(file.fileno())
-        if _HAS_OWNERS and status.st_uid != os.getuid():
+        if not _is_own(status):
             raise NotOurs("it belongs to another user")
         if _HAS_OWNERS and status.st_mode & 0o022:
             raise NotOurs("other users may write it")

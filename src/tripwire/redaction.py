@@ -42,7 +42,8 @@ _FORMS = re.compile(
       )
     | (?<=://)(?P<user>[^\s:/@'"]*):(?P<url>[^\s/@'"]+)(?=@)          # user:password@
     | (?i:\b(?:bearer|basic)\s+)(?P<bearer>[A-Za-z0-9+/=_.~-]{12,})
-    | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)(?P<given>[^\s&'",;)\]}]+)      # --password=x, ?token=x
+    | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)                                # --password=x, ?token=x
+      (?![rbufRBUF]{1,2}['"])(?P<given>[^\s&'",;)\]}]+)
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -68,7 +69,13 @@ _CHANGED_VARIABLE = re.compile(
 _UNWRITTEN = "<not written: a variable of the environment>"
 _WORD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{24,512}(?![A-Za-z0-9+/_-])")
 _IN_WORDS = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
-_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_HEX = re.compile(
+    r"[+-]?(?:0[xX])?(?:[0-9a-f]+|[0-9A-F]+)"
+    r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
+)
+# What code hands on under a name: `key=self.key`, `key=find(`, `key=os.environ[`, `f"key={key}"`.
+_HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[]")
+_CODE_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\(\))?\.)*([A-Za-z_]\w*)")
 _MARK = re.compile(r"<redacted \d+>\n*")
 _EMPTY = re.compile(
     r"\W*|(?i:none|null|true|false|\*+|x+|your[\w-]*|\.\.\.|change_?me|<.*>|\$\{?\w+\}?)"
@@ -186,7 +193,12 @@ class Redactor:
             if found[group] and (group != "bearer" or _is_mixed(found[group])):
                 return self._hide(found, found[group])
         given, name = found["given"], found["name"]
-        if given and not _MARK.search(given) and is_secret(given, name):
+        if (
+            given
+            and not _MARK.search(given)
+            and not _is_handed_on(given)
+            and is_secret(given, name)
+        ):
             return self._hide(found, given, name)
         return found[0]
 
@@ -221,6 +233,12 @@ def is_secret(value: str, name: str | None) -> bool:
         return True
     found = _FORMS.fullmatch(value)
     return bool(found and (found["pem"] or found["token"])) or looks_random(value)
+
+
+def _is_handed_on(given: str) -> bool:
+    """Whether it is an expression of Python's, or a name for a secret, and not the secret."""
+    code = _CODE_NAME.fullmatch(given)
+    return _HANDED_ON.fullmatch(given) is not None or bool(code and is_secret_name(code[1]))
 
 
 def is_secret_name(name: str) -> bool:

@@ -14,6 +14,7 @@ from tripwire.files import (
     NotOurs,
     check_ours,
     make_folder,
+    making_beside,
     open_new,
     open_to_append,
     read_ours,
@@ -149,6 +150,44 @@ def test_drafts_of_killed_processes_are_swept_after_a_day_unless_held(tmp_path) 
         write(tmp_path / "place")
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {names["young"], names["not ours"], held.name, "place"}
+
+
+def test_folders_of_killed_processes_are_swept_like_files(tmp_path) -> None:
+    def begin(number: int) -> Path:
+        draft = tmp_path / f".tripwire-{number}123456789abcdef.draft"
+        draft.mkdir()
+        (draft / "key").write_text("half")
+        return draft
+
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    abandoned, young = begin(0), begin(1)
+    link = tmp_path / ".tripwire-2123456789abcdef.draft"
+    link.symlink_to(precious)
+    (young / "link").symlink_to(precious)
+    (abandoned / "link").symlink_to(precious)
+    os.utime(abandoned, (1, 1))
+    with making_beside(tmp_path / "slow") as held:
+        assert mode(held) == 0o700
+        os.utime(held, (1, 1))
+        write(tmp_path / "place")
+        assert not abandoned.exists()
+        assert young.exists()
+        assert held.exists()
+        assert link.exists()
+    assert not held.exists()
+    assert (precious / "file").exists()
+
+
+@AS_ROOT
+def test_a_draft_of_another_user_is_left_to_them(tmp_path) -> None:
+    theirs = tmp_path / ".tripwire-0123456789abcdef.draft"
+    theirs.write_text("x")
+    os.utime(theirs, (1, 1))
+    os.chown(theirs, SOMEBODY, -1)
+    write(tmp_path / "place")
+    assert theirs.exists()
 
 
 # --- trusting ----------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def test_a_value_is_told_by_its_name(name):
         "L['cfg']['password'] == 'x-1'",
         "G['PASSWORD']: 'x-1' → 'x-1'",
         "--password=x-1",
+        "Client(authkey=b'x-1')",
+        'Client(password=r"x-1")',
         "https://me:x-1@host/",
         '"""Use password = \'x-1\'."""',
     ],
@@ -97,6 +99,12 @@ def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text
         "https://github.com/o/r/blob/94f5e16708329d2f2716426868ec89aa774af016/a.py",
         "def f(token='abc', pad_token='<pad>', num_tokens=3, key=None): pass",
         "tensor float32 [2, 3]",
+        "Client(address, authkey=self._authkey)",
+        "connect(password=password, api_key=config.load().api_key)",
+        "login(password=getpass.getpass(), api_key=os.environ['KEY'])",
+        "f'password={password}' + 'password=%s' % password",
+        "-0x1234567890abcdef12345",
+        "+0X001234567890ABCDEF12345",
     ],
 )
 def test_what_is_no_secret_is_left_alone(text):

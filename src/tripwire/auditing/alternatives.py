@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
+from tripwire.callables import ids_of, isinstance, module_of, name_of
 
 _TEXT = """
 import torch
@@ -162,9 +162,12 @@ def find_other_plain(value: object) -> tuple[Any] | None:
     return _other_array(value)
 
 
+_CONTAINERS = ids_of(tuple, list, dict, set, frozenset, deque, torch.Size)
+
+
 def _other_container(value: Any) -> tuple[Any] | None:
     """A copy whose first item is another one, where that is plain."""
-    if type(value) not in (tuple, list, dict, set, frozenset, deque, torch.Size):
+    if id(type(value)) not in _CONTAINERS:
         return None
     if isinstance(value, (set, frozenset)):
         return (type(value)([*value, "another"]),)
@@ -184,7 +187,7 @@ def _other_container(value: Any) -> tuple[Any] | None:
 
 
 def _other_array(value: object) -> tuple[Any] | None:
-    if type(value).__module__ != "numpy" or not hasattr(value, "dtype"):
+    if module_of(type(value)) != "numpy" or not hasattr(value, "dtype"):
         return None
     try:
         return (value + 1,)  # type: ignore[operator]  # NumPy's, which need not be installed
@@ -194,19 +197,22 @@ def _other_array(value: object) -> tuple[Any] | None:
 
 def _build_subclass(cls: type) -> Any:
     try:
-        return types.new_class(cls.__name__, (cls,), {})
+        return types.new_class(name_of(cls), (cls,), {})
     except TypeError as error:
         raise CannotWrite(str(error)) from None
 
 
+_CODE = ids_of(
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools._lru_cache_wrapper,
+    functools.partial,
+)
+
+
 def _is_code(value: object) -> bool:
-    return type(value) in (
-        types.FunctionType,
-        types.BuiltinFunctionType,
-        types.MethodType,
-        functools._lru_cache_wrapper,
-        functools.partial,
-    )
+    return id(type(value)) in _CODE
 
 
 # --- modules ---

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tripwire.auditing.places import Kind
-from tripwire.callables import isinstance
+from tripwire.callables import class_dict, find_in_class, isinstance
 
 Contents = dict[Any, Any]
 
@@ -100,20 +100,42 @@ class Attributes(Holding):
         return {key: held[key] for key in held if key not in _MODULE_OWN}
 
     def put(self, key: Any, value: Any) -> None:
-        if hasattr(getattr(type(self.owner), key, None), "__set__"):
+        if _has(find_in_class(type(self.owner), key), "__set__"):
             _dict_of(self.owner)[key] = value
         else:
             object.__setattr__(self.owner, key, value)
 
     def drop(self, key: Any) -> None:
-        if hasattr(getattr(type(self.owner), key, None), "__delete__"):
+        if _has(find_in_class(type(self.owner), key), "__delete__"):
             del _dict_of(self.owner)[key]
         else:
             object.__delattr__(self.owner, key)
 
 
+def own_dict(value: object) -> dict[str, Any] | None:
+    """An object's attributes; a `__dict__` that is a property isn't asked."""
+    descriptor: Any = find_in_class(type(value), "__dict__")
+    if not isinstance(descriptor, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+        return None
+    found = descriptor.__get__(value)
+    return found if isinstance(found, dict) else None
+
+
+def spell(value: object) -> str:
+    """A value as a text; by its class and address where its own `__repr__` raises."""
+    try:
+        return repr(value)
+    except Exception:
+        return object.__repr__(value)
+
+
+def _has(found: object, method: str) -> bool:
+    return find_in_class(type(found), method) is not None
+
+
 def _dict_of(owner: Any) -> dict[str, Any]:
-    held: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    held = own_dict(owner)
+    assert held is not None  # the walk found it
     return held
 
 
@@ -176,7 +198,7 @@ class Items(Holding):
         del self.owner[key]
 
     def spell(self, key: Any) -> str:
-        return f"{self.path}[{key!r}]"
+        return f"{self.path}[{spell(key)}]"
 
 
 class Table(Items):
@@ -334,7 +356,7 @@ class ClassBody(Holding):
         self._names = names
 
     def contents(self) -> Contents:
-        body = type.__dict__["__dict__"].__get__(self.owner)
+        body = class_dict(self.owner)
         return {
             key: value
             for key, value in body.items()

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from tripwire.auditing.walking import has_dict
-from tripwire.callables import isinstance
+from tripwire.auditing.holdings import own_dict, spell
+from tripwire.callables import find_in_class, ids_of, isinstance, module_of, name_of
 
 DEEPEST = 12
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_PLAIN = ids_of(bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Known:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plain:
     """A number, a string, or something else that is no more than its text."""
 
@@ -48,7 +48,7 @@ class TensorImage:
     values: torch.Tensor | None  # None: it can't be copied
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """Something that is made of parts."""
 
@@ -56,7 +56,7 @@ class Node:
     parts: tuple[tuple[str, Image], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Raised:
     """An exception."""
 
@@ -80,14 +80,18 @@ class Camera:
         cls = type(value)  # and not isinstance, which may run the user's code
         if issubclass(cls, torch.Tensor) and id(value) not in self._known:
             return self._take_tensor(value, path)
-        if cls in _PLAIN:
+        if id(cls) in _PLAIN:
             return Plain(cls, _spell_plain(value))
         if id(value) in self._known:
             return Known(self._known[id(value)])
         if id(value) in self._seen:
             return Known(f"the same as {self._seen[id(value)]}")
-        if issubclass(cls, (type, types.FunctionType, types.ModuleType)):
-            return Plain(cls, getattr(value, "__qualname__", str(value)))
+        if issubclass(cls, type):
+            return Plain(cls, name_of(value))
+        if issubclass(cls, types.FunctionType):
+            return Plain(cls, value.__qualname__)
+        if issubclass(cls, types.ModuleType):
+            return Plain(cls, str((own_dict(value) or {}).get("__name__")))
         self._seen[id(value)] = path
         if depth >= DEEPEST:
             return Plain(cls, "")
@@ -97,18 +101,16 @@ class Camera:
         cls = type(value)
         parts: list[tuple[str, Any]] = []
         if issubclass(cls, dict):
-            parts += [(f"[{key!r}]", item) for key, item in dict.items(value)]
+            parts += [(f"[{spell(key)}]", item) for key, item in dict.items(value)]
         elif issubclass(cls, (list, tuple, deque)):
             parts += [(f"[{index}]", item) for index, item in enumerate(value)]
         elif issubclass(cls, (set, frozenset)):
-            parts += sorted((f"{{{item!r}}}", None) for item in value)
-        elif cls.__module__ == "numpy":
+            parts += sorted((f"{{{spell(item)}}}", None) for item in value)
+        elif module_of(cls) == "numpy":
             return Plain(cls, f"{getattr(value, 'dtype', '')} {value!r}")
-        if has_dict(value):
-            held = object.__getattribute__(value, "__dict__")
-            parts += [(f".{name}", item) for name, item in held.items()]
+        parts += [(f".{name}", item) for name, item in (own_dict(value) or {}).items()]
         if not parts and _has_own_text(cls):
-            return Plain(cls, without_addresses(repr(value)))
+            return Plain(cls, without_addresses(spell(value)))
         return Node(cls, tuple((key, self.take(v, path + key, depth + 1)) for key, v in parts))
 
     def _take_tensor(self, tensor: torch.Tensor, path: str) -> Image:
@@ -163,7 +165,7 @@ def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
 def _has_own_text(cls: type) -> bool:
     """A library's value, such as a dtype or a number: its text says what it is."""
     containers = (dict, list, tuple, deque, set, frozenset)
-    return not issubclass(cls, containers) and cls.__repr__ is not object.__repr__
+    return not issubclass(cls, containers) and find_in_class(cls, "__repr__") is not object.__repr__
 
 
 def _spell_plain(value: Any) -> str:
@@ -193,7 +195,11 @@ def find_difference(wanted: Image, got: Image, path: str = "") -> str:
             return _compare_tensors(wanted, got, where)
         case (Node(), Node()):
             return _compare_nodes(wanted, got, path)
-        case _ if wanted == got:
+        case (Known(left), Known(right)) if left == right:
+            return ""
+        case (Plain(cls, left), Plain(other, right)) if cls is other and left == right:
+            return ""
+        case (Raised(cls, left), Raised(other, right)) if cls is other and left == right:
             return ""
     return f"{where}: {describe(got)}, not {describe(wanted)}"
 
@@ -201,7 +207,7 @@ def find_difference(wanted: Image, got: Image, path: str = "") -> str:
 def _compare_nodes(wanted: Node, got: Node, path: str) -> str:
     where = path or "result"
     if wanted.cls is not got.cls:
-        return f"{where}: a {got.cls.__name__}, not a {wanted.cls.__name__}"
+        return f"{where}: a {name_of(got.cls)}, not a {name_of(wanted.cls)}"
     keys, found = [key for key, _ in wanted.parts], [key for key, _ in got.parts]
     if keys != found:
         return f"{where}: it holds {', '.join(found)}, not {', '.join(keys)}"
@@ -214,7 +220,7 @@ def _compare_nodes(wanted: Node, got: Node, path: str) -> str:
 
 def _compare_tensors(wanted: TensorImage, got: TensorImage, where: str) -> str:
     if wanted.cls is not got.cls:
-        return f"{where}: a {got.cls.__name__}, not a {wanted.cls.__name__}"
+        return f"{where}: a {name_of(got.cls)}, not a {name_of(wanted.cls)}"
     for word, left, right in zip(_WORDS, wanted.form, got.form, strict=True):
         if left != right:
             return f"{where}: {word} is {right}, not {left}"
@@ -264,14 +270,14 @@ def describe(image: Image) -> str:
         case Known(path):
             return path
         case Plain(cls, text):
-            return f"{_short(text)}" if text else f"a {cls.__name__}"
+            return f"{_short(text)}" if text else f"a {name_of(cls)}"
         case Raised(cls, message):
-            return f"{cls.__name__}: {_short(message)}"
+            return f"{name_of(cls)}: {_short(message)}"
         case TensorImage():
             return _describe_tensor(image)
         case Node(cls, parts):
             inner = next((describe(part) for _, part in parts), "")
-            return f"{cls.__name__} of {len(parts)}" + (f": {inner}" if inner else "")
+            return f"{name_of(cls)} of {len(parts)}" + (f": {inner}" if inner else "")
 
 
 def _describe_tensor(image: TensorImage) -> str:

@@ -43,7 +43,7 @@ from tripwire.auditing.places import Kind, Place, Unreached
 from tripwire.auditing.walking import Ran, Walk
 from tripwire.auditing.world import World
 from tripwire.auditing.writes import Write, find_writes
-from tripwire.callables import isinstance
+from tripwire.callables import isinstance, name_of
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
@@ -132,7 +132,7 @@ class Subject:
 
 
 def _name(value: object) -> str:
-    return f"{type(value).__name__} {getattr(value, '__qualname__', '')}".strip()
+    return f"{name_of(type(value))} {getattr(value, '__qualname__', '')}".strip()
 
 
 @contextmanager

@@ -40,9 +40,10 @@ from tripwire.auditing.holdings import (
     Slots,
     Table,
     ThreadLocal,
+    own_dict,
 )
 from tripwire.auditing.places import Kind, Unreached
-from tripwire.callables import isinstance
+from tripwire.callables import class_dict, find_in_class, isinstance, module_of, mro, name_of
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
 
@@ -57,14 +58,14 @@ _TABLES = (
     ("_buffers", Kind.BUFFER),
     ("_modules", Kind.SUBMODULE),
 )
-_WRAPPERS: dict[type, tuple[str, ...]] = {
-    types.MethodType: ("__func__", "__self__"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget", "fset"),
-    functools.partial: ("func", "args", "keywords"),
-    functools.cached_property: ("func",),
-    functools._lru_cache_wrapper: ("__wrapped__",),
+_WRAPPERS: dict[int, tuple[str, ...]] = {
+    id(types.MethodType): ("__func__", "__self__"),
+    id(staticmethod): ("__func__",),
+    id(classmethod): ("__func__",),
+    id(property): ("fget", "fset"),
+    id(functools.partial): ("func", "args", "keywords"),
+    id(functools.cached_property): ("func",),
+    id(functools._lru_cache_wrapper): ("__wrapped__",),
 }
 _OWN = "tripwire"
 
@@ -109,13 +110,13 @@ class Ran:
     def before(target: Any) -> Ran:
         """A guess, for what must be kept before the first call."""
         methods = (
-            [m for cls in type(target).__mro__ for m in vars(cls).values()]
+            [m for cls in mro(type(target)) for m in class_dict(cls).values()]
             if not _is_library(type(target))
             else []
         )
         return Ran(
             nested
-            for function in (getattr(target, "__func__", target), *methods)
+            for function in (plain_function(target), *methods)
             if isinstance(function, types.FunctionType) and not _is_library_code(function.__code__)
             for nested in _nested(function.__code__)
         )
@@ -137,11 +138,16 @@ def _is_library_code(code: types.CodeType) -> bool:
     return _is_library_file(code.co_filename)
 
 
-def _is_library(owner: Any) -> bool:
-    name = getattr(owner, "__module__", None)
-    if not isinstance(name, str):
-        return True
-    return is_library_module(name) or name.partition(".")[0] in ("builtins", "numpy", _OWN)
+def _is_library(cls: type) -> bool:
+    name = module_of(cls)
+    top = name.partition(".")[0]
+    return top in ("", "builtins", "numpy", _OWN) or is_library_module(name)
+
+
+def plain_function(value: Any) -> Any:
+    """What a method binds, or a static or class method wraps; anything else is itself."""
+    bound = (types.MethodType, staticmethod, classmethod)
+    return value.__func__ if isinstance(value, bound) else value
 
 
 class Walk:
@@ -192,7 +198,7 @@ class Walk:
             self._todo.append((path, dispatcher.target))
         elif issubclass(cls, torch.Tensor):
             self.tensors[id(value)] = (path, value)
-            if has_dict(value) and vars(value):
+            if own_dict(value):
                 self._hold(Attributes(path, value))
         elif issubclass(cls, torch.Generator):
             self.generators.append(value)
@@ -205,7 +211,8 @@ class Walk:
         elif issubclass(cls, type):
             self._look_at_class(value)
         elif issubclass(cls, types.ModuleType):
-            self._look_at_namespace(value.__name__, vars(value))
+            space = own_dict(value) or {}
+            self._look_at_namespace(str(space.get("__name__", path)), space)
         elif cls is types.FunctionType:
             self._look_at_function(path, value)
         elif not self._unwrap(path, value):
@@ -218,32 +225,32 @@ class Walk:
 
     def _look_at_module(self, path: str, module: nn.Module) -> None:
         self.modules.append((path, module))
-        held = object.__getattribute__(module, "__dict__")
+        held: Any = own_dict(module) or {}
         for name, kind in _TABLES:
             if isinstance(held.get(name), dict):
                 self._hold(Table(path, held[name], kind))
         self._look_at_instance(path, module)
 
     def _look_at_instance(self, path: str, value: Any) -> None:
-        if has_dict(value):
+        if own_dict(value) is not None:
             self._hold(Attributes(path, value))
         slots = _slots_of(type(value))
         if slots:
             self._hold(Slots(path, value, slots))
-        self._todo.append((type(value).__name__, type(value)))
+        self._todo.append((name_of(type(value)), type(value)))
 
     def _look_at_object(self, path: str, value: Any) -> None:
         is_container = self._look_at_items(path, value)
         if not _is_library(type(value)) or issubclass(type(value), types.SimpleNamespace):
             self._look_at_instance(path, value)
         elif not is_container and not callable(value):
-            kind = f"{type(value).__module__}.{type(value).__name__}"
+            kind = f"{module_of(type(value))}.{name_of(type(value))}"
             self.unreached.append(Unreached(path, f"what a {kind} holds is a library's own"))
 
     def _look_at_items(self, path: str, value: Any) -> bool:
         """Whether it is a container."""
         cls = type(value)
-        if cls.__module__ == "numpy" and hasattr(cls, "copy") and hasattr(cls, "flat"):
+        if module_of(cls) == "numpy" and find_in_class(cls, "flat"):
             self.arrays.append((path, value))
             return True
         if not issubclass(cls, (dict, list, deque, set, tuple, frozenset)):
@@ -263,7 +270,7 @@ class Walk:
 
     def _unwrap(self, path: str, value: Any) -> bool:
         """Whether it stands for others: what is behind it is looked at instead."""
-        names = _WRAPPERS.get(type(value))
+        names = _WRAPPERS.get(id(type(value)))
         if names is None:
             return False
         if type(value) is functools._lru_cache_wrapper:
@@ -297,30 +304,22 @@ class Walk:
         self._hold(Globals(name, space, self._ran.names))
 
     def _look_at_class(self, cls: type) -> None:
-        for base in cls.__mro__:
+        for base in mro(cls):
             if base is not cls and id(base) in self.known:
                 continue
-            self.known[id(base)] = base.__qualname__
+            self.known[id(base)] = name_of(base)
             self._alive.append(base)
             if not _is_library(base):
-                self._hold(ClassBody(base.__qualname__, base))
-            elif issubclass(base, nn.Module) and "forward" in vars(base):
-                self._hold(ClassBody(base.__qualname__, base, frozenset({"forward"})))
-
-
-def has_dict(value: Any) -> bool:
-    """Whether an object has attributes of its own; its code isn't asked."""
-    try:
-        return isinstance(object.__getattribute__(value, "__dict__"), dict)
-    except AttributeError:
-        return False
+                self._hold(ClassBody(name_of(base), base))
+            elif issubclass(base, nn.Module) and "forward" in class_dict(base):
+                self._hold(ClassBody(name_of(base), base, frozenset({"forward"})))
 
 
 def _slots_of(cls: type) -> dict[str, Any]:
     return {
         name: slot
-        for base in cls.__mro__
+        for base in mro(cls)
         if not _is_library(base)
-        for name, slot in vars(base).items()
+        for name, slot in class_dict(base).items()
         if isinstance(slot, types.MemberDescriptorType)
     }

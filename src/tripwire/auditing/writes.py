@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 import itertools
 import types
 from collections import OrderedDict
@@ -38,10 +37,11 @@ from tripwire.auditing.holdings import (
     Slots,
     Table,
     ThreadLocal,
+    own_dict,
 )
 from tripwire.auditing.places import Kind, Place
-from tripwire.auditing.walking import Ran, Walk
-from tripwire.callables import isinstance
+from tripwire.auditing.walking import Ran, Walk, plain_function
+from tripwire.callables import class_dict, find_in_class, isinstance, module_of, mro
 from tripwire.tracing.torchstate import find_matmul_precision, setting
 
 # Replacing these would break the class, not the call.
@@ -118,7 +118,7 @@ def _is_open(holding: Holding, key: Any, value: Any, ran: Ran) -> bool:
             return False
     if isinstance(holding, Globals) and isinstance(key, str) and key.startswith("__"):
         return False
-    function = getattr(value, "__func__", value)
+    function = plain_function(value)
     if isinstance(function, types.FunctionType):
         return function.__code__ in ran.codes
     return True
@@ -149,7 +149,7 @@ def _class_attribute(holding: ClassBody, key: str, value: Any, ran: Ran) -> Iter
         yield _put(holding, key, "another property", lambda: computed, Kind.METHOD)
     elif isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
         return
-    elif not key.startswith("__") and not hasattr(type(value), "__get__"):
+    elif not key.startswith("__") and find_in_class(type(value), "__get__") is None:
         for change, make in iter_others(value):
             yield _put(holding, key, change, make)
 
@@ -296,9 +296,9 @@ def _own_forward(path: str, module: nn.Module, ran: Ran) -> Iterator[Write]:
 def _methods_that_ran(cls: type, ran: Ran) -> list[str]:
     found = {
         name
-        for base in cls.__mro__
-        if not base.__module__.startswith("torch")
-        for name, value in vars(base).items()
+        for base in mro(cls)
+        if not module_of(base).startswith("torch")
+        for name, value in class_dict(base).items()
         if _ran(value, ran) and not name.startswith("__") and name != "forward"
     }
     return sorted(found)
@@ -337,7 +337,8 @@ def _absences(walk: Walk, ran: Ran) -> Iterator[Write]:
             continue
         held, cls = holding.contents(), type(holding.owner)
         for name in sorted((ran.texts | ran.names) - held.keys()):
-            found = inspect.getattr_static(cls, name, _NOTHING)
+            spaces = (class_dict(base) for base in mro(cls))
+            found = next((space[name] for space in spaces if name in space), _NOTHING)
             if found is _NOTHING and name in ran.texts and not _is_in_table(holding.owner, name):
                 yield _put(holding, name, "there is one now", lambda: 1, Kind.ABSENCE)
             other = None if found is _NOTHING else find_other_plain(found)
@@ -350,7 +351,7 @@ _NOTHING = object()
 
 
 def _is_in_table(owner: Any, name: str) -> bool:
-    held = object.__getattribute__(owner, "__dict__")
+    held: Any = own_dict(owner) or {}
     tables = ("_parameters", "_buffers", "_modules")
     return any(name in (held.get(table) or ()) for table in tables)
 

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,9 +29,11 @@ from tripwire.files import (
     check_ours,
     is_draft,
     make_folder,
+    making_beside,
     open_new,
     read_ours,
     replacing,
+    sweep,
 )
 
 _KIND = b"tripwire artifact "
@@ -260,6 +261,7 @@ def find_secret() -> bytes:
     try:
         home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         folder = Path(home) / "tripwire" / "store"
+        sweep(folder.parent)
         try:
             secret = _read_secret(folder)
         except FileNotFoundError:
@@ -290,15 +292,11 @@ def _make_secret(folder: Path) -> None:
     many processes that come at the same time one succeeds, and all read its file.
     """
     make_folder(folder.parent)
-    draft = folder.with_name(f".store-{secrets.token_hex(8)}")
-    make_folder(draft)
-    try:
+    with making_beside(folder) as draft:
         with os.fdopen(open_new(draft / "key"), "wb") as file:
             file.write(secrets.token_bytes(_SECRET))
         with suppress(OSError):
             draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _sign(secret: bytes, header: bytes, payload: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from torch import nn
 
 from tripwire.backends.registry import out_of_dynamo
-from tripwire.callables import class_dict, module_of, name_of
+from tripwire.callables import class_dict, find_in_class, module_of, name_of
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.tally import Statistics
@@ -154,19 +154,20 @@ def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
 
 def _compiled_class(cls: Any) -> Any:
     """The subclass of a module's class whose instances are compiled; one per class."""
-    for known in cls.__subclasses__():
+    for known in type.__subclasses__(cls):
         if "_tripwire_dispatcher" in class_dict(known):
             return known
     body: dict[str, Any] = {
         "__slots__": ("_tripwire_dispatcher",),
         "__module__": module_of(cls),
         "__qualname__": name_of(cls),
-        "__doc__": cls.__doc__,
+        "__doc__": class_dict(cls).get("__doc__"),
         "__class__": property(_class_of, _set_class),
         **{name: _forwarded(name) for name in slots_of(cls)},
     }
-    if "statistics" in dir(cls):
-        body["statistics"] = cls.statistics
+    own = find_in_class(cls, "statistics")
+    if own is not None:
+        body["statistics"] = own
     return type(cls)(name_of(cls), (CompiledModule, cls), body)
 
 

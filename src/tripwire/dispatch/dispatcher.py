@@ -16,7 +16,7 @@ from torch import nn
 
 from tripwire.backends.registry import name_of, out_of_dynamo
 from tripwire.backends.rounds import one_round
-from tripwire.callables import isinstance, module_of
+from tripwire.callables import isinstance, module_of, short_name_of
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience, key_of
@@ -230,7 +230,7 @@ class Dispatcher(Followed):
                 continue
             if module._compiled_call_impl is None and next(module.children(), None) is not None:
                 inner = Dispatcher(
-                    module._call_impl, f"{self.name}.{type(module).__name__}", self.options
+                    module._call_impl, f"{self.name}.{short_name_of(type(module))}", self.options
                 )
                 module._compiled_call_impl = inner
                 self._inner.append((weakref.ref(module), inner))

@@ -37,6 +37,7 @@ from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Runtime, eager, name_of, prepare
+from tripwire.callables import is_exactly
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.options import Options
@@ -201,4 +202,4 @@ def _find_examples(trace: Trace) -> list[torch.Tensor]:
 
 def _can_return(volatile: Volatile) -> bool:
     """Whether a value that was written over may come back, and be known again."""
-    return type(volatile.before) in (bool, int, float, str, type(None), list)
+    return is_exactly(volatile.before, bool, int, float, str, type(None), list)

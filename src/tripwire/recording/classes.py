@@ -15,7 +15,7 @@ import typing
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
-from tripwire.callables import isinstance
+from tripwire.callables import is_exactly, isinstance
 from tripwire.recording import nodes
 from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
 from tripwire.recording.names import Names
@@ -289,7 +289,7 @@ def _enum_made(cls: type) -> frozenset[str]:
 
 
 def _is_users(value: object) -> bool:
-    return type(value) not in (types.WrapperDescriptorType, types.MethodDescriptorType)
+    return not is_exactly(value, types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
 # --- namedtuples ---

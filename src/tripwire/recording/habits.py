@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
+from tripwire.callables import isinstance, module_of
 from tripwire.recording.origin import is_library_file, is_library_module
 from tripwire.tracing.rules import Call, rule_for, words
 
@@ -147,7 +147,7 @@ def _changes_itself(module: nn.Module) -> bool:
     return bool(
         state.get("inplace")
         or state.get("max_norm") is not None
-        or (state.get("_buffers") and is_library_module(type(module).__module__))
+        or (state.get("_buffers") and is_library_module(module_of(type(module))))
     )
 
 

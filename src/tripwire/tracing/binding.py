@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class, isinstance
+from tripwire.callables import find_in_class, isinstance, short_name_of
 from tripwire.errors import CannotTrace
 from tripwire.tracing.sources import Local, Roots, Source
 
@@ -131,10 +131,10 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 def _name(target: Any) -> str:
     if isinstance(target, nn.Module):
-        return type(target).__name__
+        return short_name_of(type(target))
     if isinstance(target, functools.partial):
         return _name(target.func)
-    return getattr(target, "__name__", type(target).__name__)
+    return getattr(target, "__name__", short_name_of(type(target)))
 
 
 def _check_runs_at_once(function: FunctionType | None, target: Any) -> None:

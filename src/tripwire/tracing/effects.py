@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
+from tripwire.callables import is_exactly, isinstance
 from tripwire.tracing.holders import (
     ABSENT,
     ELEMENTS,
@@ -383,7 +383,7 @@ class _EffectPlanner:
         return [*kept, *(key for key in now if key not in kept)] != list(now)
 
     def _is_counted(self, write: Write) -> bool:
-        if type(write.before) not in (int, float) or type(write.after) is not type(write.before):
+        if not is_exactly(write.before, int, float) or type(write.after) is not type(write.before):
             return False
         if type(write.before) is float:
             return False  # a sum of floats hangs on the order; let it be volatile

@@ -31,7 +31,7 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.callables import find_in_class, ids_of, isinstance, name_of
+from tripwire.callables import find_in_class, ids_of, isinstance, name_of, short_name_of
 from tripwire.env import torch_path
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
@@ -317,7 +317,7 @@ def _check_module(state: TracingState, module: nn.Module) -> None:
 def _module_path(state: TracingState, module: nn.Module) -> str:
     source = state.reach.find_source(module)
     if source is None:  # made by the run, or read from something that isn't observed
-        return f"{state.scopes.current.path}/{type(module).__name__}"
+        return f"{state.scopes.current.path}/{short_name_of(type(module))}"
     return state.scope_paths.of(source)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, isinstance, mro, name_of
+from tripwire.callables import class_dict, find_in_class, is_exactly, isinstance, mro, name_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
@@ -308,14 +308,14 @@ class ReadSet:
                 return self._class_names
             case Items():
                 use = self.use_of_container(holder.owner)
-                if type(holder.owner) not in _KNOWN_CONTAINERS:
+                if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
                 return None if use.whole or use.attributes else use.keys | use.stored_keys
             case _:
                 use = self.use_of_container(holder.owner)
                 if use.whole or use.keys or use.attributes or use.stored_keys:
                     return None
-                if type(holder.owner) not in _KNOWN_CONTAINERS:
+                if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
                 if getattr(holder.owner, "maxlen", None) is not None:
                     return None  # what is added may push out its like
@@ -391,7 +391,7 @@ class ReadSet:
             return _WHOLE
         if isinstance(holder.kind, Items):
             use = self.use_of_container(holder.owner)
-            if use.whole or use.attributes or type(holder.owner) not in _KNOWN_CONTAINERS:
+            if use.whole or use.attributes or not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                 return _WHOLE
             found = self.uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
             return found if key in use.keys else _UNUSED

@@ -11,13 +11,13 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, FunctionType, GeneratorType, TracebackType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tripwire.callables import isinstance, name_of
+from tripwire.callables import find_in_class, isinstance, name_of
 from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
@@ -29,7 +29,7 @@ from tripwire.tracing.holders import Write
 from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.reach import MADE_BY_PYTHON
-from tripwire.tracing.reads import ReadSet
+from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
@@ -386,7 +386,7 @@ class _Session:
     def _build(self, result: object) -> Trace:
         state = self.state
         name = self.binding.name
-        if inspect.isgenerator(result) or inspect.isawaitable(result):
+        if isinstance(result, GeneratorType) or find_in_class(type(result), "__await__"):
             raise Refused(
                 "lazy-result",
                 f"{name} returned a {name_of(type(result))}, whose code hasn't run yet. "
@@ -611,7 +611,7 @@ class _Session:
         if not tensors and not written:
             raise Refused(
                 "no-tensors",
-                f"{name} returned no tensor ({result!r:.60}), so there is no graph to run. A "
+                f"{name} returned no tensor ({fingerprint(result)}), so there is no graph to run. A "
                 "graph computes tensors, not Python values.",
             )
         if strict and holds_mutable(result):

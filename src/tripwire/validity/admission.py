@@ -277,10 +277,10 @@ class Admission:
         for name, value in writer.plain:
             groups.setdefault((type(value), repr(value)), []).append((name, value))
         kept = {}  # of state, those that equal an argument
-        classes = {cls for cls, _ in groups}
+        classes = {id(cls) for cls, _ in groups}
         for holder in self.reads.holders if groups else ():
             for value in holder.kept if holder.anchored else ():
-                if type(value) in classes and (type(value), repr(value)) in groups:
+                if id(type(value)) in classes and (type(value), repr(value)) in groups:
                     kept[id(value)] = value
         pattern = writer.constant(_identities)
         for key, group in groups.items():

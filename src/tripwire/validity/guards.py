@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance, name_of
+from tripwire.callables import is_exactly, isinstance, name_of
 from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import (
     ARRAY,
@@ -371,7 +371,7 @@ class GuardWriter:
             self.check(f"{path}[{spell_key(key)}]", condition, there, "'the contrary'")
         for key, item in before.items():
             if wanted is None or key in wanted:
-                spelled = repr(key) if type(key) in (str, int) else self.constant(key)
+                spelled = repr(key) if is_exactly(key, str, int) else self.constant(key)
                 self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item)
 
     def _add_members(self, path: str, name: str, value: Any) -> None:
@@ -496,7 +496,7 @@ def _describe_tensor(value: object) -> str:
     traits = traits_of(value)
     offset = f", offset {traits.offset}" if traits.offset else ""
     leaf = "" if traits.is_leaf else ", no leaf"
-    return f"{traits.cls.__name__} {meta_of(value).full}{offset}{leaf}"
+    return f"{name_of(traits.cls)} {meta_of(value).full}{offset}{leaf}"
 
 
 def _is_empty(slot: Any, value: object) -> bool:

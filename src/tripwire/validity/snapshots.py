@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tripwire.callables import isinstance
-from tripwire.tracing.sources import bound_cells
+from tripwire.tracing.sources import bound_cells, spell_key
 from tripwire.tracing.structure import PLAIN, read_slots, same_plain, slots_of
 from tripwire.validity.patching import see_through
 
@@ -172,7 +172,7 @@ class Table:
 
     def name_of(self, key: object) -> object:
         """A key as a listener sees it."""
-        return key if self.attribute or not self.label else f"{self.label}[{key!r}]"
+        return key if self.attribute or not self.label else f"{self.label}[{spell_key(key)}]"
 
 
 @dataclass(frozen=True, slots=True)

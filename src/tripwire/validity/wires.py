@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import find_in_class, isinstance, mro, name_of
+from tripwire.callables import find_in_class, is_exactly, isinstance, mro, name_of
 from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
@@ -385,13 +385,13 @@ def _describe(facts: Facts) -> str:
     match facts:
         case (TensorMeta() as meta, Traits() as traits):
             leaf = "" if traits.is_leaf else ", no leaf"
-            return f"{traits.cls.__name__} {meta.full}{leaf}"
+            return f"{name_of(traits.cls)} {meta.full}{leaf}"
         case (CodeType() as code, defaults, kwdefaults):
             return f"code of {code.co_qualname}:{code.co_firstlineno}, {defaults}, {kwdefaults}"
         case (_, tuple() as args, dict() as keywords):
             return f"partial with {len(args)} arguments and {len(keywords)} keywords"
         case (tuple() as mro,):
-            return "bases " + ", ".join(getattr(cls, "__name__", "?") for cls in mro[1:])
+            return "bases " + ", ".join(name_of(cls) for cls in mro[1:])
     return "?"
 
 
@@ -447,7 +447,7 @@ class PulledWire:
                 return f"{constant(same_items)}({constant(owner)}, {constant(items)})"
         if isinstance(self._kind, Members) and self._wanted is None:
             values = tuple(k.value for k in kept)
-            if all(type(value) in (str, type) for value in values):  # equal means the same
+            if all(is_exactly(value, str, type) for value in values):  # equal means the same
                 return f"list({constant(self._owner)}() or ()) == {constant(list(values))}"
         if isinstance(self._kind, Context):
             found = f"{constant(owner)}.get({constant(ABSENT)})"

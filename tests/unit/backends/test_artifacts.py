@@ -279,6 +279,23 @@ def test_many_threads_that_come_at_once_have_one_key(key_file) -> None:
     assert len(found) == 8
 
 
+def test_what_a_killed_process_left_of_a_key_goes_after_a_day(key_file) -> None:
+    code = (
+        "import os; from tripwire.backends import artifacts\n"
+        "artifacts.open_new = lambda path: os._exit(1)\n"
+        "artifacts.find_secret()"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 1
+    home = key_file.parent.parent
+    (draft,) = home.iterdir()
+    find_secret()
+    assert draft.exists()
+    os.utime(draft, (1, 1))
+    find_secret()
+    assert [path.name for path in home.iterdir()] == ["store"]
+
+
 def test_with_another_key_everything_is_made_anew(store, key_file, caplog) -> None:
     store.write(KEY, KEPT)
     shutil.rmtree(key_file.parent)

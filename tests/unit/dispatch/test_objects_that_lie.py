@@ -133,6 +133,7 @@ class Fields:
 
 Named = collections.namedtuple("Named", "held")  # noqa: PYI024
 HELD: object = None
+ELSEWHERE = types.ModuleType("elsewhere")
 
 
 class Net(torch.nn.Module):
@@ -170,6 +171,18 @@ def under_key(x, items):
 
 def returned(x, value):
     return value, x + 1
+
+
+def returned_alone(x, value):
+    return value
+
+
+def keys_counted(x, items):
+    return [key is None for key in items], x + len(items)
+
+
+def in_module(x):
+    return ELSEWHERE.held is None, x + 1
 
 
 def returned_inside(x, value):
@@ -223,8 +236,12 @@ def places(value: object) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]
     global HELD
     HELD = value
     x = torch.ones(2)
-    for function in (passed, compared, returned, returned_inside):
+    vars(ELSEWHERE)["held"] = value
+    for function in (passed, compared, returned, returned_inside, returned_alone):
         yield function, (x, value)
+    for inside in ([value], (value,), {"k": value}, Box(value)):
+        yield returned_alone, (x, inside)
+    yield in_module, (x,)
     for holder in (Box, Slots, Fields, Named, lambda v: types.SimpleNamespace(held=v)):
         yield attribute, (x, holder(value))
     yield in_global, (x,)
@@ -288,6 +305,19 @@ def test_a_call_with_another_object_that_lies_runs_and_is_explained(kind):
     assert not RAN
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_with_an_object_that_lies_as_a_key_runs(kind):
+    value, x = KINDS[kind](), torch.ones(2)
+    try:
+        holders = [{value: 1}, {1: 2, value: 3}, frozenset([value])]
+    except (RuntimeError, TypeError):
+        pytest.skip("plain Python can't hash it")
+    for items in holders:
+        compiled = tripwire.compile(keys_counted, backend="eager")
+        for _ in range(3):
+            assert is_same(compiled(x, items)[1], keys_counted(x, items)[1])
+
+
 def test_what_a_dict_holds_that_denies_being_one_is_read():
     box = LyingDict(scale=2.0)
 
@@ -341,3 +371,39 @@ def test_a_failing_call_with_an_object_that_lies_is_recorded_and_told(
                 compiled(*args)
             assert not RAN, function
             assert [tripwire.load_record(path) for path in folder.glob("*.rec")], function
+
+
+AUDITED = ["MagicMock(dict)", "lazy", "object of __getattribute__", "object of __eq__ __hash__"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in AUDITED else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
+def test_an_audit_with_an_object_that_lies_comes_to_its_end(kind):
+    held = KINDS[kind]()
+    x = torch.ones(2)
+    for target, args in ((first, (x, [held])), (attribute, (x, Box(held))), (Net(held), (x,))):
+        audit = tripwire.audit(tripwire.compile(target, backend="eager"), *args)
+        assert audit.findings
+        assert audit.ok, audit.faults
+
+
+def test_a_module_whose_metaclass_raises_is_compiled_and_audited():
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            if name in ("__name__", "__qualname__", "__module__", "__mro__", "__dict__"):
+                raise RuntimeError(name)
+            return super().__getattribute__(name)
+
+    class Odd(torch.nn.Module, metaclass=Meta):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.scale = 3.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    compiled = tripwire.compile(Odd(), backend="eager")
+    assert compiled(torch.ones(2))[0] == 3.0
+    assert tripwire.audit(compiled, torch.ones(2)).ok
