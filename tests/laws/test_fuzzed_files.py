@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -280,17 +279,18 @@ class Layer(torch.nn.Module):
 
 def seal(members: dict[str, bytes]) -> bytes:
     """A file with these members, whose every hash is right, as an attacker would make it."""
+    contents = {name: Content.of(data) for name, data in members.items()}
+    contents["objects.json"] = Content.deflate(members["objects.json"])
     try:
         manifest = json.loads(members["manifest.json"])
         manifest["members"] = {
-            name: [len(data), hashlib.sha256(data).hexdigest()]
-            for name, data in members.items()
+            name: [content.size, content.digest()[0]]
+            for name, content in contents.items()
             if name != "manifest.json"
         }
-        members = {**members, "manifest.json": json.dumps(manifest).encode()}
+        contents["manifest.json"] = Content.of(json.dumps(manifest).encode())
     except (ValueError, TypeError):
         pass  # the manifest itself is damaged
-    contents = {name: Content.of(data) for name, data in members.items()}
     out = io.BytesIO()
     write_members(out, {name: (c, c.digest()[1]) for name, c in contents.items()})
     return out.getvalue()

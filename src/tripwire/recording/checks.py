@@ -1,57 +1,87 @@
-"""Checks: what a table says must be possible before anything is built from it.
+"""Checks: what a file claims must be possible before anything is built from it.
 
-Every reference leads to a node, every blob exists, every view lies within its blob. One node is
-looked at by itself, so that a file can be checked without being held. The sums are Python ints, so
-no shape is too large to be refused.
+The text of the table is measured before it is held: lists, items and strings have a price, and all
+together a limit. Then every reference leads to a node, every blob exists, every view lies within
+its blob, every name has its value. The sums are Python ints, so no shape is too large to be
+refused.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from tripwire.errors import BadRecord
 from tripwire.recording import nodes
 from tripwire.recording.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.container import damaged
+from tripwire.recording.nodes import Table
 
-# What the JSON of a whole table may take when it is decoded: as much as the file, or this.
-MEMORY_FLOOR = 32 << 20
-# The same for one line of it, which is all that is held while a file is checked.
-LARGEST_LINE = 1 << 19
-LARGEST_HEAD = 1 << 21  # for the first: it has the shapes of all blobs
+# What the text of a table and all that is decoded from it may take.
+MOST_MEMORY = 48 << 20
+# The same for the manifest, unless the file is larger.
+MOST_MANIFEST = 1 << 19
 # What JSON takes, beside its text: a list, an item of one, half of a string.
-LIST, ITEM, _QUOTE = 64, 32, 24
-# What is built of it, beyond that: a node, a name in a text, a part of one, an entry in a dict, a
-# reference.
-NODE, NAME, PART, ENTRY, REFERENCE = 128, 64, 32, 64, 96
+_LIST, ITEM, _QUOTE = 64, 32, 24
 
 _INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
 
 
+# --- memory ---
+
+
 def estimate_memory(text: bytes) -> int:
-    """At most what decoding this JSON allocates: lists and structs, their items, strings."""
+    """At most what this JSON and decoding it takes: lists and structs, their items, strings.
+
+    Of a text in pieces, the sum over the pieces is the same but for wide strings.
+    """
     lists = text.count(b"[") + text.count(b"{")
-    return LIST * lists + ITEM * text.count(b",") + _QUOTE * text.count(b'"') + len(text)
+    return _LIST * lists + ITEM * text.count(b",") + _QUOTE * text.count(b'"') + 2 * len(text)
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_WIDE = re.compile(rb"[\xf0-\xff]|\\ud", re.IGNORECASE)
+_HALF_WIDE = re.compile(rb"[\xc4-\xff]|\\u")
+
+
+def estimate_wide(text: bytes | bytearray) -> int:
+    """What strings take beyond that: one wide character makes all of a string wide."""
+    if text.isascii() and b"\\u" not in text:
+        return 0
+    return sum(_widen(found[0]) for found in _STRING.finditer(text))
+
+
+def _widen(string: bytes) -> int:
+    if string.isascii() and b"\\u" not in string:
+        return 0
+    return len(string) * (3 if _WIDE.search(string) else 1 if _HALF_WIDE.search(string) else 0)
+
+
+def too_large(what: str) -> BadRecord:
+    """The error for a member that says too much."""
+    return BadRecord(
+        f"{what} would take more memory than a record may.\n"
+        "tripwire writes no such file; it may have been made to do harm.",
+        slug="record-too-large",
+    )
 
 
 # --- references ---
 
 
-_MANY = (
-    *(tuple[nodes.Slot, ...], tuple[nodes.Reference, ...]),
-    *(tuple[nodes.Item, ...], tuple[nodes.Row, ...], nodes.Items),
-)
+_MANY = (tuple[nodes.Slot, ...], tuple[nodes.Reference, ...])
 
 
 @functools.cache
 def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
-    """The fields of a node or line that are slots, each with whether it is many."""
+    """The fields of a node that are slots, each with whether it is many."""
     found = []
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         if hint in (nodes.Slot, nodes.Reference):
@@ -61,14 +91,9 @@ def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     return tuple(found)
 
 
-def prepare(kinds: Iterable[type[msgspec.Struct]]) -> None:
-    """Find the slots of these kinds now: it compiles, and reading a record compiles nothing."""
-    for kind in kinds:
-        find_slot_fields(kind)
-
-
 NODE_TYPES: tuple[type[nodes.Node], ...] = typing.get_args(nodes.AnyNode)
-prepare(NODE_TYPES)
+for _kind in NODE_TYPES:  # now: it compiles, and reading a record compiles nothing
+    find_slot_fields(_kind)
 
 
 def slots_of(node: nodes.Node) -> Iterator[nodes.Slot]:
@@ -81,76 +106,118 @@ def slots_of(node: nodes.Node) -> Iterator[nodes.Slot]:
             yield value
 
 
-def check_slot(slot: nodes.Item, count: int) -> None:
-    """Raise `BadRecord` for references to nodes that aren't among so many."""
-    if type(slot) is tuple and not slot[0] <= slot[-1] < count:
+def _check_slot(slot: nodes.Slot, count: int) -> None:
+    if type(slot) is tuple and slot[0] >= count:
         raise damaged("objects.json refers to a node that it doesn't have")
     if type(slot) is int and not -_INT64 <= slot < _INT64:
         raise damaged("a number in objects.json has more than 64 bits")
 
 
-# --- nodes ---
+# --- tables ---
 
 
-def check_node(node: nodes.Node, blobs: StoredBlobs) -> None:
-    """Raise `BadRecord` for a node that can't be built; its slots were checked."""
-    check = _CHECKS.get(type(node))
-    if check is not None:
-        check(node, blobs)
+def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object]) -> None:
+    """Raise `BadRecord` for a table that can't be built."""
+    for code in table.codes:
+        _check_member(code.source, "src/", members)
+        _check_member(code.marshalled, "code/", members)
+    count = len(table.nodes)
+    for slot in table.roots.values():
+        _check_slot(slot, count)
+    for node in table.nodes:
+        for slot in slots_of(node):
+            _check_slot(slot, count)
+        check = _CHECKS.get(type(node))
+        if check is not None:
+            check(node, table, blobs)
+    _check_copies(table, blobs)
+    for name, wanted in _ROOTS.items():
+        if name in table.roots:
+            _check_root(name, wanted, table)
 
 
-def check_root(name: str, line: nodes.Node | None) -> None:
-    """Raise `BadRecord` for a root of a call that isn't what its name says."""
-    wanted = ROOTS[name]
-    found = None if line is None else line.__struct_config__.tag
-    if found not in (wanted, "opaque"):  # opaque: there was no room for it
-        raise damaged(f"its {name} are no {wanted}")
-
-
-def check_names(table: nodes.Table) -> None:
-    """The same for arguments and generators that have no names."""
-    for name in _NAMED:
-        slot = table.roots.get(name)
-        node = table.nodes[slot[0]] if type(slot) is tuple else None
-        for key in node.keys if isinstance(node, nodes.Dict) else ():
-            _check_name(table, key)
-
-
-def _check_name(table: nodes.Table, key: nodes.Slot) -> None:
-    node = table.nodes[key[0]] if type(key) is tuple else None
-    if type(key) is not str and not isinstance(node, (nodes.String, nodes.Text)):
-        raise damaged("the name of an argument or of a generator isn't a text")
-
-
-# What a root is, by the tag of its line.
-ROOTS: Mapping[str, str] = {
-    "args": "tuple",
-    "kwargs": "dict",
-    "locals": "dict",
-    "builtins": "dict",
-    "code_options": "dict",
-    "generators": "dict",
-    "patches": "list",
-}
-_NAMED = ("locals", "generators")  # with texts for keys; a keyword may be of a class of its own
-
-
-def check_member(name: str | None, folder: str, members: Mapping[str, object]) -> None:
-    """Raise `BadRecord` for source or code that isn't in the file."""
+def _check_member(name: str | None, folder: str, members: Mapping[str, object]) -> None:
     if name is not None and not (name.startswith(folder) and name in members):
         raise damaged("a source or code that objects.json names isn't there")
 
 
-def check_tensors(count: int, blob: int, kind: str, device: str, blobs: StoredBlobs) -> None:
-    """The same for tensors that are one blob each."""
-    if blob + count > len(blobs):
-        raise damaged("objects.json refers to a blob that isn't there")
-    _check_kind(kind)
-    if len(device) > 64:
-        raise damaged("a tensor has a device that isn't one")
+def _check_copies(table: Table, blobs: StoredBlobs) -> None:
+    """Each array has its own copy of the bytes; the first is as large as the file says."""
+    arrays = [node.blob for node in table.nodes if isinstance(node, nodes.Array)]
+    copied = sum(blobs[blob].size for blob in arrays) - sum(blobs[b].size for b in set(arrays))
+    if copied > MOST_MEMORY:
+        raise too_large("Copies of arrays")
 
 
-DICT_FORMS = ("dict", "ordered", "default", "counter")
+def _node_of(slot: nodes.Slot, table: Table) -> nodes.Node | None:
+    return table.nodes[slot[0]] if type(slot) is tuple else None
+
+
+def _check_root(name: str, wanted: type[nodes.Node], table: Table) -> None:
+    node = _node_of(table.roots[name], table)
+    if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
+        raise damaged(f"its {name} are no {wanted.__name__.lower()}")
+    if name in _NAMED and isinstance(node, nodes.Dict):
+        for key in node.keys:
+            if type(key) is not str and not isinstance(_node_of(key, table), _TEXTS):
+                raise damaged("the name of an argument or of a generator isn't a text")
+
+
+# What the roots of a call are.
+_ROOTS: Mapping[str, type[nodes.Node]] = {
+    "args": nodes.Tuple,
+    "kwargs": nodes.Dict,
+    "locals": nodes.Dict,
+    "builtins": nodes.Dict,
+    "code_options": nodes.Dict,
+    "generators": nodes.Dict,
+    "patches": nodes.List,
+}
+_NAMED = ("locals", "generators")  # with texts for keys; a keyword may be of a class of its own
+_TEXTS = (nodes.String, nodes.Text)
+
+
+# --- nodes ---
+
+
+def _check_pairs(names: Sequence[object], values: Sequence[object]) -> None:
+    if len(names) != len(values):
+        raise damaged("there are more names or keys than values, or less")
+
+
+_Named = nodes.TensorExtras | nodes.Class | nodes.Namespace | nodes.Module
+
+
+def _check_named(node: _Named, *_: object) -> None:
+    _check_pairs(node.names, node.values)
+
+
+def _check_object(node: nodes.Object, *_: object) -> None:
+    _check_pairs(node.names, node.values)
+    _check_pairs(node.slots, node.slot_values)
+
+
+def _check_dict(node: nodes.Dict, *_: object) -> None:
+    _check_pairs(node.keys, node.values)
+    if node.form not in ("dict", "ordered", "default", "counter"):
+        raise damaged("a dict has a form that isn't known")
+
+
+def _check_form(node: nodes.ModuleForm, *_: object) -> None:
+    _check_pairs(node.tables, node.keys)
+
+
+def _check_module(node: nodes.ModuleObject, table: Table, _: object) -> None:
+    form = _node_of(node.form, table)
+    if not isinstance(form, nodes.ModuleForm):
+        raise damaged("a module has a form that isn't one")
+    if len(node.values) != len(form.names) + sum(map(len, form.keys)):
+        raise damaged("a module has other values than names")
+
+
+def _check_function(node: nodes.Function, table: Table, _: object) -> None:
+    if node.code >= len(table.codes):
+        raise damaged("objects.json refers to a code that it doesn't have")
 
 
 def _check_digits(text: str, length: int | None = None) -> None:
@@ -200,9 +267,20 @@ def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...])
         raise damaged("a tensor has a shape that no tensor has")
 
 
-def _check_view(node: nodes.TensorView, blobs: StoredBlobs) -> None:
-    if node.blob >= len(blobs):
+def _check_blob(blob: int, blobs: StoredBlobs) -> None:
+    if blob >= len(blobs):
         raise damaged("objects.json refers to a blob that isn't there")
+
+
+def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
+    _check_kind(node.kind)
+    if len(node.device) > 64:
+        raise damaged("a tensor has a device that isn't one")
+
+
+def _check_view(node: nodes.TensorView, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
     _check_kind(node.kind)
     stride = node.strides
     _check_geometry(node.dtype, node.shape, stride)
@@ -235,9 +313,8 @@ def _check_withheld(node: nodes.Withheld, *_: object) -> None:
     _check_geometry(node.dtype, node.shape, node.stride)
 
 
-def _check_array(node: nodes.Array, blobs: StoredBlobs) -> None:
-    if node.blob >= len(blobs):
-        raise damaged("objects.json refers to a blob that isn't there")
+def _check_array(node: nodes.Array, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
     if len(node.shape) > 64 or any(size >= 1 << 62 for size in node.shape):
         raise damaged("an array has a shape that no array has")
     size = array_item_size(node.dtype)
@@ -291,14 +368,24 @@ WRAPPED: Mapping[str, int] = {
     "forward": 1,
 }
 
-_CHECKS: Mapping[type, typing.Callable[[typing.Any, StoredBlobs], None]] = {
+_CHECKS: Mapping[type, Callable[[typing.Any, Table, StoredBlobs], None]] = {
     nodes.BigInt: _check_int,
     nodes.Bits: _check_bits,
     nodes.Complex: _check_complex,
     nodes.Constant: _check_constant,
     nodes.Range: _check_range,
+    nodes.Dict: _check_dict,
+    nodes.Tensor: _check_tensor,
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
+    nodes.TensorExtras: _check_named,
     nodes.Array: _check_array,
+    nodes.Object: _check_object,
+    nodes.ModuleForm: _check_form,
+    nodes.ModuleObject: _check_module,
+    nodes.Function: _check_function,
     nodes.Wrapped: _check_wrapped,
+    nodes.Class: _check_named,
+    nodes.Namespace: _check_named,
+    nodes.Module: _check_named,
 }

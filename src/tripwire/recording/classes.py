@@ -59,6 +59,7 @@ class ClassDraft:
         if self._all:  # typing looks for all of its names in other classes
             names.attributes.update(self._rest, class_dict(cls).get("__annotations__") or ())
         self._kept: dict[str, Slot] = {}
+        encoder.hold_code(_name_of(cls), _qualname_of(cls))
 
     def grow(self) -> None:
         wanted = [name for name in self._rest if self._wants(name)]

@@ -246,7 +246,9 @@ class _FunctionDraft:
         number, space = programs.add_function(encoder, function)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         special = _special_of(function)
-        encoder.hold_attributes((function.__name__, function.__qualname__))
+        code = function.__code__
+        encoder.hold_code(function.__name__, function.__qualname__, code.co_qualname)
+        encoder.hold_attributes((code.co_filename, *code.co_freevars))
         self._annotated = False
         self._node = nodes.Function(
             function.__name__,

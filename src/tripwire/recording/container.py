@@ -1,8 +1,9 @@
-"""Container: a record is a zip file whose members lie one after another, stored as they are.
+"""Container: a record is a zip file whose members lie one after another.
 
-Reading trusts nothing: members are found by walking the file from its first byte, the
-directory at the end must say the same as the walk did, and nothing is allocated because a
-file says so. Positions come out; bytes are read from there, in place.
+The table of objects is deflated, all others are stored as they are. Reading trusts nothing:
+members are found by walking the file from its first byte, the directory at the end must say the
+same as the walk did, and nothing is allocated because a file says so. Positions come out; bytes
+are read from there, in place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tripwire.files import make_folder, open_new, replacing, writing_beside
 
 MAX_MEMBERS = 1000  # each costs some 800 bytes of memory, and less in the file
 CHUNK = 1 << 20
+OBJECTS = "objects.json"  # the one member that is deflated
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -31,6 +33,8 @@ _LOCATOR = struct.Struct("<4sIQI")
 _END = struct.Struct("<4s4H2IH")
 _BIG = 0xFFFFFFFF
 _EPOCH = 0x21  # 1 January 1980: the same record gives the same bytes
+_STORED, _DEFLATED = 0, 8  # methods
+_PIECE = 1 << 16  # bytes that are inflated together
 _NAME = re.compile(
     rb"manifest\.json|objects\.json|tensors\.safetensors|src/\d{1,6}\.py|code/\d{1,6}"
 )
@@ -42,20 +46,27 @@ Chunks = Iterable[bytes | bytearray | memoryview]
 class Content:
     """The bytes of a member to write: known by length, made only when asked for."""
 
-    size: int
+    size: int  # in the file
     chunks: Chunks  # must start afresh each time it is iterated
+    inflated: int | None = None  # how many bytes a deflated one holds
+    held_crc: int | None = None  # and their crc32
 
     @staticmethod
     def of(data: bytes) -> Content:
         return Content(len(data), (data,))
 
+    @staticmethod
+    def deflate(data: bytes) -> Content:
+        packed = zlib.compress(data, 9, -zlib.MAX_WBITS)
+        return Content(len(packed), (packed,), len(data), zlib.crc32(data))
+
     def digest(self) -> tuple[str, int]:
-        """Its sha256 and its crc32."""
+        """The sha256 of its bytes in the file; the crc32 of what they hold, as zip has it."""
         sha, crc = hashlib.sha256(), 0
         for chunk in self.chunks:
             sha.update(chunk)
             crc = zlib.crc32(chunk, crc)
-        return sha.hexdigest(), crc
+        return sha.hexdigest(), crc if self.held_crc is None else self.held_crc
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +75,9 @@ class Member:
 
     name: str
     start: int
-    size: int
+    size: int  # in the file
     crc: int
+    inflated: int | None = None  # how many bytes a deflated one says that it holds
 
 
 def damaged(why: str) -> BadRecord:
@@ -84,35 +96,53 @@ def write_members(out: BinaryIO, members: Mapping[str, tuple[Content, int]]) -> 
     directory: list[bytes] = []
     position = 0
     for name, (content, crc) in members.items():
-        encoded = name.encode("ascii")
-        start, size = position, content.size
-        position += out.write(_local_header(encoded, size, crc))
+        head = _Head(name.encode("ascii"), position, content.size, content.inflated, crc)
+        position += out.write(head.local())
         written = sum(out.write(chunk) for chunk in content.chunks)
-        if written != size:
+        if written != content.size:
             raise RuntimeError(f"{name} changed its size while it was written")
-        position += size
-        directory.append(_central_header(encoded, start, size, crc))
+        position += written
+        directory.append(head.central())
     out.write(b"".join(directory))
     out.write(_ending(len(directory), sum(map(len, directory)), position))
 
 
-def _local_header(name: bytes, size: int, crc: int) -> bytes:
-    big = size >= _BIG
-    extra = struct.pack("<2H2Q", 1, 16, size, size) if big else b""
-    short = _BIG if big else size
-    version = 45 if big else 20
-    head = (b"PK\3\4", version, 0, 0, 0, _EPOCH, crc, short, short, len(name), len(extra))
-    return _LOCAL.pack(*head) + name + extra
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a zip says of a member, twice."""
 
+    name: bytes
+    start: int
+    size: int
+    inflated: int | None
+    crc: int
 
-def _central_header(name: bytes, start: int, size: int, crc: int) -> bytes:
-    wide = struct.pack("<2Q", size, size) if size >= _BIG else b""
-    wide += struct.pack("<Q", start) if start >= _BIG else b""
-    extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
-    version = 45 if wide else 20
-    short = min(size, _BIG)
-    head = (b"PK\1\2", version, version, 0, 0, 0, _EPOCH, crc, short, short, len(name))
-    return _CENTRAL.pack(*head, len(extra), 0, 0, 0, 0, min(start, _BIG)) + name + extra
+    @property
+    def _method(self) -> int:
+        return _STORED if self.inflated is None else _DEFLATED
+
+    def _sizes(self) -> tuple[bytes, int, int]:
+        """Wide sizes, where there must be some; the sizes in the file and of what is held."""
+        held = self.size if self.inflated is None else self.inflated
+        if max(self.size, held) >= _BIG:
+            return struct.pack("<2Q", held, self.size), _BIG, _BIG
+        return b"", self.size, held
+
+    def local(self) -> bytes:
+        wide, *sizes = self._sizes()
+        extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
+        version = 45 if wide else 20
+        head = (b"PK\3\4", version, 0, self._method, 0, _EPOCH, self.crc, *sizes)
+        return _LOCAL.pack(*head, len(self.name), len(extra)) + self.name + extra
+
+    def central(self) -> bytes:
+        wide, *sizes = self._sizes()
+        wide += struct.pack("<Q", self.start) if self.start >= _BIG else b""
+        extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
+        version = 45 if wide else 20
+        head = (b"PK\1\2", version, version, 0, self._method, 0, _EPOCH, self.crc, *sizes)
+        rest = (len(self.name), len(extra), 0, 0, 0, 0, min(self.start, _BIG))
+        return _CENTRAL.pack(*head, *rest) + self.name + extra
 
 
 def _ending(count: int, size: int, start: int) -> bytes:
@@ -207,13 +237,32 @@ class Source:
                 raise damaged("it ends early")
             done += count
 
-    def chunks(self, start: int, size: int) -> Iterator[bytes]:
+    def chunks(self, start: int, size: int, most: int = CHUNK) -> Iterator[bytes]:
         """The same bytes, a piece at a time."""
         end = start + size
         while start < end:
-            piece = self.read(start, min(CHUNK, end - start))
+            piece = self.read(start, min(most, end - start))
             yield piece
             start += len(piece)
+
+    def inflate(self, member: Member) -> Iterator[bytes]:
+        """What a deflated member holds, a piece at a time: exactly as much as it says."""
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        pieces = self.chunks(member.start, member.size, _PIECE)
+        waiting, left = b"", member.inflated or 0
+        while not stream.eof:
+            given = waiting or next(pieces, b"")
+            try:
+                found = stream.decompress(given, _PIECE)
+            except zlib.error as error:
+                raise damaged(f"{member.name} can't be inflated: {error}") from None
+            waiting = stream.unconsumed_tail
+            left -= len(found)
+            if left < 0 or not (found or given):
+                break
+            yield found
+        if left or not stream.eof or stream.unused_data or next(pieces, None) is not None:
+            raise damaged(f"{member.name} holds more or less than it says")
 
     def digest(self, member: Member) -> str:
         """The sha256 of a member."""
@@ -247,8 +296,8 @@ def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
         raise damaged("a member's header is cut off")
     head = _LOCAL.unpack(source.read(position, _LOCAL.size))
     _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = head
-    if flags & ~0x800 or method:
-        raise damaged("a member is compressed, encrypted or streamed")
+    if flags & ~0x800:
+        raise damaged("a member is encrypted or streamed")
     if name_size > 64 or extra_size not in (0, 20):
         raise damaged("a member's header has fields that records don't have")
     position += _LOCAL.size
@@ -257,6 +306,9 @@ def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
     name = source.read(position, name_size)
     if not _NAME.fullmatch(name):
         raise damaged("a member has a name that records don't have")
+    is_deflated = name == OBJECTS.encode()
+    if method != (_DEFLATED if is_deflated else _STORED):
+        raise damaged(f"{name.decode()} is compressed in another way than in records")
     if extra_size:
         tag, length, wide, wide_packed = struct.unpack(
             "<2H2Q", source.read(position + name_size, extra_size)
@@ -265,29 +317,29 @@ def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
             raise damaged("a member's header has fields that records don't have")
         size, packed = wide, wide_packed
     position += name_size + extra_size
-    if size != packed or size > source.size - position:
+    if (size != packed and not is_deflated) or packed > source.size - position:
         raise damaged(f"{name.decode()} is said to be larger than the file")
-    return name, Member(name.decode(), position, size, crc)
+    return name, Member(name.decode(), position, packed, crc, size if is_deflated else None)
 
 
 def _check_directory(source: Source, start: int, heads: list[tuple[bytes, int, Member]]) -> None:
     """The directory names the same members at the same places, and ends the file."""
     position = start
     for name, local, member in heads:
-        wide = struct.pack("<2Q", member.size, member.size) if member.size >= _BIG else b""
-        wide += struct.pack("<Q", local) if local >= _BIG else b""
-        extra = struct.pack("<2H", 1, len(wide)) + wide if wide else b""
-        length = _CENTRAL.size + len(name) + len(extra)
-        if source.size - position < length:
+        wanted = _Head(name, local, member.size, member.inflated, member.crc).central()
+        if source.size - position < len(wanted):
             raise damaged("its directory is cut off")
-        entry = source.read(position, length)
-        fields = _CENTRAL.unpack_from(entry)
-        short = min(member.size, _BIG)
-        found = (fields[0], fields[3] & ~0x800, fields[4], *fields[7:13], fields[16])
-        wanted = (b"PK\1\2", 0, 0, member.crc, short, short, len(name), len(extra), 0)
-        if found != (*wanted, min(local, _BIG)) or entry[_CENTRAL.size :] != name + extra:
+        entry = source.read(position, len(wanted))
+        if _meaning(entry) != _meaning(wanted):
             raise damaged("its directory and its members disagree")
-        position += length
+        position += len(wanted)
     ending = _ending(len(heads), position - start, start)
     if source.size - position != len(ending) or source.read(position, len(ending)) != ending:
         raise damaged("it doesn't end as its members say")
+
+
+def _meaning(entry: bytes) -> tuple[object, ...]:
+    """What an entry of the directory says, without versions, dates and attributes."""
+    fields = _CENTRAL.unpack_from(entry)
+    flags = fields[3] & ~0x800  # names in UTF-8, which these are anyhow
+    return fields[0], flags, fields[4], *fields[7:13], fields[16], entry[_CENTRAL.size :]

@@ -16,26 +16,23 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.callables import isinstance
 from tripwire.recording import nodes
-from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, PART, estimate_memory
+from tripwire.recording.checks import ITEM, MOST_MEMORY, estimate_memory, estimate_wide
 from tripwire.recording.instances import encode_instance, encode_member, is_member
 from tripwire.recording.looks import class_name, is_kind
 from tripwire.recording.nodes import AnyNode, Reference, Slot
 from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
 from tripwire.recording.texts import encode_json
-from tripwire.recording.words import are_names
 
 if TYPE_CHECKING:
     from tripwire.recording.kept import Blobs
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts (see checks.py and linecheck.py), with some to spare: a reference, a node of
-# some fields or one that was left out, a module, a container, an attribute beside its name and
-# value. A string that occurs often is written as a reference.
-_REFERENCE, _NODE, _MODULE, _CONTAINER, _ATTRIBUTE = 112, 416, 192, 80, 32
+# What a reader counts (see checks.py), with some to spare: a reference, a node of some fields or
+# one that was left out, a module, what a function with its code or a class has beyond a node.
+_REFERENCE, _NODE, _MODULE, _CODE = 120, 640, 400, 1200
 _LONGEST_INT = 400_000  # in hexadecimal digits
-_LONGEST_SLOT = 256  # what a string in a slot may take; a longer one is a node
 
 
 class Draft(Protocol):
@@ -117,7 +114,7 @@ class Encoder:
         self._strictness: dict[int, Treatment] = {}
         self._kept: list[object] = []
         self._at = -1
-        self._budget = MEMORY_FLOOR * 15 // 16
+        self._budget = MOST_MEMORY * 15 // 16
 
     # --- slots ---
 
@@ -292,38 +289,42 @@ class Encoder:
             and text_or_id not in self._numbers
             and text_or_id not in self._texts
         }
-        amount = sum(map(_measure_column, columns)) + _NODE * len(fresh)
-        return self._spend(_CONTAINER + amount)
+        amount = sum(_measure(item) for column in columns for item in column)
+        return self._spend(amount + _NODE * len(fresh))
 
     def can_hold_attributes(self, state: Mapping[str, object]) -> bool:
         """The same for an object with these attributes. The values take theirs with their slots."""
-        names = sum(_ATTRIBUTE + _measure_name(name) for name in state)
+        names = sum(map(_measure_text, state))
         values = sum(_measure(v) if _is_small(v) else _NODE for v in state.values())
         return names + values <= self._budget and self._spend(names)
 
     def hold_module(self) -> None:
-        """Give back what the module that is being encoded doesn't take: it shares its line."""
+        """Give back what the module that is being encoded doesn't take: it has two fields."""
         self._budget += _NODE - _MODULE
 
     def hold_attributes(self, names: Iterable[str]) -> None:
         """Take the room of attributes with these names, whatever is left."""
-        self._budget -= sum(_ATTRIBUTE + _measure_name(name) for name in names)
+        self._budget -= sum(map(_measure_text, names))
+
+    def hold_code(self, *texts: str) -> None:
+        """The same for a function or class with such names and files."""
+        self.hold_attributes(texts)
+        self._budget -= _CODE
 
     def can_hold_bytes(self, count: int) -> bool:
-        """The same for so many bytes."""
-        return self._spend(2 * count)
+        """The same for so many bytes: base64, twice."""
+        return self._spend(3 * count)
 
     def can_hold_int(self, number: int) -> bool:
-        """The same for a large int, which has one line."""
+        """The same for a large int."""
         size = number.bit_length() // 4
-        return size < _LONGEST_INT and self._spend(size)
+        return size < _LONGEST_INT and self._spend(2 * size)
 
     def _can_hold_text(self, text: str) -> bool:
         """The same for a long string."""
         if len(text) > self._budget:
             return False
-        size = estimate_memory(encode_json(text)) if is_utf8(text) else 4 * len(text)
-        return self._spend(size + len(text) // 16)  # it has several lines
+        return self._spend(_measure_text(text) if is_utf8(text) else 9 * len(text))
 
     def _spend(self, amount: int) -> bool:
         """Take so many bytes of a reader's memory, if there are as many left."""
@@ -338,7 +339,7 @@ def _is_small(value: object) -> bool:
     kind = type(value)
     if kind is str:
         text = cast("str", value)
-        return len(text) <= _LONG_TEXT and is_utf8(text) and _measure_text(text) <= _LONGEST_SLOT
+        return len(text) <= _LONG_TEXT and is_utf8(text)
     if kind is int:
         return -_INT64 <= cast("int", value) < _INT64
     if kind is float:
@@ -358,22 +359,11 @@ def _measure(value: object) -> int:
     if not _is_small(value):
         return _REFERENCE
     if type(value) is str:
-        return max(_REFERENCE, ITEM + _measure_text(value))
-    return ITEM + len(repr(value))
+        return _measure_text(value)
+    return ITEM + 2 * len(repr(value))
 
 
 def _measure_text(text: str) -> int:
-    return estimate_memory(encode_json(text))
-
-
-def _measure_name(name: str) -> int:
-    """What a reader takes for a name in a text: one of several parts or pieces may grow."""
-    parts = name.count(".") + name.count("_")
-    return NAME + len(encode_json(name)) * (2 if parts else 1) + (PART + 2) * parts
-
-
-def _measure_column(items: Sequence[object]) -> int:
-    """What a reader takes for items of a container: slots, or a text of names."""
-    if all(map(_is_small, items)) and are_names(items):
-        return sum(map(_measure_name, items))
-    return sum(map(_measure, items))
+    """What a reader takes for a string among others."""
+    written = encode_json(text)
+    return ITEM + estimate_memory(written) + estimate_wide(written)

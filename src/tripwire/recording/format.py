@@ -1,4 +1,4 @@
-"""Format: a record as a file, version 4.
+"""Format: a record as a file, version 5.
 
 A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
 checks every byte of it against the manifest and every number against the file, and builds
@@ -28,6 +28,7 @@ from tripwire.recording import nodes
 from tripwire.recording.blobs import (
     MAX_HEADER,
     MOST_ENTRIES,
+    BlobRun,
     NewBlob,
     StoredBlobs,
     build_content,
@@ -35,8 +36,16 @@ from tripwire.recording.blobs import (
     find_blobs,
     pack_blobs,
 )
-from tripwire.recording.checks import LARGEST_LINE, check_names, estimate_memory
+from tripwire.recording.checks import (
+    MOST_MANIFEST,
+    MOST_MEMORY,
+    check_table,
+    estimate_memory,
+    estimate_wide,
+    too_large,
+)
 from tripwire.recording.container import (
+    OBJECTS,
     Content,
     Member,
     Source,
@@ -45,15 +54,12 @@ from tripwire.recording.container import (
     replace,
     write_new,
 )
-from tripwire.recording.linecheck import too_large
 from tripwire.recording.nodes import Index, Table
 from tripwire.recording.policy import Omission
-from tripwire.recording.spelled import Spelled
-from tripwire.recording.spelling import spell
 from tripwire.recording.texts import encode_json
 
-SCHEMA = "4.1"
-MANIFEST, OBJECTS, TENSORS = "manifest.json", "objects.json", "tensors.safetensors"
+SCHEMA = "5.0"
+MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 
 # What a record may take beside its tensors' bytes and its source: so much for each tensor, and
 # so much in all, some of it for the verdict, which is stamped later.
@@ -182,6 +188,12 @@ class _Schema(msgspec.Struct):
     schema: str
 
 
+class _Objects(Table, frozen=True, forbid_unknown_fields=True):
+    """objects.json: the table, and the blobs that share an entry of tensors.safetensors."""
+
+    packed: tuple[BlobRun, ...] = ()
+
+
 # --- writing ---
 
 
@@ -200,10 +212,10 @@ class NewRecord:
 
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
-        spelling = spell(self.table)
-        own = self._count_entries(len(spelling.text(pack_blobs(self.blobs, 0))))
+        parts = _encode_parts(self.table)
+        own = self._count_entries(_encode_objects(parts, pack_blobs(self.blobs, 0)).size)
         contents = {
-            OBJECTS: Content.of(spelling.text(pack_blobs(self.blobs, own))),
+            OBJECTS: _encode_objects(parts, pack_blobs(self.blobs, own)),
             TENSORS: build_content(self.blobs, own),
             **{name: Content.of(data) for name, data in self.files.items()},
         }
@@ -213,13 +225,13 @@ class NewRecord:
         rest = {name: (content, digests[name][1]) for name, content in contents.items()}
         return {MANIFEST: (head, head.digest()[1]), **rest}
 
-    def _count_entries(self, text: int) -> int:
+    def _count_entries(self, objects: int) -> int:
         """How many blobs have an entry of their own: as many as the promised size has room for.
 
-        `text` is the length of objects.json if none has.
+        `objects` is the size of objects.json if none has.
         """
         tensors = sum(isinstance(node, _TENSORS) for node in self.table.nodes)
-        room = PER_TENSOR * tensors + BESIDE - _VERDICT - text
+        room = PER_TENSOR * tensors + BESIDE - _VERDICT - objects
         room -= _encode_manifest(self.manifest).size + 2 * _MEMBER + _ENDING
         room -= _MEMBER * (1 + len(self.files))
         own = min(MOST_ENTRIES, len(self.blobs))
@@ -228,9 +240,35 @@ class NewRecord:
         return own
 
 
+def _encode_parts(table: Table) -> dict[str, object]:
+    return {
+        "roots": table.roots,
+        "nodes": [[node.__struct_config__.tag, *_shorten(node)] for node in table.nodes],
+        "codes": [_shorten(code) for code in table.codes],
+    }
+
+
+def _encode_objects(parts: dict[str, object], packed: tuple[BlobRun, ...]) -> Content:
+    return Content.deflate(encode_json({**parts, "packed": packed} if packed else parts))
+
+
+def _shorten(node: msgspec.Struct) -> list[object]:
+    """A node's fields, without those at the end that have their default."""
+    fields = list(msgspec.structs.astuple(node))
+    defaults = type(node).__struct_defaults__
+    least = len(fields) - len(defaults)
+    while len(fields) > least and _is_equal(fields[-1], defaults[len(fields) - 1 - least]):
+        fields.pop()
+    return fields
+
+
+def _is_equal(value: object, default: object) -> bool:
+    return type(value) is type(default) and value == default
+
+
 def _encode_manifest(manifest: Manifest) -> Content:
     fields = msgspec.structs.asdict(manifest)
-    fields["omissions"] = _shorten(manifest.omissions)
+    fields["omissions"] = _tell_some(manifest.omissions)
     flags = msgspec.structs.asdict(manifest.environment)
     usual = msgspec.structs.asdict(Environment())
     fields["environment"] = {name: flags[name] for name in flags if flags[name] != usual[name]}
@@ -253,7 +291,7 @@ _OMITTED = {
 _MOST_OMISSIONS, _LONGEST_PATH = 1000, 300
 
 
-def _shorten(omissions: tuple[Omission, ...]) -> tuple[Omission, ...]:
+def _tell_some(omissions: tuple[Omission, ...]) -> tuple[Omission, ...]:
     """As many as somebody may read; how many more there are."""
     told = tuple(Omission(_cut(one.what), _cut(one.why)) for one in omissions)
     more = len(told) - _MOST_OMISSIONS
@@ -271,22 +309,13 @@ def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
     """Put a verdict into a record; a reader sees the file before or after, never between."""
     with Record.open(path) as record:
         head = _encode_manifest(msgspec.structs.replace(record.manifest, verdict=verdict))
-        members = {MANIFEST: (head, head.digest()[1])}
-        for name, member in record.members.items():
-            if name != MANIFEST:
-                pieces = _Pieces(record.source, member)
-                members[name] = (Content(member.size, pieces), member.crc)
-        replace(Path(path), members)
+        replace(Path(path), {**record.contents(), MANIFEST: (head, head.digest()[1])})
 
 
 def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
     """The same record in another file, never over one that is there; returns where."""
     with Record.open(path) as record:
-        members = {
-            name: (Content(member.size, _Pieces(record.source, member)), member.crc)
-            for name, member in record.members.items()
-        }
-        return write_new(Path(to), members)
+        return write_new(Path(to), record.contents())
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +366,16 @@ class Record:
             return record
 
     def read(self, name: str) -> bytes:
-        """A member's bytes."""
+        """The bytes of a stored member."""
         member = self.members[name]
         return self.source.read(member.start, member.size)
+
+    def contents(self) -> dict[str, tuple[Content, int]]:
+        """The members as they are in the file, each with its checksum."""
+        return {
+            name: (Content(one.size, _Pieces(self.source, one), one.inflated), one.crc)
+            for name, one in self.members.items()
+        }
 
     def close(self) -> None:
         """Let go of the file."""
@@ -364,12 +400,10 @@ def _read_record(source: Source) -> Record:
             raise damaged(f"it has no {name}")
     manifest = _read_manifest(source, members[MANIFEST])
     _check_members(source, members, manifest)
-    objects = members[OBJECTS]
-    spelled = Spelled.of(source.read(objects.start, objects.size), source.size)
-    blobs = find_blobs(source, members[TENSORS], spelled.head.packed)
-    spelled.check(blobs, members, source.size)
-    table = spelled.build()
-    check_names(table)
+    objects = _read_objects(source, members[OBJECTS])
+    blobs = find_blobs(source, members[TENSORS], objects.packed)
+    table = Table(objects.roots, objects.nodes, objects.codes)
+    check_table(table, blobs, members)
     return Record(source, members, manifest, table, blobs)
 
 
@@ -377,7 +411,7 @@ def _read_manifest(source: Source, member: Member) -> Manifest:
     if zlib.crc32(source.read(member.start, member.size)) != member.crc:
         raise damaged("its manifest was changed")
     # The schema first: of a newer version nothing else need be as it is here.
-    schema = _decode(source, member, _Schema).schema
+    schema = _read_json(source, member, _SCHEMA).schema
     version = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", schema, re.ASCII)
     if version is None:
         raise damaged("its manifest has no schema version")
@@ -394,7 +428,7 @@ def _read_manifest(source: Source, member: Member) -> Manifest:
             "Write the record again with this version, or open it with the tripwire it is from.",
             slug="record-older",
         )
-    return _decode(source, member, Manifest)
+    return _read_json(source, member, _MANIFEST)
 
 
 def _check_members(source: Source, members: Mapping[str, Member], manifest: Manifest) -> None:
@@ -419,11 +453,37 @@ def _check_text(source: Source, member: Member) -> None:
         raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
 
 
-def _decode(source: Source, member: Member, kind: type[_T]) -> _T:
+def _read_objects(source: Source, member: Member) -> _Objects:
+    """The table: its text is gone through once before any of it is held."""
+    memory = size = 0
+    for piece in source.inflate(member):
+        memory += estimate_memory(piece)
+        size += len(piece)
+        if memory > MOST_MEMORY:
+            raise too_large(member.name)
+    text, position = bytearray(size), 0
+    for piece in source.inflate(member):
+        text[position : position + len(piece)] = piece
+        position += len(piece)
+    if memory + estimate_wide(text) > MOST_MEMORY:
+        raise too_large(member.name)
+    return _decode(text, member, _OBJECTS)
+
+
+def _read_json(source: Source, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
     text = source.read(member.start, member.size)
-    if estimate_memory(text) > max(LARGEST_LINE, source.size):
-        raise too_large(f"{len(text)} bytes of JSON", member.name)
+    if estimate_memory(text) + estimate_wide(text) > max(MOST_MANIFEST, source.size):
+        raise too_large(member.name)
+    return _decode(text, member, decoder)
+
+
+def _decode(text: bytes | bytearray, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return decoder.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise damaged(f"{member.name}: {error}") from None
+
+
+_SCHEMA = msgspec.json.Decoder(_Schema)
+_MANIFEST = msgspec.json.Decoder(Manifest)
+_OBJECTS = msgspec.json.Decoder(_Objects)

@@ -17,17 +17,11 @@ Reference = tuple[Index]
 # Floats that JSON can't write (nan, infinities), large ints and lone surrogates are nodes.
 Slot = None | bool | int | float | str | Reference
 
-# What stands in a line of the file for a tuple of slots: names as one text for strings, the first
-# and the last of references in a row.
-Row = Annotated[tuple[Index, ...], msgspec.Meta(min_length=1, max_length=2)]
-Item = None | bool | int | float | str | Row
-Items = tuple[Item, ...] | str
-
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One thing in the table. Most are written as `[tag, field, ...]`; for others see lines.py.
+    """One thing in the table, written as `[tag, field, ...]`.
 
-    Fields at the end that have their default are left out: see recording/spelling.py.
+    Fields at the end that have their default are left out.
     """
 
 
@@ -424,14 +418,14 @@ AnyNode = (
 )
 
 
-class Code(msgspec.Struct, frozen=True):
+class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The code of one function: where its source lies, and its marshalled form."""
 
     name: str  # qualified, as the compiler gave it
     file: str  # as Python names it in tracebacks
     line: Index  # of its first line in that file
     source: str | None  # a member under src/; None where the source isn't known
-    place: tuple[int, int]  # line and column of the `def` or `lambda` in that file
+    place: tuple[Index, Index]  # line and column of the `def` or `lambda` in that file
     # A member under code/: a marshalled tuple of which this is the item with the index of this
     # code in the table; for the interpreter of the manifest alone.
     marshalled: str | None = None

@@ -16,6 +16,7 @@ from tripwire.recording.container import damaged
 from tripwire.recording.nodes import Slot
 
 Value = Callable[[Slot], object]
+_MOST_SOURCE = 48 << 20  # characters of functions, which may lie in one another
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +174,7 @@ class Viewer:
         self._read = read
         self._lines: dict[str, list[str]] = {}
         self._texts: dict[tuple[str, int, int], str] = {}
+        self._shown = 0
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
@@ -236,7 +238,10 @@ class Viewer:
         before, count = code.lines
         at = code.source, before, count
         if at not in self._texts:  # functions of one code share it
-            self._texts[at] = "".join(lines[before : before + count] if count else lines)
+            text = self._texts[at] = "".join(lines[before : before + count] if count else lines)
+            self._shown += len(text)
+            if self._shown > _MOST_SOURCE:
+                raise ValueError("more source than a record has")
         return self._texts[at]
 
     def fill(self, node: nodes.AnyNode, made: object, value: Value) -> None:

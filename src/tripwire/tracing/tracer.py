@@ -611,8 +611,8 @@ class _Session:
         if not tensors and not written:
             raise Refused(
                 "no-tensors",
-                f"{name} returned no tensor ({fingerprint(result)}), so there is no graph to run. A "
-                "graph computes tensors, not Python values.",
+                f"{name} returned no tensor ({fingerprint(result)}), so there is no graph to run. "
+                "A graph computes tensors, not Python values.",
             )
         if strict and holds_mutable(result):
             raise Refused(

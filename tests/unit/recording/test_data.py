@@ -390,7 +390,7 @@ def test_a_missing_value_raises_when_it_is_used(tmp_path) -> None:
 @pytest.mark.parametrize(
     "big",
     [
-        lambda: list(range(10**6)),
+        lambda: list(range(2 * 10**6)),
         lambda: [[] for _ in range(300_000)],
         lambda: [Point(i) for i in range(100_000)],
         lambda: [[Point(j) for j in range(100)] for i in range(1000)],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import random
 import zipfile
 
 import msgspec
@@ -54,8 +57,6 @@ def full_record() -> NewRecord:
 
 def rewrite(data: bytes, change) -> bytes:
     """The same record through Python's own zipfile, its manifest changed."""
-    import io
-
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         for info in old.infolist():
@@ -64,7 +65,7 @@ def rewrite(data: bytes, change) -> bytes:
                 manifest = json.loads(member)
                 change(manifest)
                 member = json.dumps(manifest).encode()
-            new.writestr(info.filename, member)
+            new.writestr(info.filename, member, info.compress_type)
     return out.getvalue()
 
 
@@ -84,7 +85,10 @@ def test_any_zip_tool_reads_it_and_the_manifest_comes_first(tmp_path) -> None:
     with zipfile.ZipFile(path) as file:
         assert file.testzip() is None
         assert file.namelist()[0] == "manifest.json"
-        assert {info.compress_type for info in file.infolist()} == {zipfile.ZIP_STORED}
+        deflated = [i.filename for i in file.infolist() if i.compress_type == zipfile.ZIP_DEFLATED]
+        assert deflated == ["objects.json"]
+        assert {i.compress_type for i in file.infolist()} == {zipfile.ZIP_STORED, 8}
+        assert json.loads(file.read("objects.json")).keys() == {"roots", "nodes", "codes"}
 
 
 def test_the_same_record_gives_the_same_bytes(tmp_path) -> None:
@@ -154,17 +158,17 @@ def test_a_newer_major_version_is_told_clearly(tmp_path) -> None:
 
     def change(manifest) -> None:
         manifest.clear()
-        manifest["schema"] = "5.0"
+        manifest["schema"] = "6.0"
 
-    with pytest.raises(BadRecord, match=r"format 5\.0.*reads up to 4\.1") as raised:
+    with pytest.raises(BadRecord, match=r"format 6\.0.*reads up to 5\.0") as raised:
         Record.of(rewrite(data, change))
     assert raised.value.slug == "record-newer"
 
 
 def test_an_older_major_version_is_told_clearly(tmp_path) -> None:
     data = data_of(tmp_path, [1])
-    with pytest.raises(BadRecord, match=r"format 3\.1.*reads 4\.x") as raised:
-        Record.of(rewrite(data, lambda manifest: manifest.update(schema="3.1")))
+    with pytest.raises(BadRecord, match=r"format 4\.1.*reads 5\.x") as raised:
+        Record.of(rewrite(data, lambda manifest: manifest.update(schema="4.1")))
     assert raised.value.slug == "record-older"
 
 
@@ -172,13 +176,13 @@ def test_a_newer_minor_version_is_read(tmp_path) -> None:
     data = data_of(tmp_path, [1])
 
     def change(manifest) -> None:
-        manifest["schema"] = "4.7"
+        manifest["schema"] = "5.7"
         manifest["mood"] = {"a": [1]}
         manifest["environment"]["weather"] = 3
 
     with Record.of(rewrite(data, change)) as record:
-        assert record.manifest.schema == "4.7"
-    assert SCHEMA == "4.1"
+        assert record.manifest.schema == "5.7"
+    assert SCHEMA == "5.0"
 
 
 @pytest.mark.parametrize("schema", ["", "3", "x.y", "3.0.0", "-3.0", "٣.٠", "3" * 5000 + ".0"])
@@ -192,14 +196,29 @@ def test_members_beyond_four_gigabytes_are_written_and_found(tmp_path, monkeypat
     """With a smaller limit: the wide fields are the same ones."""
     monkeypatch.setattr(container, "_BIG", 100)
     path = tmp_path / "wide.zip"
-    members = {"objects.json": b"a" * 90, "src/0.py": b"b" * 300, "code/0": b"c" * 10}
+    members = {"src/0.py": b"b" * 300, "code/0": b"c" * 10}
     with open(path, "wb") as out:
         contents = {name: Content.of(data) for name, data in members.items()}
+        contents["objects.json"] = Content.deflate(b"a" * 500)
         write_members(out, {n: (c, c.digest()[1]) for n, c in contents.items()})
-    source = Source.open(path)
-    found = find_members(source)
-    assert {n: source.read(m.start, m.size) for n, m in found.items()} == members
-    source.close()
+    with contextlib.closing(Source.open(path)) as source:
+        found = find_members(source)
+        assert {n: source.read(found[n].start, found[n].size) for n in members} == members
+        assert b"".join(source.inflate(found["objects.json"])) == b"a" * 500
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1_000_000])
+def test_a_deflated_member_gives_what_it_holds_a_piece_at_a_time(size) -> None:
+    for data in (bytes(size), random.Random(0).randbytes(size)):
+        content = Content.deflate(data)
+        out = io.BytesIO()
+        write_members(out, {"objects.json": (content, content.digest()[1])})
+        source = Source.of(out.getvalue())
+        pieces = list(source.inflate(find_members(source)["objects.json"]))
+        assert b"".join(pieces) == data
+        assert max(map(len, pieces)) <= 1 << 16
+        with zipfile.ZipFile(out) as file:
+            assert file.read("objects.json") == data
 
 
 def test_files_are_opened_once_and_closed(tmp_path) -> None:
