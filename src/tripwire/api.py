@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Dispatcher, Failures, Options
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.failures import OnError

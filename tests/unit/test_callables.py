@@ -6,7 +6,8 @@ import functools
 
 import torch
 
-from tripwire.callables import find_code, find_in_class
+from tripwire.values.callables import find_code
+from tripwire.values.classes import find_in_class
 
 
 def plain(x):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 _TEXT = """
 import torch

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tripwire.auditing.places import Kind
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 Contents = dict[Any, Any]
 

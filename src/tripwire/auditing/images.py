@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tripwire.auditing.walking import has_dict
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 DEEPEST = 12
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})

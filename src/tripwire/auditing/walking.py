@@ -42,9 +42,9 @@ from tripwire.auditing.holdings import (
     ThreadLocal,
 )
 from tripwire.auditing.places import Kind, Unreached
-from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
+from tripwire.values.classes import isinstance
 
 LARGEST = 10_000  # items of a container that is looked into
 

@@ -41,7 +41,7 @@ from tripwire.auditing.holdings import (
 )
 from tripwire.auditing.places import Kind, Place
 from tripwire.auditing.walking import Ran, Walk
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 # Replacing these would break the class, not the call.
 _LEFT_ALONE = frozenset(

@@ -16,8 +16,8 @@ from tripwire.backends.torchs import (
     list_registered,
     prepare_inductor,
 )
-from tripwire.callables import isinstance
 from tripwire.errors import BadOption
+from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
 

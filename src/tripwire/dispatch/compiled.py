@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.torchs import out_of_dynamo
-from tripwire.callables import class_dict, module_of, name_of
 from tripwire.dispatch.dispatcher import Dispatcher, Options, Statistics
 from tripwire.env import is_fx_tracing
-from tripwire.tracing.structure import slots_of
+from tripwire.values.classes import class_dict, module_of, name_of
+from tripwire.values.contents import slots_of
 
 
 class CompiledFunction:

@@ -25,7 +25,6 @@ from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Backend, Runtime, eager, name_of, prepare
 from tripwire.backends.rounds import one_round
 from tripwire.backends.torchs import out_of_dynamo
-from tripwire.callables import isinstance, module_of
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.checkpoints import Region, run_plainly_in
 from tripwire.dispatch.entry import Balance, Entry, RunAgain, add_saving
@@ -52,6 +51,7 @@ from tripwire.tracing.refusals import Refused
 from tripwire.tracing.state import CURRENT, all_plain
 from tripwire.tracing.torchstate import has_foreign_modes
 from tripwire.validity.wires import Cause
+from tripwire.values.classes import isinstance, module_of
 
 recompiles = logging.getLogger("tripwire.recompiles")
 refusals = logging.getLogger("tripwire.refusals")

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
-from tripwire.callables import isinstance
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
 from tripwire.tracing.reads import Place
@@ -36,6 +35,7 @@ from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.sentry import call
 from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
+from tripwire.values.classes import isinstance
 
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)

@@ -20,7 +20,6 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.callables import ids_of, isinstance
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import NewRecord
 from tripwire.recording.habits import find_written
@@ -29,6 +28,7 @@ from tripwire.recording.policy import KEEP_ALL, Omission, Policy
 from tripwire.recording.tensors import key_of, put_back
 from tripwire.tracing.torchstate import sample_quickly
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
+from tripwire.values.classes import ids_of, isinstance
 
 log = logging.getLogger("tripwire.records")
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.checks import ITEM, MEMORY_FLOOR, NAME, PART, estimate_memory
 from tripwire.recording.instances import encode_instance, encode_member, is_member
@@ -24,6 +23,7 @@ from tripwire.recording.plain import PLAIN, encode_text, is_utf8
 from tripwire.recording.policy import Omission, Policy, Treatment
 from tripwire.recording.texts import encode_json
 from tripwire.recording.words import are_names
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.kept import Blobs

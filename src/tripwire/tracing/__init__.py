@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         set_tracing_state,
         set_value_trace,
     )
+    from tripwire.tracing.tensors import TensorMeta
     from tripwire.tracing.tracer import Run, Tracer
-    from tripwire.tracing.values import TensorMeta
 
 __all__ = [
     "Attr",

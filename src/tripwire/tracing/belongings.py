@@ -15,9 +15,9 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from tripwire.callables import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
-from tripwire.tracing.structure import own_dict
+from tripwire.values.classes import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
+from tripwire.values.contents import own_dict
 
 IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
 CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import find_in_class, isinstance
 from tripwire.errors import CannotTrace
 from tripwire.tracing.sources import Local, Roots, Source
+from tripwire.values.classes import find_in_class, isinstance
 
 
 @dataclass(frozen=True, slots=True)

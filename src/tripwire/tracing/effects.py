@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
 from tripwire.tracing.holders import (
     ABSENT,
     ELEMENTS,
@@ -39,7 +38,10 @@ from tripwire.tracing.holders import (
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan, at_once, elements_of, own_dict, same_plain
+from tripwire.tracing.structure import Building, Plan
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import at_once, elements_of, own_dict
+from tripwire.values.sameness import same_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,28 +21,20 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from tripwire.callables import class_dict, isinstance, name_of
 from tripwire.tracing.refusals import Refused
-from tripwire.tracing.sources import (
-    Attr,
-    Cell,
-    Global,
-    Item,
-    Referent,
-    Source,
-    cells_of,
-)
-from tripwire.tracing.structure import (
-    PLAIN,
+from tripwire.tracing.sources import Attr, Cell, Global, Item, Referent, Source
+from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.values.classes import class_dict, isinstance, name_of
+from tripwire.values.contents import (
     at_once,
+    cells_of,
     copy_dict,
     elements_of,
     own_dict,
     read_slots,
-    same_plain,
     slots_of,
 )
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.values.sameness import PLAIN, same_plain
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 

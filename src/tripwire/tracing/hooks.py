@@ -31,7 +31,6 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.callables import find_in_class, ids_of, isinstance, name_of
 from tripwire.env import torch_path
 from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
@@ -58,10 +57,11 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
-from tripwire.tracing.structure import holds_tensor, iter_held
+from tripwire.tracing.tensors import iter_given
 from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
-from tripwire.tracing.values import iter_given
+from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of
+from tripwire.values.contents import holds_tensor, iter_held
 
 _ABSENT = object()
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tripwire.callables import ids_of, isinstance
 from tripwire.tracing.holders import Elements, Holders, Write
 from tripwire.tracing.refusals import Refused
-from tripwire.tracing.structure import same_plain
+from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.sameness import same_plain
 
 Place = tuple[int, Any]  # a holder's identity, and a key; of lists the whole
 Written = dict[Place, object]

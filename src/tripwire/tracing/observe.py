@@ -22,7 +22,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
-from tripwire.callables import isinstance
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
 from tripwire.tracing.purity import (
@@ -35,6 +34,7 @@ from tripwire.tracing.purity import (
     may_draw_from_numpy,
 )
 from tripwire.tracing.rules import Refuse, find_refused_code
+from tripwire.values.classes import isinstance
 
 Profile = Callable[[FrameType, str, Any], None]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
 from tripwire.env import is_own_file
 from tripwire.tracing.rules import Call, Target
+from tripwire.values.classes import isinstance
 
 _SPACES: tuple[Any, ...] = (torch.Tensor, torch.nn.functional, torch.functional, torch)
 _FIRST = [(space, dict(vars(space))) for space in _SPACES]  # as tripwire found them

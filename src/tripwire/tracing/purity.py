@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import class_dict, flags_of, isinstance, module_of, mro, name_of
 from tripwire.env import is_library_module
 from tripwire.tracing.rules import Refuse
+from tripwire.values.classes import class_dict, flags_of, isinstance, module_of, mro, name_of
 
 _PRINTS = Refuse(
     "prints",

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import torch
 
-from tripwire.callables import isinstance
 from tripwire.tracing.torchstate import find_precisions
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

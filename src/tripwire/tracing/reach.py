@@ -37,7 +37,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, ids_of, isinstance, module_of, mro
 from tripwire.env import is_library_file, is_library_module
 from tripwire.tracing.belongings import (
     CONTAINERS,
@@ -102,20 +101,21 @@ from tripwire.tracing.sources import (
     Running,
     Source,
     TypeOf,
-    bound_cells,
 )
-from tripwire.tracing.structure import (
+from tripwire.tracing.structure import has_pytree, iter_pytree
+from tripwire.tracing.tensors import PLAIN_TENSORS
+from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.values.classes import class_dict, ids_of, is_namedtuple, isinstance, module_of, mro
+from tripwire.values.contents import (
+    PARTED,
     at_once,
+    bound_cells,
     copy_dict,
     elements_of,
-    has_pytree,
-    is_namedtuple,
-    iter_pytree,
     own_dict,
+    parts_of,
     slots_of,
 )
-from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
-from tripwire.tracing.values import PLAIN_TENSORS
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000
@@ -150,7 +150,6 @@ SPECIAL = frozenset(
         "class_getitem init_subclass prepare torch_function dict slots match_args del"
     )
 )
-_CODE_TYPES = (property, classmethod, staticmethod, functools.cached_property)
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
@@ -632,22 +631,14 @@ class Reach:
             yield from self._members(item, path)
         elif issubclass(cls, frozenset):
             yield from self._members(item, path)
-        elif issubclass(cls, slice):
-            for name in ("start", "stop", "step"):
-                yield getattr(item, name), Attr(path, name)
-        elif issubclass(cls, (types.GenericAlias, types.UnionType)):
-            yield getattr(item, "__origin__", None), Attr(path, "__origin__")
-            yield item.__args__, Attr(path, "__args__")
-        elif issubclass(cls, types.MethodType):
-            yield item.__self__, Attr(path, "__self__")
-            yield item.__func__, Attr(path, "__func__")
+        elif issubclass(cls, PARTED):
+            if issubclass(cls, functools.partial):
+                self._judge_held(item.func, item, path)
+            is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
+            for name, value in parts_of(item):
+                yield value, path if is_static else Attr(path, name)
         elif issubclass(cls, torch.Generator):
             self.generators.append((item, item.initial_seed()))
-        elif issubclass(cls, functools.partial):
-            self._judge_held(item.func, item, path)
-            yield item.func, Attr(path, "func")
-            yield item.args, Attr(path, "args")
-            yield item.keywords, Attr(path, "keywords")
         elif issubclass(cls, weakref.ReferenceType):
             self.holders.remember(item, WEAK, path, anchored)
             yield item(), Referent(path)
@@ -663,8 +654,6 @@ class Reach:
         elif isinstance(item, _MEMO_TYPE):
             self.holders.remember(item, MEMO, path, anchored)
             yield from self._memo_children(item, path)
-        elif isinstance(item, _CODE_TYPES):
-            yield from _inside_descriptor(item, path)
         elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
             if isinstance(path, Item):
                 self._judge_held(item, item, path)
@@ -961,18 +950,6 @@ def functions_in(value: object) -> Iterator[types.FunctionType]:
         yield from functions_in(value.__func__)
     elif isinstance(value, functools.cached_property):
         yield from functions_in(value.func)
-
-
-def _inside_descriptor(item: Any, path: Source) -> Reached:
-    if isinstance(item, property):
-        for name in ("fget", "fset", "fdel"):
-            yield getattr(item, name), Attr(path, name)
-    elif isinstance(item, functools.cached_property):
-        yield item.func, Attr(path, "func")
-    elif isinstance(item, staticmethod):
-        yield item.__func__, path
-    elif isinstance(item, classmethod):
-        yield item.__func__, Attr(path, "__func__")
 
 
 _GETS_ATTRIBUTES = object.__getattribute__

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from tripwire.callables import find_in_class, flags_of, isinstance, module_of
 from tripwire.env import OWN_FOLDER
 from tripwire.tracing.belongings import IS_HEAP_TYPE
-from tripwire.tracing.structure import copy_dict, own_dict, read_slots
+from tripwire.values.classes import find_in_class, flags_of, isinstance, module_of
+from tripwire.values.contents import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.callables import class_dict, find_in_class, isinstance, mro, name_of
 from tripwire.env import is_library_file
 from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
@@ -43,9 +42,11 @@ from tripwire.tracing.reach import PROXIES, SPECIAL, Reach, functions_in
 from tripwire.tracing.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.tracing.structure import PLAIN, at_once
+from tripwire.tracing.tensors import meta_of
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
-from tripwire.tracing.values import meta_of
+from tripwire.values.classes import class_dict, find_in_class, isinstance, mro, name_of
+from tripwire.values.contents import at_once
+from tripwire.values.sameness import PLAIN
 
 # What functions and classes are called; no dict of theirs holds all of it.
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")

@@ -22,7 +22,6 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.callables import ids_of, isinstance, module_of, name_of
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
@@ -52,9 +51,7 @@ from tripwire.tracing.state import (
     check_class,
     create_node,
 )
-from tripwire.tracing.structure import holds_tensor, is_namedtuple
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.values import (
+from tripwire.tracing.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
@@ -63,6 +60,7 @@ from tripwire.tracing.values import (
     storage_of,
     version_of,
 )
+from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.writes import (
     CAST,
     dtype_of_result,
@@ -70,6 +68,8 @@ from tripwire.tracing.writes import (
     note_writes,
     out_of_place,
 )
+from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
+from tripwire.values.contents import holds_tensor
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.callables import isinstance
 from tripwire.errors import InputMismatch
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch
@@ -28,8 +27,9 @@ from tripwire.tracing.render import render_trace
 from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
+from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.tracing.torchstate import TorchState, restoring_contexts, sample_torch_state
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from tripwire.callables import isinstance
 from tripwire.env import is_library_module, torch_path
+from tripwire.values.classes import isinstance
 
 # As they are; while a run is observed, the names in builtins stand for others.
 GETATTR, SETATTR, DELATTR = getattr, setattr, delattr

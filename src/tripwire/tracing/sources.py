@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
 
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import cells_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,24 +223,6 @@ def pytree_children(value: object) -> list[object]:
     """The direct children of an object registered with torch's pytree."""
     children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
     return list(children)
-
-
-def cells_of(function: object) -> dict[str, CellType]:
-    """The closure cells of a function by name; empty for anything else."""
-    if not isinstance(function, FunctionType) or function.__closure__ is None:
-        return {}
-    return dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-
-
-def bound_cells(function: object) -> dict[str, object]:
-    """What the closure cells of a function hold, by name; empty cells are left out."""
-    bound = {}
-    for name, cell in cells_of(function).items():
-        try:
-            bound[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return bound
 
 
 class ScopePaths:

@@ -25,7 +25,6 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from tripwire.callables import isinstance, name_of
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
 from tripwire.tracing.branches import Branch
@@ -37,9 +36,7 @@ from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.tracing.sources import ScopePaths, Source
-from tripwire.tracing.structure import own_dict
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.values import (
+from tripwire.tracing.tensors import (
     LAZY,
     Known,
     TensorMeta,
@@ -52,6 +49,9 @@ from tripwire.tracing.values import (
     traits_of,
     version_of,
 )
+from tripwire.tracing.torchstate import find_autocast
+from tripwire.values.classes import isinstance, name_of
+from tripwire.values.contents import own_dict
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import array
 import copy
-import ctypes
 import sys
-import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
 from types import (
     BuiltinFunctionType,
     FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -31,118 +27,30 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import (
-    class_dict,
+from tripwire.env import is_library_module
+from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.values.classes import (
     find_in_class,
     flags_of,
     ids_of,
+    is_dataclass_object,
     is_iterator,
+    is_namedtuple,
     isinstance,
     module_of,
     mro,
     name_of,
 )
-from tripwire.env import is_library_module
-from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, bound_cells, pytree_children
-
-PLAIN = ids_of(
-    *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+from tripwire.values.contents import (
+    at_once,
+    attributes_of,
+    elements_of,
+    filled_slots,
+    holds_tensor,
+    items_of,
+    own_dict,
 )
-
-
-def same_plain(left: Any, right: Any) -> bool:
-    """Whether two plain values are one to Python: same type, same bits. 0.0 is not -0.0."""
-    if left is right:
-        return True
-    cls = type(left)
-    if cls is not type(right):
-        return False
-    if cls is float or cls is complex:
-        return repr(left) == repr(right)  # nan is nan
-    if cls is range:  # range(0, 3, 2) equals range(0, 4, 2), and has another stop
-        return (left.start, left.stop, left.step) == (right.start, right.stop, right.step)
-    if cls is slice:
-        return all(map(same_plain, _bounds(left), _bounds(right)))
-    if id(cls) in PLAIN:
-        return bool(left == right)
-    if cls is tuple:
-        return len(left) == len(right) and all(map(same_plain, left, right))
-    return False
-
-
-def _bounds(value: slice) -> tuple[Any, Any, Any]:
-    return value.start, value.stop, value.step
-
-
-def is_namedtuple(cls: type) -> bool:
-    """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
-    return issubclass(cls, tuple) and all(find_in_class(cls, n) for n in ("_fields", "_make"))
-
-
-def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
-    """All that a container holds, though another thread may write to it meanwhile.
-
-    A collection can begin anywhere in an iteration, run a finaliser and let that thread go on.
-    """
-    for _ in range(_TRIES):
-        try:
-            return tuple(iterate())
-        except RuntimeError as error:
-            if "during iteration" not in str(error):  # not a write: an error of the container's own
-                raise
-    return tuple(iterate())
-
-
-_TRIES = 100
-
-
-def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
-    """What a dict holds, in one go. Runs no code of a subclass."""
-    # `dict.copy` asks an OrderedDict, and whatever has an `__iter__` of its own, for each value.
-    return dict.copy(space) if type(space) is dict else dict(at_once(partial(dict.items, space)))
-
-
-def elements_of(value: Any) -> tuple[Any, ...]:
-    """What a list, tuple, deque or set holds. Runs no `__iter__` of a subclass."""
-    base = next(kind for kind in _SEQUENCES if issubclass(type(value), kind))
-    return at_once(partial(base.__iter__, value))
-
-
-_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
-
-
-def items_of(value: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
-    """What a dict holds, in its order. Runs no `items` of a subclass."""
-    base = OrderedDict if issubclass(type(value), OrderedDict) else dict
-    return at_once(partial(base.items, value))
-
-
-def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
-    """A class's slots by name, those of its bases included."""
-    return dict(_all_slots(cls))
-
-
-def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
-    """A class's slots, bases first; of one name there may be several."""
-    return [
-        (name, value)
-        for base in reversed(mro(cls))
-        if "__slots__" in class_dict(base)
-        for name, value in at_once(class_dict(base).items)
-        if isinstance(value, MemberDescriptorType)
-    ]
-
-
-def read_slots(value: object) -> dict[str, object]:
-    """The filled slots of an object."""
-    filled: dict[str, object] = {}
-    for name, slot in slots_of(type(value)).items():
-        try:
-            filled[name] = slot.__get__(value)
-        except AttributeError:  # an empty slot
-            continue
-    return filled
+from tripwire.values.sameness import PLAIN
 
 
 def has_pytree(value: object) -> bool:
@@ -153,11 +61,6 @@ def has_pytree(value: object) -> bool:
     cls = type(value)
     is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
     return is_plain_key and cls in pytree.SUPPORTED_NODES
-
-
-def is_dataclass_object(value: object) -> bool:
-    """Whether a value is an instance of a dataclass."""
-    return find_in_class(type(value), "__dataclass_fields__") is not None
 
 
 def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
@@ -560,7 +463,7 @@ def _take_container_apart(value: Any) -> Parts:
             *(part for _, part in items_of(value)),
         ]
     )
-    attributes, slots = own_dict(value) or {}, _filled_slots(value)
+    attributes, slots = own_dict(value) or {}, filled_slots(value)
     count, names = len(children), list(attributes)
     has_factory = isinstance(value, defaultdict)
     factory = value.default_factory if has_factory else None
@@ -611,7 +514,7 @@ def _fill(
 def _take_object_apart(value: object) -> Parts | None:
     cls = type(value)
     attributes = own_dict(value) or {}
-    slots = _filled_slots(value)
+    slots = filled_slots(value)
     if not holds_tensor(value):
         if not (attributes or slots) or not _is_simple(value):
             return None
@@ -635,103 +538,8 @@ def _is_simple(value: object) -> bool:
     return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
 
 
-def _filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
-    """All slots that hold something, those that a subclass hides as well."""
-    filled = []
-    for _, slot in _all_slots(type(value)):
-        try:
-            filled.append((slot, slot.__get__(value)))
-        except AttributeError:
-            continue
-    return filled
-
-
 # What holds more than its attributes show, or can't be made without its own constructor.
 _OPAQUE = (dict, list, tuple, set, frozenset, deque, type, FunctionType, MethodType, partial)
-
-
-def attributes_of(value: object) -> dict[str, object]:
-    """An object's own attributes, in its dict and in its slots."""
-    return {**(own_dict(value) or {}), **read_slots(value)}
-
-
-def own_dict(value: object) -> dict[str, object] | None:
-    """An object's dict, without asking any code of its class: `__dict__` may be a property."""
-    cls = type(value)
-    try:
-        found = (_ways.get(id(cls)) or _find_way(cls))(value)
-    except AttributeError:
-        return None
-    except TypeError:  # the class has other bases by now
-        found = _find_way(cls)(value)
-    return found if type(found) is dict else None
-
-
-# How to come to the dict of a class's instances, by the class's identity: found once.
-_ways: dict[int, Callable[[object], object]] = {}
-_known: dict[int, weakref.ref[type]] = {}
-_generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
-_generic_dict.restype = ctypes.py_object
-_generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is asked what it is
-
-
-def _find_way(cls: type) -> Callable[[object], object]:
-    descriptor: Any = find_in_class(cls, "__dict__")
-    way: Callable[[object], object]
-    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
-        way = descriptor.__get__
-    elif descriptor is None:
-        way = _has_none
-    else:
-        way = _look_past_property
-    _ways[id(cls)] = way
-    _known[id(cls)] = weakref.ref(cls, partial(_forget, _ways, _known, id(cls)))
-    return way
-
-
-def _forget(ways: dict[int, Any], known: dict[int, Any], key: int, _: object) -> None:
-    ways.pop(key, None)
-    known.pop(key, None)
-
-
-def _has_none(value: object) -> None:
-    """An object without a dict."""
-
-
-def _look_past_property(value: object) -> object:
-    return _generic_dict(id(value), None)
-
-
-def holds_tensor(value: object) -> bool:
-    """Whether a tensor is anywhere in a value; see `iter_held`."""
-    return next(iter_held(value), None) is not None
-
-
-def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Tensors anywhere in a value: items, keys, attributes, cells, defaults, partial arguments."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    seen = set() if seen is None else seen
-    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
-        return
-    seen.add(id(value))
-    inside: list[object] = list(attributes_of(value).values())
-    if isinstance(value, dict):
-        inside += [part for item in items_of(value) for part in item]
-    elif isinstance(value, MappingProxyType):
-        inside += value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        inside += elements_of(value)
-    elif isinstance(value, FunctionType):
-        inside += bound_cells(value).values()
-        inside += [value.__defaults__, value.__kwdefaults__]
-    elif isinstance(value, MethodType):
-        inside += [value.__self__, value.__func__]
-    elif isinstance(value, partial):
-        inside += [value.func, value.args, value.keywords]
-    for item in inside:
-        yield from iter_held(item, seen)
 
 
 def _a(cls: type) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.callables import isinstance, name_of
 from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
@@ -42,8 +41,8 @@ from tripwire.tracing.structure import (
     build_skeleton,
     holds_mutable,
     iter_tensors,
-    own_dict,
 )
+from tripwire.tracing.tensors import TensorMeta, storage_of, version_of
 from tripwire.tracing.torchstate import (
     sample_contexts,
     sample_depth,
@@ -51,7 +50,8 @@ from tripwire.tracing.torchstate import (
     sample_torch_state,
 )
 from tripwire.tracing.uses import find_uses
-from tripwire.tracing.values import TensorMeta, storage_of, version_of
+from tripwire.values.classes import isinstance, name_of
+from tripwire.values.contents import own_dict
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from itertools import product
 from types import CodeType
 from typing import NamedTuple
 
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 
 class StepKind(Enum):

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from tripwire.callables import isinstance
 from tripwire.tracing.hooks import Patch
 from tripwire.validity.patching import install
 from tripwire.validity.weakkeys import ExactWeakKeyDictionary
+from tripwire.values.classes import isinstance
 
 
 class GenerationTracker:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance, name_of
 from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import (
     ARRAY,
@@ -37,8 +36,7 @@ from tripwire.tracing.reader import answers_itself
 from tripwire.tracing.reads import ReadSet, fingerprint
 from tripwire.tracing.rules import words
 from tripwire.tracing.sources import spell_key
-from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import (
+from tripwire.tracing.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     Traits,
@@ -49,6 +47,9 @@ from tripwire.tracing.values import (
     wraps_of,
 )
 from tripwire.validity.wires import Kept
+from tripwire.values.classes import is_namedtuple, isinstance, name_of
+from tripwire.values.contents import own_dict, slots_of
+from tripwire.values.sameness import PLAIN, same_plain
 
 _dispatch_keys = torch._C._dispatch_keys
 

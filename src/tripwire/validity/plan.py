@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_globals
 
-from tripwire.callables import isinstance
 from tripwire.phases import ARM, PLAN
 from tripwire.tracing.effects import Carried, Counted
 from tripwire.tracing.holders import (
@@ -33,7 +32,7 @@ from tripwire.tracing.reader import HOOK_TABLES
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.sources import Attr, Global, Item, Referent, Source
-from tripwire.tracing.structure import own_dict
+from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.tracing.torchstate import (
     QUICK_FIELDS,
     Contexts,
@@ -43,11 +42,12 @@ from tripwire.tracing.torchstate import (
     sample_quickly,
     spell_quickly,
 )
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe, can_repeat
 from tripwire.validity.sentry import Hidden, Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import own_dict
 
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",

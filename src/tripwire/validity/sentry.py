@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from tripwire.callables import isinstance
 from tripwire.validity import twin
 from tripwire.validity.twin import Hidden, Touch
+from tripwire.values.classes import isinstance
 
 __all__ = [
     "IS_COMPILED",

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import zip_longest
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -22,10 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
-from tripwire.tracing.sources import bound_cells
-from tripwire.tracing.structure import PLAIN, read_slots, same_plain, slots_of
 from tripwire.validity.patching import see_through
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import (
+    at_once,
+    bound_cells,
+    elements_of,
+    own_dict,
+    read_slots,
+    slots_of,
+)
+from tripwire.values.sameness import PLAIN, same_plain
 
 
 class Missing(Enum):
@@ -221,7 +229,7 @@ def can_read(obj: object) -> bool:
         return False
     if issubclass(cls, (type, dict, list, set, deque)):
         return True
-    return _space_of(obj) is not None or bool(slots_of(cls))
+    return own_dict(obj) is not None or bool(slots_of(cls))
 
 
 def read(obj: Any) -> Snapshot:
@@ -229,7 +237,7 @@ def read(obj: Any) -> Snapshot:
     cls = type(obj)  # isinstance would believe an object that lies about its class
     if issubclass(cls, type):
         return (_attributes(_class_space(obj)),)
-    space = dict(_space_of(obj) or {})
+    space = dict(own_dict(obj) or {})
     parts: list[Part] = []
     if issubclass(cls, nn.Module):
         parts.extend(_inner_tables(space))
@@ -245,8 +253,7 @@ def read(obj: Any) -> Snapshot:
     if issubclass(cls, dict):
         parts.append(_items(obj, ""))
     elif issubclass(cls, (list, deque)):
-        base: Any = list if issubclass(cls, list) else deque
-        parts.append(Row(_take(base.__iter__, obj)))
+        parts.append(Row(elements_of(obj)))
     elif issubclass(cls, set):
         parts.append(_elements(obj, ""))
     return tuple(parts)
@@ -254,14 +261,6 @@ def read(obj: Any) -> Snapshot:
 
 def _attributes(space: dict[str, Any]) -> Table:
     return Table(tuple(space), tuple(space.values()), attribute=True)
-
-
-def _space_of(obj: object) -> dict[str, Any] | None:
-    try:
-        space = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return None
-    return space if isinstance(space, dict) else None
 
 
 def _class_space(cls: type) -> dict[str, Any]:
@@ -295,7 +294,7 @@ def _inner_tables(space: dict[str, Any]) -> Iterator[Part]:
 
 
 def _items(held: dict[Any, Any], label: str) -> Table:
-    pairs = _take(_pairs, held)
+    pairs = at_once(partial(_pairs, held))
     keys = tuple([key for key, _ in pairs])
     values = tuple([value for _, value in pairs])
     return Table(keys, values, label, attribute=label in _INNER_ATTRIBUTES, ordered=True)
@@ -311,17 +310,8 @@ def _pairs(held: dict[Any, Any]) -> Iterable[Any]:
 
 
 def _elements(held: set[Any], label: str) -> Table:
-    elements = _take(set.__iter__, held)
+    elements = elements_of(held)
     return Table(elements, elements, label)
-
-
-def _take(iterate: Callable[[Any], Iterable[Any]], held: Any) -> tuple[Any, ...]:
-    """Everything in a container, by the built-in class's iterator: a subclass's runs anything."""
-    while True:
-        try:
-            return tuple(iterate(held))
-        except RuntimeError:  # another thread wrote meanwhile
-            continue
 
 
 # --- a whole snapshot ----------------------------------------------------------------------------

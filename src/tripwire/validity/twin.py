@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, final
 
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 
 class Touch(NamedTuple):

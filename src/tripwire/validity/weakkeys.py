@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Generic, TypeVar, overload
 
-from tripwire.callables import isinstance, name_of
+from tripwire.values.classes import isinstance, name_of
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tripwire.tracing.structure import at_once
+from tripwire.values.contents import at_once
 
 
 def test_what_was_written_to_meanwhile_is_read_again() -> None:

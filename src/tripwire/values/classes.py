@@ -1,13 +1,12 @@
-"""Callables: the code that runs when something is called, found without running any.
+"""Classes: what a value is, asked of its type. No code of a class or a metaclass runs.
 
-So is what a thing is: `isinstance` here asks its type and not its `__class__`, which a mock or a
+`isinstance` here asks its type and not its `__class__`, which a mock or a
 lazy proxy answers with another's, or with an error. Whoever looks at a user's values imports it.
 """
 
 from __future__ import annotations
 
-import functools
-from types import CodeType, FunctionType, GetSetDescriptorType, MappingProxyType, MethodType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -71,36 +70,6 @@ def ids_of(*classes: type) -> frozenset[int]:
     return frozenset(map(id, classes))
 
 
-def find_code(target: Any) -> CodeType | None:
-    """A callable's own code, as far as that is Python: what a decorator wrapped, not the wrapper.
-
-    Of an object it is that of `forward`, or of `__call__`.
-    """
-    while isinstance(target, (functools.partial, MethodType)):
-        target = target.func if isinstance(target, functools.partial) else target.__func__
-    if not isinstance(target, FunctionType):
-        found_in = [find_in_class(type(target), name) for name in _CALLED]
-        for found in (_find_wrapped(target), *found_in):
-            if isinstance(found, FunctionType):
-                target = found
-                break
-    if not isinstance(target, FunctionType):
-        return None
-    inner = target.__dict__.get("__wrapped__")
-    return inner.__code__ if isinstance(inner, FunctionType) else target.__code__
-
-
-_CALLED = ("forward", "__call__")
-
-
-def _find_wrapped(target: object) -> object:
-    descriptor: Any = find_in_class(type(target), "__dict__")
-    space = descriptor.__get__(target) if type(descriptor) is GetSetDescriptorType else {}
-    if "__wrapped__" in space:
-        return space["__wrapped__"]
-    return find_in_class(type(target), "__wrapped__")
-
-
 def find_in_class(cls: type, name: str) -> object:
     """What a class or a base has under a name, as it lies there; None where there is nothing.
 
@@ -112,3 +81,13 @@ def find_in_class(cls: type, name: str) -> object:
         if found is not _ABSENT:
             return found
     return None
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
+    return issubclass(cls, tuple) and all(find_in_class(cls, n) for n in ("_fields", "_make"))
+
+
+def is_dataclass_object(value: object) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return find_in_class(type(value), "__dataclass_fields__") is not None

@@ -17,10 +17,10 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tripwire.callables import find_in_class, ids_of, isinstance
 from tripwire.env import is_library_module
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
+from tripwire.values.classes import find_in_class, ids_of, isinstance
 
 
 class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
