@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from tripwire.ranges import NOWHERE
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.ranges import NOWHERE
 from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
 from tripwire.tracing.rules import DELATTR, GETATTR, SETATTR, words

@@ -32,10 +32,10 @@ from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.tracing.torchstate import sample_depth
 from tripwire.validity.plan import Plan, build_plan
 from tripwire.validity.probes import can_repeat, is_opaque
-from tripwire.validity.sentry import call
-from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Writers
 from tripwire.values.classes import isinstance
+from tripwire.writes.sentry import call
+from tripwire.writes.twin import Touch
 
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)

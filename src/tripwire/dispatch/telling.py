@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from tripwire.phases import HAS_TELEMETRY
-from tripwire.tracing.ranges import Frame
+from tripwire.ranges import Frame
 from tripwire.tracing.reads import Place, Read
 from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import Trace

@@ -27,8 +27,8 @@ from tripwire.recording.kept import Key
 from tripwire.recording.policy import KEEP_ALL, Omission, Policy
 from tripwire.recording.tensors import key_of, put_back
 from tripwire.tracing.torchstate import sample_quickly
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 from tripwire.values.classes import ids_of, isinstance
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 log = logging.getLogger("tripwire.records")
 

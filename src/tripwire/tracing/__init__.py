@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tripwire.ranges import Frame, SourceRange
     from tripwire.tracing.branches import Branch
-    from tripwire.tracing.ranges import Frame, SourceRange
     from tripwire.tracing.recorder import recording
     from tripwire.tracing.refusals import Refusal
     from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics

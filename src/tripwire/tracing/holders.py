@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,8 @@ from tripwire.values.contents import (
     slots_of,
 )
 from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.patches import unhooked
+from tripwire.writes.sentry import count_switches
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 
@@ -538,22 +540,6 @@ def strong(kept: Any) -> object:
     return kept() if type(kept) is weakref.ref else kept
 
 
-def mark_hook(hook: object, original: object) -> None:
-    """Note what a hook of ours stands for while it is in place."""
-    if type(hook) is FunctionType:
-        hook.__dict__[_ORIGINAL] = original
-
-
-def unhooked(value: object) -> object:
-    """What a hook of ours, which may be in place in any thread, stands for; else the value."""
-    if type(value) is FunctionType and value.__dict__:
-        return value.__dict__.get(_ORIGINAL, value)
-    return value
-
-
-_ORIGINAL = "__tripwire_original__"
-
-
 class Write(NamedTuple):
     """One key that holds something else after the run than before it."""
 
@@ -585,10 +571,9 @@ class Holders:
     """Every holder that one run could reach."""
 
     def __init__(self) -> None:
-        from tripwire.validity.sentry import count_switches  # whose package imports this module
 
         self.all: list[Holder] = []
-        self._count_switches = count_switches
+
         self._switches = count_switches()
         self._types: set[int] = set()  # met so far, by identity, and no tensors
         self._kinds: list[type] = []  # the same, alive
@@ -650,7 +635,7 @@ class Holders:
 
     def is_alone(self) -> bool:
         """Whether no other thread ran Python code since: all that was written, the run wrote."""
-        return self._switches == self._count_switches()
+        return self._switches == count_switches()
 
     def check_unwritten(self, writes: Iterable[Write]) -> None:
         """Refuse writes that may be another thread's: what the run read can't be told then.

@@ -13,7 +13,7 @@ from enum import Enum
 from types import CodeType
 
 from tripwire.env import is_dispatch_file, is_library_file
-from tripwire.tracing.ranges import PerCode, SourceRange
+from tripwire.ranges import PerCode, SourceRange
 
 
 class _Taker(Enum):

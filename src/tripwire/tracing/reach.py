@@ -38,19 +38,6 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file, is_library_module
-from tripwire.tracing.belongings import (
-    CONTAINERS,
-    can_be_written,
-    hides_state,
-    is_array,
-    is_library_class,
-    is_library_function,
-    is_librarys,
-    is_looked_into,
-    is_numpy_constant,
-    is_pythons,
-    name_of_module,
-)
 from tripwire.tracing.holders import (
     ABSENT,
     ARRAY,
@@ -105,6 +92,19 @@ from tripwire.tracing.sources import (
 from tripwire.tracing.structure import has_pytree, iter_pytree
 from tripwire.tracing.tensors import PLAIN_TENSORS
 from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.values.belongings import (
+    CONTAINERS,
+    can_be_written,
+    hides_state,
+    is_array,
+    is_library_class,
+    is_library_function,
+    is_librarys,
+    is_looked_into,
+    is_numpy_constant,
+    is_pythons,
+    name_of_module,
+)
 from tripwire.values.classes import class_dict, ids_of, is_namedtuple, isinstance, module_of, mro
 from tripwire.values.contents import (
     PARTED,

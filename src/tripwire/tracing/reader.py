@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from tripwire.env import OWN_FOLDER
-from tripwire.tracing.belongings import IS_HEAP_TYPE
+from tripwire.values.belongings import IS_HEAP_TYPE
 from tripwire.values.classes import find_in_class, flags_of, isinstance, module_of
 from tripwire.values.contents import copy_dict, own_dict, read_slots
 

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file
-from tripwire.tracing.belongings import is_library_function
 from tripwire.tracing.holders import (
     ABSENT,
     Attributes,
@@ -44,6 +43,7 @@ from tripwire.tracing.rules import words
 from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.tracing.tensors import meta_of
 from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.values.belongings import is_library_function
 from tripwire.values.classes import class_dict, find_in_class, isinstance, mro, name_of
 from tripwire.values.contents import at_once
 from tripwire.values.sameness import PLAIN

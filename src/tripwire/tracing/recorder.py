@@ -22,12 +22,12 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from tripwire.ranges import SourceRange, is_library_caller
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.names import find_names
 from tripwire.tracing.observe import set_profile
 from tripwire.tracing.originals import find_original, spell_original
-from tripwire.tracing.ranges import SourceRange, is_library_caller
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.rules import (
     GETATTR,

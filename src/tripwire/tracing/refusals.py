@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tripwire.errors import CannotTrace
-from tripwire.tracing.ranges import NOWHERE, SourceRange
+from tripwire.ranges import NOWHERE, SourceRange
 
 
 @dataclass(frozen=True, slots=True)

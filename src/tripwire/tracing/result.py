@@ -16,11 +16,11 @@ import torch
 from torch import fx, nn
 
 from tripwire.errors import InputMismatch
+from tripwire.ranges import SourceRange
 from tripwire.tracing.binding import Binding
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.effects import Effects
 from tripwire.tracing.questions import Answer
-from tripwire.tracing.ranges import SourceRange
 from tripwire.tracing.reach import Reach
 from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.render import render_trace

@@ -27,11 +27,11 @@ from torch.nn.parameter import is_lazy
 
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
+from tripwire.ranges import NOWHERE, SourceRange, capture_range
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.inner import InnerWrites
 from tripwire.tracing.memory import OUTSIDE, MemoryTable
 from tripwire.tracing.observe import Observer
-from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
 from tripwire.tracing.reach import Reach
 from tripwire.tracing.refusals import Refusal, Refused
 from tripwire.tracing.scopes import Scope, ScopeStack

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.belongings import hides_state, is_array
 from tripwire.tracing.holders import (
     ARRAY,
     ATTRIBUTES,
@@ -47,6 +46,7 @@ from tripwire.tracing.tensors import (
     wraps_of,
 )
 from tripwire.validity.wires import Kept
+from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_namedtuple, isinstance, name_of
 from tripwire.values.contents import own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain

@@ -44,10 +44,10 @@ from tripwire.tracing.torchstate import (
 )
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe, can_repeat
-from tripwire.validity.sentry import Hidden, Sentry
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
+from tripwire.writes.sentry import Hidden, Sentry
 
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",

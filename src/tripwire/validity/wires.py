@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.belongings import code_of
 from tripwire.tracing.holders import (
     ABSENT,
     Cells,
@@ -31,10 +30,11 @@ from tripwire.tracing.reader import answers_itself
 from tripwire.tracing.reads import fingerprint
 from tripwire.tracing.sources import Attr, Source
 from tripwire.tracing.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
-from tripwire.validity.sentry import Hidden, Touch, same_items
+from tripwire.values.belongings import code_of
 from tripwire.values.classes import find_in_class, isinstance, mro, name_of
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.sentry import Hidden, Touch, same_items
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,32 +111,31 @@ def attributes_of(value: object) -> dict[str, object]:
 def own_dict(value: object) -> dict[str, object] | None:
     """An object's dict, without asking any code of its class: `__dict__` may be a property."""
     cls = type(value)
+    way = _ways.get(id(cls)) or _find_way(cls)
     try:
-        found = (_ways.get(id(cls)) or _find_way(cls))(value)
+        # The descriptor itself would be faster, and keep the class alive for as long as we know it.
+        found = _ask(value, "__dict__") if way is _ask else way(value)
     except AttributeError:
         return None
-    except TypeError:  # the class has other bases by now
-        found = _find_way(cls)(value)
     return found if type(found) is dict else None
 
 
+_ask = object.__getattribute__
 # How to come to the dict of a class's instances, by the class's identity: found once.
-_ways: dict[int, Callable[[object], object]] = {}
+_ways: dict[int, Callable[..., object]] = {}
 _known: dict[int, weakref.ref[type]] = {}
 _generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object
 _generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is asked what it is
 
 
-def _find_way(cls: type) -> Callable[[object], object]:
+def _find_way(cls: type) -> Callable[..., object]:
     descriptor: Any = find_in_class(cls, "__dict__")
-    way: Callable[[object], object]
+    way: Callable[..., object] = _look_past_property
     if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
-        way = descriptor.__get__
+        way = _ask
     elif descriptor is None:
         way = _has_none
-    else:
-        way = _look_past_property
     _ways[id(cls)] = way
     _known[id(cls)] = weakref.ref(cls, partial(_forget, _ways, _known, id(cls)))
     return way

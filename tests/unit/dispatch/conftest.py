@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tripwire.validity import plan, twin
+from tripwire.validity import plan
+from tripwire.writes import twin
 
 
 @pytest.fixture(params=["c", "python"])

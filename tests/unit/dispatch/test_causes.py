@@ -12,7 +12,8 @@ from torch import nn
 
 import tripwire
 from tripwire.tracing.sources import Local
-from tripwire.validity import Writer, twin
+from tripwire.validity import Writer
+from tripwire.writes import twin
 
 pytestmark = pytest.mark.usefixtures("sentry")
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from torch import nn
 
-from tripwire.validity import patching
-from tripwire.validity.watching import ABSENT, GONE, ORDER, Change, watch
+from tripwire.writes import subscriptions
+from tripwire.writes.watching import ABSENT, GONE, ORDER, Change, watch
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
     yield
     gc.collect()
-    assert patching.statistics() == (0, 0)
-    assert not patching._due
+    assert subscriptions.statistics() == (0, 0)
+    assert not subscriptions._due
 
 
 class Thing:
@@ -534,7 +534,7 @@ def test_many_watches_on_one_class_patch_it_once_and_each_sees_its_own_object() 
     things = [Thing(x=0) for _ in range(50)]
     watches = [watch(thing, told[i].append) for i, thing in enumerate(things)]
     patched = vars(Thing)["__setattr__"]
-    assert patching.statistics() == (1, 50)
+    assert subscriptions.statistics() == (1, 50)
     for i, thing in enumerate(things):
         thing.x = i + 1
     for i in range(50):
@@ -631,7 +631,7 @@ def test_a_thousand_watches_leave_nothing() -> None:
     cycle()
     gc.collect()
     assert len(gc.get_objects()) - before < 50
-    assert len(patching._replaced) == 0
+    assert len(subscriptions._replaced) == 0
 
 
 # --- modules of torch ----------------------------------------------------------------------------
@@ -1298,7 +1298,7 @@ def test_an_interrupt_while_a_watch_begins_leaves_the_class_as_it_was(monkeypatc
         pass
 
     before, obj = dict(vars(Plain)), Plain()
-    interrupted_at(monkeypatch, patching, name)
+    interrupted_at(monkeypatch, subscriptions, name)
     with pytest.raises(KeyboardInterrupt):
         watch(obj, lambda change: None)
     assert dict(vars(Plain)) == before

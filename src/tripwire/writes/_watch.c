@@ -1110,7 +1110,7 @@ static PyType_Slot sentry_slots[] = {
 };
 
 static PyType_Spec sentry_spec = {
-    .name = "tripwire.validity._watch.Sentry",
+    .name = "tripwire.writes._watch.Sentry",
     .basicsize = sizeof(Sentry),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = sentry_slots,
@@ -1222,7 +1222,7 @@ static PyMethodDef module_methods[] = {
 };
 
 static int module_exec(PyObject *module) {
-    PyObject *twin = PyImport_ImportModule("tripwire.validity.twin");
+    PyObject *twin = PyImport_ImportModule("tripwire.writes.twin");
     PyObject *found = twin == NULL ? NULL : PyObject_GetAttrString(twin, "Touch");
     Py_XDECREF(twin);
     if (found == NULL) {

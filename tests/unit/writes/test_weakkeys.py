@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 
 class Thing:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from tripwire.tracing.ranges import Frame, SourceRange
-from tripwire.validity import snapshots
-from tripwire.validity.patching import Subscription, Write, can_patch, can_refer
-from tripwire.validity.snapshots import ABSENT, GONE, ORDER, Difference
+from tripwire.ranges import Frame, SourceRange
 from tripwire.values.classes import name_of
+from tripwire.writes import snapshots
+from tripwire.writes.snapshots import ABSENT, GONE, ORDER, Difference
+from tripwire.writes.subscriptions import Subscription, Write, can_patch, can_refer
 
 __all__ = ["ABSENT", "GONE", "ORDER", "Change", "Watch", "watch"]
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from tripwire.tracing.hooks import Patch
-from tripwire.validity.patching import install
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 from tripwire.values.classes import isinstance
+from tripwire.writes.patches import Patch
+from tripwire.writes.subscriptions import install
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 
 class GenerationTracker:

@@ -12,10 +12,10 @@ import threading
 import weakref
 from typing import ClassVar, Protocol
 
-from tripwire.validity import watching
-from tripwire.validity.patching import can_refer, ensure_patched
-from tripwire.validity.watching import Change, Watch
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
+from tripwire.writes import watching
+from tripwire.writes.subscriptions import can_refer, ensure_patched
+from tripwire.writes.watching import Change, Watch
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 __all__ = ["MutationTracker", "ensure_patched", "watch"]
 

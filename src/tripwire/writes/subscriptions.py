@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from tripwire.tracing.hooks import Patch
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
 from tripwire.values.classes import flags_of, mro, name_of
+from tripwire.writes.patches import Patch
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 # Objects/typeobject.c refuses to set attributes of classes that aren't of the first kind or
 # are of the second (Include/object.h; stable since 3.10).

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tripwire.validity import sentry, twin
+from tripwire.writes import sentry, twin
 
 PRELUDE = """
 import faulthandler, gc, sys, types, weakref
 faulthandler.enable()
 sys.modules["torch"] = None
-for name, folder in (("tripwire", {root!r}), ("tripwire.validity", {root!r} + "/validity")):
+for name, folder in (("tripwire", {root!r}), ("tripwire.writes", {root!r} + "/writes")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from tripwire.validity.sentry import Sentry
-from tripwire.validity import twin
+from tripwire.writes.sentry import Sentry
+from tripwire.writes import twin
 
 IS_TWIN = Sentry is twin.Sentry
 # 3.13.0 hides attribute stores (cpython#125608): an instance's dict is always touched there.

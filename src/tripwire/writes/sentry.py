@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from tripwire.validity import twin
-from tripwire.validity.twin import Hidden, Touch
 from tripwire.values.classes import isinstance
+from tripwire.writes import twin
+from tripwire.writes.twin import Hidden, Touch
 
 __all__ = [
     "IS_COMPILED",
@@ -130,7 +130,7 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
     if os.environ.get("TRIPWIRE_PURE") == "1" or not has_gil:
         return twin, ()
     try:
-        watch = importlib.import_module("tripwire.validity._watch")
+        watch = importlib.import_module("tripwire.writes._watch")
     except ImportError:  # not built, or no dict watcher left for us
         return twin, ()
     unhooked = _install(watch.hook)
@@ -149,10 +149,10 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
 
 
 if TYPE_CHECKING:
-    from tripwire.validity.twin import Sentry as Sentry
-    from tripwire.validity.twin import call as call
-    from tripwire.validity.twin import count_switches as count_switches
-    from tripwire.validity.twin import same_items as same_items
+    from tripwire.writes.twin import Sentry as Sentry
+    from tripwire.writes.twin import call as call
+    from tripwire.writes.twin import count_switches as count_switches
+    from tripwire.writes.twin import same_items as same_items
 
     UNHOOKED: tuple[str, ...] = ()
     IS_COMPILED: bool = False  # whether the sentry is the C one

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from tripwire.validity import patching
-from tripwire.validity.mutation import MutationTracker, ensure_patched, watch
+from tripwire.writes import subscriptions
+from tripwire.writes.mutation import MutationTracker, ensure_patched, watch
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
     yield
     gc.collect()
-    assert patching.statistics() == (0, 0)
+    assert subscriptions.statistics() == (0, 0)
     assert MutationTracker.pinned == {}
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tripwire.validity.patching import see_through
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import (
     at_once,
@@ -34,6 +33,7 @@ from tripwire.values.contents import (
     slots_of,
 )
 from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.subscriptions import see_through
 
 
 class Missing(Enum):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import run_python
 
-from tripwire.validity import sentry, twin
+from tripwire.writes import sentry, twin
 
 HAS_WATCHERS = sys.version_info >= (3, 12)
 # 3.13.0 hides attribute stores from dict watchers (cpython#125608): such dicts are always touched.
@@ -31,7 +31,7 @@ def sentry_class(request):
 def hits(request):
     """The module that has what a hit needs beside the sentry."""
     name = "_watch" if request.param == "c" else "twin"
-    return importlib.import_module(f"tripwire.validity.{name}")
+    return importlib.import_module(f"tripwire.writes.{name}")
 
 
 @pytest.fixture
@@ -667,7 +667,7 @@ def test_a_call_keeps_and_leaves_its_arguments(hits):
 
 @in_c
 def test_wrong_arguments_are_refused():
-    watch = importlib.import_module("tripwire.validity._watch")
+    watch = importlib.import_module("tripwire.writes._watch")
     for wrong in [(), ([],), ((), ()), ([], []), ([], (), ())]:
         with pytest.raises(TypeError, match="same_items"):
             watch.same_items(*wrong)
