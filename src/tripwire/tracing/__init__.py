@@ -59,13 +59,22 @@ __all__ = [
 
 # `uses` serves where torch isn't installed: names are imported when they are asked for.
 _HOME = {
-    "branches": ("Branch",),
-    "ranges": ("Frame", "SourceRange"),
-    "recorder": ("recording",),
-    "refusals": ("Refusal",),
-    "result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
-    "sources": ("Attr", "Cell", "Child", "Global", "Item", "Local", "Source", "TypeOf"),
-    "state": (
+    "tripwire.ranges": ("Frame", "SourceRange"),
+    "tripwire.tracing.branches": ("Branch",),
+    "tripwire.tracing.recorder": ("recording",),
+    "tripwire.tracing.refusals": ("Refusal",),
+    "tripwire.tracing.result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
+    "tripwire.tracing.sources": (
+        "Attr",
+        "Cell",
+        "Child",
+        "Global",
+        "Item",
+        "Local",
+        "Source",
+        "TypeOf",
+    ),
+    "tripwire.tracing.state": (
         "Constant",
         "NodeFacts",
         "PythonCall",
@@ -75,8 +84,8 @@ _HOME = {
         "set_tracing_state",
         "set_value_trace",
     ),
-    "tracer": ("Run", "Tracer"),
-    "values": ("TensorMeta",),
+    "tripwire.tracing.tracer": ("Run", "Tracer"),
+    "tripwire.tracing.tensors": ("TensorMeta",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -84,7 +93,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    module = importlib.import_module(_MODULE_OF[name])
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -53,11 +53,10 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
-from tripwire.tracing.tensors import iter_given
+from tripwire.tracing.tensors import holds_tensor, iter_given, iter_held
 from tripwire.tracing.torchstate import find_autocast
 from tripwire.tracing.uses import RECORDED
 from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of
-from tripwire.values.contents import holds_tensor, iter_held
 from tripwire.writes.patches import Patch, Patches
 
 _ABSENT = object()

@@ -55,6 +55,7 @@ from tripwire.tracing.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
+    holds_tensor,
     iter_given,
     meta_of,
     storage_of,
@@ -69,7 +70,6 @@ from tripwire.tracing.writes import (
     out_of_place,
 )
 from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
-from tripwire.values.contents import holds_tensor
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
 from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.tracing.tensors import holds_tensor
 from tripwire.values.classes import (
     find_in_class,
     flags_of,
@@ -46,7 +47,6 @@ from tripwire.values.contents import (
     attributes_of,
     elements_of,
     filled_slots,
-    holds_tensor,
     items_of,
     own_dict,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ from tripwire.env import is_library_module
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.sources import Source
 from tripwire.values.classes import find_in_class, ids_of, isinstance
+from tripwire.values.contents import children
+from tripwire.values.sameness import PLAIN
 
 
 class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
@@ -232,3 +234,21 @@ class ValueTable:
         """Every known tensor that is still alive."""
         pairs = [(known(), known) for known in list(self._known.values())]
         return [(tensor, known) for tensor, known in pairs if tensor is not None]
+
+
+def holds_tensor(value: object) -> bool:
+    """Whether a tensor is anywhere in a value; see `iter_held`."""
+    return next(iter_held(value), None) is not None
+
+
+def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors anywhere in a value, each object looked into once. Classes and modules aren't."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    seen = set() if seen is None else seen
+    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+        return
+    seen.add(id(value))
+    for child in children(value):
+        yield from iter_held(child, seen)

@@ -16,10 +16,7 @@ from functools import partial
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-import torch
-
 from tripwire.values.classes import class_dict, find_in_class, isinstance, mro
-from tripwire.values.sameness import PLAIN
 
 # --- containers ---
 
@@ -217,21 +214,3 @@ def children(value: object) -> list[object]:
     else:
         held += [part for _, part in parts_of(value)]
     return held
-
-
-def holds_tensor(value: object) -> bool:
-    """Whether a tensor is anywhere in a value; see `iter_held`."""
-    return next(iter_held(value), None) is not None
-
-
-def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Tensors anywhere in a value, each object looked into once. Classes and modules aren't."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    seen = set() if seen is None else seen
-    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, types.ModuleType)):
-        return
-    seen.add(id(value))
-    for child in children(value):
-        yield from iter_held(child, seen)

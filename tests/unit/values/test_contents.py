@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import tripwire
-from tripwire.values.contents import children, iter_held, own_dict, parts_of
+from tripwire.tracing.tensors import iter_held
+from tripwire.values.contents import children, own_dict, parts_of
 
 X = torch.ones(2)
 
