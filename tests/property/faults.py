@@ -18,8 +18,8 @@ from pytest import MonkeyPatch
 from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
-from tripwire.tracing import effects, holders
-from tripwire.tracing.torchstate import QUICK_FIELDS
+from tripwire.reading import effects, holders
+from tripwire.reading.torchstate import QUICK_FIELDS
 from tripwire.validity import guards, plan, wires
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.probes import Probe

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.tensors import TensorMeta
 from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Sequence[torch.Tensor]]

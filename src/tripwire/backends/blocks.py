@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from tripwire.reading.tensors import TensorMeta
+from tripwire.rulebook.rules import words
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.rules import words
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.tensors import TensorMeta
 from tripwire.validity.probes import is_random, name_of
 from tripwire.values.classes import isinstance
 

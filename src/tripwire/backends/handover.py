@@ -17,9 +17,9 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tripwire.backends.backwards import wants_grad
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
-from tripwire.tracing.tensors import TensorMeta
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.tracing.questions import sample_backends
+from tripwire.reading.questions import sample_backends
+from tripwire.reading.tensors import storage_of
+from tripwire.reading.torchstate import sample_torch_state
 from tripwire.tracing.state import STATE
-from tripwire.tracing.tensors import storage_of
-from tripwire.tracing.torchstate import sample_torch_state
 from tripwire.values.classes import isinstance
 
 _PLAIN = (bool, int, float, str, type(None))

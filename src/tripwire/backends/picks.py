@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.tensors import TensorMeta
 from tripwire.values.classes import isinstance
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)

@@ -16,11 +16,11 @@ import torch
 from torch import fx
 
 from tripwire.errors import WrongResult
+from tripwire.reading.sources import Local
+from tripwire.reading.structure import iter_tensors
+from tripwire.reading.tensors import iter_given
 from tripwire.tracing.result import Input, Trace
-from tripwire.tracing.sources import Local
 from tripwire.tracing.state import CURRENT, FACTS, Kept, TracingState
-from tripwire.tracing.structure import iter_tensors
-from tripwire.tracing.tensors import iter_given
 from tripwire.tracing.tracer import Run
 from tripwire.values.classes import isinstance
 

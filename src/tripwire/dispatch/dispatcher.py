@@ -43,13 +43,13 @@ from tripwire.dispatch.telling import (
 from tripwire.env import is_fx_tracing
 from tripwire.errors import BackendFailed, BadOption, CannotTrace
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, RETIRE, TRACE
+from tripwire.reading.effects import Volatile
+from tripwire.reading.reads import fingerprint
+from tripwire.reading.torchstate import has_foreign_modes
+from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
-from tripwire.tracing.effects import Volatile
 from tripwire.tracing.hooks import find_checkpoint
-from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.refusals import Refused
 from tripwire.tracing.state import CURRENT, all_plain
-from tripwire.tracing.torchstate import has_foreign_modes
 from tripwire.validity.wires import Cause
 from tripwire.values.classes import isinstance, module_of
 

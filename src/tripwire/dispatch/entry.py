@@ -24,12 +24,12 @@ from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RETIRE, current_compile
-from tripwire.tracing.reads import Place
+from tripwire.reading.reads import Place
+from tripwire.reading.sources import Roots
+from tripwire.reading.structure import Building, TensorPlan
+from tripwire.reading.torchstate import sample_depth
 from tripwire.tracing.result import Trace
-from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
-from tripwire.tracing.structure import Building, TensorPlan
-from tripwire.tracing.torchstate import sample_depth
 from tripwire.validity.plan import Plan, build_plan
 from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.wires import NOBODY, Cause, Writers

@@ -20,8 +20,8 @@ from torch import fx
 
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.ranges import Frame
-from tripwire.tracing.reads import Place, Read
-from tripwire.tracing.refusals import Refusal
+from tripwire.reading.reads import Place, Read
+from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.result import Trace
 from tripwire.validity.wires import Cause
 from tripwire.values.callables import find_code

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from tripwire.backends.registry import Runtime
+from tripwire.reading.tensors import TensorMeta, meta_of, version_of
 from tripwire.tracing.result import Trace
-from tripwire.tracing.tensors import TensorMeta, meta_of, version_of
 from tripwire.validity.probes import acts, draws
 from tripwire.values.classes import isinstance
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tripwire.phases import RECORD
+from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
@@ -35,7 +36,6 @@ from tripwire.recording.policy import KEEP_ALL, Policy
 from tripwire.recording.settings import find_settings
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
-from tripwire.tracing.torchstate import sample_quickly
 from tripwire.values.classes import isinstance
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tripwire.recording.origin import is_library_file, is_library_module
-from tripwire.tracing.rules import Call, rule_for, words
+from tripwire.rulebook.rules import Call, rule_for, words
 from tripwire.values.classes import isinstance
 
 _STORES = words(

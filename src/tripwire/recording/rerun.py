@@ -207,7 +207,7 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             return
     import torch
 
-    from tripwire.tracing.torchstate import find_matmul_precision
+    from tripwire.reading.torchstate import find_matmul_precision
 
     precision = find_matmul_precision()
     before = (
@@ -248,7 +248,7 @@ def _set_flags(
 ) -> None:
     import torch
 
-    from tripwire.tracing.torchstate import find_matmul_precision
+    from tripwire.reading.torchstate import find_matmul_precision
 
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tripwire.ranges import Frame, SourceRange
+    from tripwire.reading.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
+    from tripwire.reading.tensors import TensorMeta
+    from tripwire.rulebook.refusals import Refusal
     from tripwire.tracing.branches import Branch
     from tripwire.tracing.recorder import recording
-    from tripwire.tracing.refusals import Refusal
     from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
-    from tripwire.tracing.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
     from tripwire.tracing.state import (
         Constant,
         NodeFacts,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         set_tracing_state,
         set_value_trace,
     )
-    from tripwire.tracing.tensors import TensorMeta
     from tripwire.tracing.tracer import Run, Tracer
 
 __all__ = [
@@ -62,9 +62,9 @@ _HOME = {
     "tripwire.ranges": ("Frame", "SourceRange"),
     "tripwire.tracing.branches": ("Branch",),
     "tripwire.tracing.recorder": ("recording",),
-    "tripwire.tracing.refusals": ("Refusal",),
+    "tripwire.rulebook.refusals": ("Refusal",),
     "tripwire.tracing.result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
-    "tripwire.tracing.sources": (
+    "tripwire.reading.sources": (
         "Attr",
         "Cell",
         "Child",
@@ -85,7 +85,7 @@ _HOME = {
         "set_value_trace",
     ),
     "tripwire.tracing.tracer": ("Run", "Tracer"),
-    "tripwire.tracing.tensors": ("TensorMeta",),
+    "tripwire.reading.tensors": ("TensorMeta",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -31,9 +31,14 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
 from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.reading.reach import MADE_BY_PYTHON
+from tripwire.reading.reader import add_go_between
+from tripwire.reading.tensors import holds_tensor, iter_given, iter_held
+from tripwire.reading.torchstate import find_autocast
+from tripwire.reading.uses import RECORDED
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import Call, Refuse, Target
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
-from tripwire.tracing.reach import MADE_BY_PYTHON
-from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
     CHECKPOINT_WRITES,
@@ -42,8 +47,6 @@ from tripwire.tracing.recorder import (
     note_failure,
     record,
 )
-from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import (
     CURRENT,
@@ -53,9 +56,6 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
-from tripwire.tracing.tensors import holds_tensor, iter_given, iter_held
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.uses import RECORDED
 from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of
 from tripwire.writes.patches import Patch, Patches
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.tensors import PLAIN_TENSORS, iter_given
+from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.values.classes import isinstance
 
 OUTSIDE = 0

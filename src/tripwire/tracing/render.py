@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from tripwire.tracing.tensors import TensorMeta
+from tripwire.reading.tensors import TensorMeta
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:

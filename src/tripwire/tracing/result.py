@@ -17,18 +17,18 @@ from torch import fx, nn
 
 from tripwire.errors import InputMismatch
 from tripwire.ranges import SourceRange
-from tripwire.tracing.binding import Binding
+from tripwire.reading.binding import Binding
+from tripwire.reading.effects import Effects
+from tripwire.reading.questions import Answer
+from tripwire.reading.reach import Reach
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Roots, Source
+from tripwire.reading.structure import Building, Plan, build_skeleton, find_difference
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.torchstate import TorchState, restoring_contexts, sample_torch_state
 from tripwire.tracing.branches import Branch
-from tripwire.tracing.effects import Effects
-from tripwire.tracing.questions import Answer
-from tripwire.tracing.reach import Reach
-from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.render import render_trace
-from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
-from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
-from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, traits_of
-from tripwire.tracing.torchstate import TorchState, restoring_contexts, sample_torch_state
 from tripwire.values.classes import isinstance
 
 

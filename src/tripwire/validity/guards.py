@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ARRAY,
     ATTRIBUTES,
     ELEMENTS,
@@ -30,12 +30,11 @@ from tripwire.tracing.holders import (
     Holder,
     Kind,
 )
-from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
-from tripwire.tracing.reader import answers_itself
-from tripwire.tracing.reads import ReadSet, fingerprint
-from tripwire.tracing.rules import words
-from tripwire.tracing.sources import spell_key
-from tripwire.tracing.tensors import (
+from tripwire.reading.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
+from tripwire.reading.reader import answers_itself
+from tripwire.reading.reads import ReadSet, fingerprint
+from tripwire.reading.sources import spell_key
+from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     Traits,
@@ -45,6 +44,7 @@ from tripwire.tracing.tensors import (
     traits_of,
     wraps_of,
 )
+from tripwire.rulebook.rules import words
 from tripwire.validity.wires import Kept
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_namedtuple, isinstance, name_of

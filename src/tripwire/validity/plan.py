@@ -16,8 +16,8 @@ import torch
 from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
-from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import (
+from tripwire.reading.effects import Carried, Counted
+from tripwire.reading.holders import (
     ABSENT,
     ORDER,
     Array,
@@ -28,12 +28,10 @@ from tripwire.tracing.holders import (
     Members,
     Names,
 )
-from tripwire.tracing.reader import HOOK_TABLES
-from tripwire.tracing.refusals import Refused
-from tripwire.tracing.result import Completion, Trace
-from tripwire.tracing.sources import Attr, Global, Item, Referent, Source
-from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
-from tripwire.tracing.torchstate import (
+from tripwire.reading.reader import HOOK_TABLES
+from tripwire.reading.sources import Attr, Global, Item, Referent, Source
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
+from tripwire.reading.torchstate import (
     QUICK_FIELDS,
     Contexts,
     is_transformed,
@@ -42,6 +40,8 @@ from tripwire.tracing.torchstate import (
     sample_quickly,
     spell_quickly,
 )
+from tripwire.rulebook.refusals import Refused
+from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import Probe, build_probe, can_repeat
 from tripwire.validity.wires import NOBODY, DictWire, Held, Kept, ObjectWire, PulledWire

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ABSENT,
     Cells,
     Context,
@@ -26,10 +26,10 @@ from tripwire.tracing.holders import (
     Slots,
     unhooked,
 )
-from tripwire.tracing.reader import answers_itself
-from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.sources import Attr, Source
-from tripwire.tracing.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.reader import answers_itself
+from tripwire.reading.reads import fingerprint
+from tripwire.reading.sources import Attr, Source
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
 from tripwire.values.belongings import code_of
 from tripwire.values.classes import find_in_class, isinstance, mro, name_of
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of

@@ -11,7 +11,7 @@ from support import check_same
 from torch import nn
 
 import tripwire
-from tripwire.tracing.sources import Local
+from tripwire.reading.sources import Local
 from tripwire.validity import Writer
 from tripwire.writes import twin
 

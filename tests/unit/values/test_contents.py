@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tripwire
-from tripwire.tracing.tensors import iter_held
+from tripwire.reading.tensors import iter_held
 from tripwire.values.contents import children, own_dict, parts_of
 
 X = torch.ones(2)

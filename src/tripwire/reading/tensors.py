@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx, nn
@@ -18,11 +18,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tripwire.env import is_library_module
-from tripwire.tracing.branches import Branch
-from tripwire.tracing.sources import Source
+from tripwire.reading.sources import Source
 from tripwire.values.classes import find_in_class, ids_of, isinstance
 from tripwire.values.contents import children
 from tripwire.values.sameness import PLAIN
+
+if TYPE_CHECKING:
+    from tripwire.tracing.branches import Branch
 
 
 class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tripwire.env import is_own_file
-from tripwire.tracing.rules import Call, Target
+from tripwire.rulebook.rules import Call, Target
 from tripwire.values.classes import isinstance
 
 _SPACES: tuple[Any, ...] = (torch.Tensor, torch.nn.functional, torch.functional, torch)

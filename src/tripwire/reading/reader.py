@@ -163,7 +163,7 @@ def _choose() -> Any:
     if os.environ.get("TRIPWIRE_PURE") == "1":
         return Twin
     try:
-        module: Any = importlib.import_module("tripwire.tracing._reader")
+        module: Any = importlib.import_module("tripwire.reading._reader")
     except ImportError:  # not built
         return Twin
     if hasattr(os, "register_at_fork"):

@@ -28,8 +28,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
-from tripwire.tracing.sources import Attr, Child, Item, Roots, Source, pytree_children
-from tripwire.tracing.tensors import holds_tensor
+from tripwire.reading.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.reading.tensors import holds_tensor
 from tripwire.values.classes import (
     find_in_class,
     flags_of,

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from tripwire.env import is_library_module
-from tripwire.tracing.rules import Refuse
+from tripwire.rulebook.rules import Refuse
 from tripwire.values.classes import class_dict, flags_of, isinstance, module_of, mro, name_of
 
 _PRINTS = Refuse(

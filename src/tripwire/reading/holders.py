@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from tripwire.tracing.refusals import Refused
-from tripwire.tracing.sources import Attr, Cell, Global, Item, Referent, Source
-from tripwire.tracing.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.sources import Attr, Cell, Global, Item, Referent, Source
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import class_dict, isinstance, name_of
 from tripwire.values.contents import (
     at_once,

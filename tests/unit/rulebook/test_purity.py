@@ -56,9 +56,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file
+from tripwire.rulebook.purity import PURE, PURE_METHODS, find_impurity
+from tripwire.rulebook.rules import Refuse, Target
 from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.purity import PURE, PURE_METHODS, find_impurity
-from tripwire.tracing.rules import Refuse, Target
 
 
 class Heard:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tripwire.tracing.holders import Elements, Holders, Write
-from tripwire.tracing.refusals import Refused
+from tripwire.reading.holders import Elements, Holders, Write
+from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, isinstance
 from tripwire.values.sameness import same_plain
 

@@ -38,7 +38,7 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file, is_library_module
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ABSENT,
     ARRAY,
     ATTRIBUTES,
@@ -64,9 +64,8 @@ from tripwire.tracing.holders import (
     strong,
     unhooked,
 )
-from tripwire.tracing.names import find_global_names
-from tripwire.tracing.purity import find_impurity
-from tripwire.tracing.reader import (
+from tripwire.reading.names import find_global_names
+from tripwire.reading.reader import (
     ACCESSORS,
     HOOK_TABLES,
     LOOKUPS,
@@ -77,8 +76,7 @@ from tripwire.tracing.reader import (
     is_shadowed,
     may_be_made,
 )
-from tripwire.tracing.rules import Refuse, words
-from tripwire.tracing.sources import (
+from tripwire.reading.sources import (
     Attr,
     Cell,
     Global,
@@ -89,9 +87,11 @@ from tripwire.tracing.sources import (
     Source,
     TypeOf,
 )
-from tripwire.tracing.structure import has_pytree, iter_pytree
-from tripwire.tracing.tensors import PLAIN_TENSORS
-from tripwire.tracing.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.reading.structure import has_pytree, iter_pytree
+from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.reading.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.rulebook.purity import find_impurity
+from tripwire.rulebook.rules import Refuse, words
 from tripwire.values.belongings import (
     CONTAINERS,
     can_be_written,

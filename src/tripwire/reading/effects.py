@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ABSENT,
     ELEMENTS,
     Attributes,
@@ -35,10 +35,10 @@ from tripwire.tracing.holders import (
     TensorFacts,
     Write,
 )
-from tripwire.tracing.reads import ReadSet
-from tripwire.tracing.refusals import Refused
-from tripwire.tracing.sources import Source
-from tripwire.tracing.structure import Building, Plan
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Source
+from tripwire.reading.structure import Building, Plan
+from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
 from tripwire.values.sameness import same_plain

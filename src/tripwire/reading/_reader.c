@@ -530,7 +530,7 @@ static PyType_Slot reader_slots[] = {
 };
 
 static PyType_Spec reader_spec = {
-    .name = "tripwire.tracing._reader.Reader",
+    .name = "tripwire.reading._reader.Reader",
     .basicsize = sizeof(Reader),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = reader_slots,

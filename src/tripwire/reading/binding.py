@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tripwire.errors import CannotTrace
-from tripwire.tracing.sources import Local, Roots, Source
+from tripwire.reading.sources import Local, Roots, Source
 from tripwire.values.classes import find_in_class, isinstance
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from tripwire.tracing.torchstate import find_precisions
+from tripwire.reading.torchstate import find_precisions
 from tripwire.values.classes import isinstance
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ABSENT,
     Attributes,
     Cells,
@@ -37,12 +37,12 @@ from tripwire.tracing.holders import (
     Table,
     ThreadLocal,
 )
-from tripwire.tracing.reach import PROXIES, SPECIAL, Reach, functions_in
-from tripwire.tracing.reader import LOOKUPS, MODULE_TABLES, answers_itself
-from tripwire.tracing.rules import words
-from tripwire.tracing.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.tracing.tensors import meta_of
-from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.reading.reach import PROXIES, SPECIAL, Reach, functions_in
+from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
+from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
+from tripwire.reading.tensors import meta_of
+from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
 from tripwire.values.classes import class_dict, find_in_class, isinstance, mro, name_of
 from tripwire.values.contents import at_once

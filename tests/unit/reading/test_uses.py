@@ -4,8 +4,8 @@ import dis
 import functools
 import types
 
-from tripwire.tracing import uses as module
-from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.reading import uses as module
+from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 
 CFG = {"a": {"b": 1}}
 COUNT = 0

@@ -10,9 +10,9 @@ import weakref
 import pytest
 
 from tripwire.env import OWN_FOLDER
-from tripwire.tracing.reader import Twin
+from tripwire.reading.reader import Twin
 
-_reader = pytest.importorskip("tripwire.tracing._reader")
+_reader = pytest.importorskip("tripwire.reading._reader")
 
 
 class Point:
