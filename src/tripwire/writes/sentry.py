@@ -64,12 +64,25 @@ _TENSOR_WRITERS = (
 )
 
 
+class _WithDict:
+    """Its instances have a dict, and can be referred to weakly."""
+
+
+class _WithDictAlone:
+    """Its instances can't be referred to weakly."""
+
+    __slots__ = ("__dict__",)
+
+
 def _find_writers() -> Iterator[tuple[str, object]]:
     """Yield each C function that writes to objects, with a name for it.
 
-    What replaces a `__dict__` isn't among them: `_watch.c` finds it through each object's class.
-    Nor is what a function is made of: that is compared.
+    What replaces a `__dict__` is found by `_watch.c` through each object's class. Ordinary classes
+    share two tables of CPython's, and the first class to lead there lives for ever: so ours do.
+    What a function is made of isn't among the writers: that is compared.
     """
+    for cls in (_WithDict, _WithDictAlone):
+        yield f"{cls.__name__}.__dict__", vars(cls)["__dict__"]
     yield "object.__class__", vars(object)["__class__"]
     for name in ("__bases__", "__name__", "__qualname__"):
         yield f"type.{name}", vars(type)[name]

@@ -117,7 +117,6 @@ def test_a_users_class_dies_with_the_compiled_function_that_read_from_it() -> No
             compiled(X)
         return weakref.ref(Settings)
 
-    play()  # what the first call of a process sets up may keep what it met
     ref = play()
     gc.collect()
     assert ref() is None
