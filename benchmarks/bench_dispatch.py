@@ -61,7 +61,8 @@ from torch import nn
 
 import tripwire
 from tripwire.tracing import Tracer
-from tripwire.validity import plan, twin
+from tripwire.validity import plan
+from tripwire.writes import twin
 
 FEW, SOME, MANY = LAYERS = (9, 36, 72)
 TRIPWIRE, TWIN, DYNAMO = SIDES = ("tripwire", "tripwire, twin", "torch.compile")

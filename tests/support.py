@@ -15,8 +15,8 @@ from torch import nn
 
 import tripwire
 from tripwire import Trace, Tracer, TracerWarning
-from tripwire.tracing.sources import Local
-from tripwire.tracing.structure import Planner, build_skeleton, find_difference
+from tripwire.reading.sources import Local
+from tripwire.reading.structure import Planner, build_skeleton, find_difference
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     )
     from tripwire.recording.rerun import replay
     from tripwire.tracing import Trace, Tracer
-    from tripwire.validity import Cause, Change, Watch, watch
+    from tripwire.validity import Cause
+    from tripwire.writes import Change, Watch, watch
 
 __all__ = [
     "Audit",
@@ -110,7 +111,8 @@ _HOME = {
     ),
     "tripwire.recording.rerun": ("replay",),
     "tripwire.tracing": ("Trace", "Tracer"),
-    "tripwire.validity": ("Cause", "Change", "Watch", "watch"),
+    "tripwire.validity": ("Cause",),
+    "tripwire.writes": ("Change", "Watch", "watch"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -19,13 +19,13 @@ from typing import (
 from torch import nn
 
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.callables import isinstance, short_name_of
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.options import Failures, Options
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
+from tripwire.values.classes import isinstance, short_name_of
 
 if TYPE_CHECKING:
     from tripwire.recording.calls import Writing

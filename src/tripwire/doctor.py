@@ -54,7 +54,7 @@ def _watching() -> list[Finding]:
     if importlib.util.find_spec("torch") is None:
         return []
     from tripwire.env import HAS_MONITORING
-    from tripwire.validity import sentry
+    from tripwire.writes import sentry
 
     in_c = sentry.IS_COMPILED
     how = "C module" if in_c else "Python twin"

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from types import MethodType
 from typing import Any, ParamSpec
 
-from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
@@ -22,6 +21,7 @@ from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
+from tripwire.values.classes import isinstance
 
 _P = ParamSpec("_P")
 

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.validity.sentry import IS_COMPILED
+from tripwire.writes.sentry import IS_COMPILED
 
 ROUND = 5  # values per channel: fewer than entries that are kept
 CALLERS = 8

@@ -18,8 +18,8 @@ from pytest import MonkeyPatch
 from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
-from tripwire.tracing import effects, holders
-from tripwire.tracing.torchstate import ALWAYS
+from tripwire.reading import effects, holders
+from tripwire.reading.torchstate import ALWAYS
 from tripwire.validity import admission, guards, plan, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tripwire.validity.sentry import IS_COMPILED
+from tripwire.writes.sentry import IS_COMPILED
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import ids_of, isinstance, module_of, name_of
+from tripwire.values.classes import ids_of, isinstance, module_of, name_of
 
 _TEXT = """
 import torch

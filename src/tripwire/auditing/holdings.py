@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tripwire.auditing.places import Kind
-from tripwire.callables import class_dict, find_in_class, isinstance
+from tripwire.values.classes import class_dict, find_in_class, isinstance
 
 Contents = dict[Any, Any]
 

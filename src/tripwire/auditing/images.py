@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tripwire.auditing.holdings import own_dict, spell
-from tripwire.callables import find_in_class, ids_of, isinstance, module_of, name_of
+from tripwire.values.classes import find_in_class, ids_of, isinstance, module_of, name_of
 
 DEEPEST = 12
 _PLAIN = ids_of(bool, int, float, complex, str, bytes, type(None))

@@ -43,11 +43,11 @@ from tripwire.auditing.places import Kind, Place, Unreached
 from tripwire.auditing.walking import Ran, Walk
 from tripwire.auditing.world import World
 from tripwire.auditing.writes import Write, find_writes
-from tripwire.callables import isinstance, name_of
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption
+from tripwire.values.classes import isinstance, name_of
 
 if TYPE_CHECKING:
     from tripwire.tracing import Refusal

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import CompiledFunction, compile_module
 from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

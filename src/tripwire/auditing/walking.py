@@ -43,9 +43,9 @@ from tripwire.auditing.holdings import (
     own_dict,
 )
 from tripwire.auditing.places import Kind, Unreached
-from tripwire.callables import class_dict, find_in_class, isinstance, module_of, mro, name_of
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
+from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro, name_of
 
 LARGEST = 10_000  # items of a container that is looked into
 

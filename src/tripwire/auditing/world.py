@@ -23,7 +23,7 @@ from tripwire.auditing.images import (
     memory_of,
 )
 from tripwire.auditing.walking import Walk
-from tripwire.callables import isinstance
+from tripwire.values.classes import isinstance
 
 _BY_VALUE = (bool, int, float, complex, str, bytes, tuple, frozenset)
 

@@ -41,8 +41,8 @@ from tripwire.auditing.holdings import (
 )
 from tripwire.auditing.places import Kind, Place
 from tripwire.auditing.walking import Ran, Walk, plain_function
-from tripwire.callables import class_dict, find_in_class, isinstance, module_of, mro
-from tripwire.tracing.torchstate import find_matmul_precision, setting
+from tripwire.reading.torchstate import find_matmul_precision, setting
+from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro
 
 # Replacing these would break the class, not the call.
 _LEFT_ALONE = frozenset(

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.values import TensorMeta
+from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Sequence[torch.Tensor]]
 Gradients = tuple[torch.Tensor | None, ...]

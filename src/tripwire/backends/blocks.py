@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta
+from tripwire.rulebook.rules import words
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.rules import words
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.values import TensorMeta
 from tripwire.validity.probes import is_random, name_of
+from tripwire.values.classes import isinstance
 
 LEAST_BLOCKS = 3
 LEAST_NODES = 16  # of a block: calling it takes nodes, too

@@ -24,15 +24,15 @@ from torch import fx
 from tripwire.backends.backwards import FirstRun, wants_grad
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta, meta_of
+from tripwire.rulebook.refusals import Refusal
+from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.recorder import LEAF
-from tripwire.tracing.refusals import Refusal
 from tripwire.tracing.result import build_module
-from tripwire.tracing.rules import GETATTR, Target, words
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
-from tripwire.tracing.values import TensorMeta, meta_of
 from tripwire.validity.probes import is_random
+from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]

@@ -17,10 +17,10 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tripwire.backends.backwards import wants_grad
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
-from tripwire.tracing.values import TensorMeta
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

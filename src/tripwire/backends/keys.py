@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import storage_of
+from tripwire.reading.torchstate import sample_backends, sample_torch_state
 from tripwire.tracing.state import STATE
-from tripwire.tracing.torchstate import sample_backends, sample_torch_state
-from tripwire.tracing.values import storage_of
+from tripwire.values.classes import isinstance
 
 _PLAIN = (bool, int, float, str, type(None))
 # Of what becomes of a graph before it is compiled. Raised with every change to that: code that an

@@ -11,14 +11,14 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from tripwire.callables import isinstance
+from tripwire.ranges import NOWHERE
+from tripwire.reading.tensors import meta_of, storage_of, traits_of
+from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.ranges import NOWHERE
-from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace
-from tripwire.tracing.rules import DELATTR, GETATTR, SETATTR, words
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.values import meta_of, storage_of, traits_of
+from tripwire.values.classes import isinstance
 
 _ALWAYS = words("backward retain_grad")
 _OF_INPUTS = words("requires_grad_ detach_")

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.values import TensorMeta
+from tripwire.values.classes import isinstance
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch._C._dynamo import eval_frame
 
-from tripwire.callables import isinstance
 from tripwire.errors import BadOption
+from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.callables import isinstance
 from tripwire.errors import WrongResult
+from tripwire.reading.sources import Local
+from tripwire.reading.structure import iter_tensors
+from tripwire.reading.tensors import iter_given
 from tripwire.tracing.result import Input, Trace
-from tripwire.tracing.sources import Local
 from tripwire.tracing.state import CURRENT, FACTS, Kept, TracingState
-from tripwire.tracing.structure import iter_tensors
 from tripwire.tracing.tracer import Run
-from tripwire.tracing.values import iter_given
+from tripwire.values.classes import isinstance
 
 _DRAWN = (
     "The run drew random numbers. Inductor draws other numbers than eager code, unless "

@@ -12,12 +12,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from torch import nn
 
 from tripwire.backends.registry import out_of_dynamo
-from tripwire.callables import class_dict, find_in_class, module_of, name_of
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.tally import Statistics
 from tripwire.env import is_fx_tracing
-from tripwire.tracing.structure import slots_of
+from tripwire.values.classes import class_dict, find_in_class, module_of, name_of
+from tripwire.values.contents import slots_of
 
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)

@@ -16,7 +16,6 @@ from torch import nn
 
 from tripwire.backends.registry import name_of, out_of_dynamo
 from tripwire.backends.rounds import one_round
-from tripwire.callables import isinstance, module_of, short_name_of
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience, key_of
@@ -30,6 +29,7 @@ from tripwire.tracing import Refusal
 from tripwire.tracing.hooks import find_checkpoint
 from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
+from tripwire.values.classes import isinstance, module_of, short_name_of
 
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})

@@ -17,20 +17,20 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
-from tripwire.callables import isinstance
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import FIRST_RUN
+from tripwire.reading.reads import Place
+from tripwire.reading.sources import Roots
+from tripwire.reading.structure import Building, TensorPlan
 from tripwire.tracing.modes import sample_depth
-from tripwire.tracing.reads import Place
 from tripwire.tracing.result import Completion, Trace
-from tripwire.tracing.sources import Roots
 from tripwire.tracing.state import CURRENT
-from tripwire.tracing.structure import Building, TensorPlan
 from tripwire.validity.plan import Plan
 from tripwire.validity.probes import can_repeat, is_opaque
-from tripwire.validity.sentry import call
 from tripwire.validity.standing import Standing
+from tripwire.values.classes import isinstance
+from tripwire.writes.sentry import call
 
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)

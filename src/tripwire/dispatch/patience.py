@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
-from tripwire.tracing.effects import Volatile
-from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.refusals import Refusal
+from tripwire.reading.effects import Volatile
+from tripwire.reading.reads import fingerprint
+from tripwire.rulebook.refusals import Refusal
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry

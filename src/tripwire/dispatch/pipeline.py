@@ -37,7 +37,6 @@ from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Runtime, eager, name_of, prepare
-from tripwire.callables import is_exactly
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.options import Options
@@ -46,12 +45,13 @@ from tripwire.dispatch.tally import Tally
 from tripwire.dispatch.telling import Teller
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD
+from tripwire.reading.effects import Volatile
+from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
-from tripwire.tracing.effects import Volatile
-from tripwire.tracing.refusals import Refused
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import build_plan
 from tripwire.validity.standing import Standing
+from tripwire.values.classes import is_exactly
 
 _TRACER = Tracer()
 

@@ -21,13 +21,14 @@ from weakref import WeakSet
 import torch
 from torch import fx
 
-from tripwire.callables import find_code, isinstance
 from tripwire.phases import HAS_TELEMETRY
-from tripwire.tracing.ranges import Frame
-from tripwire.tracing.reads import Place, Read
-from tripwire.tracing.refusals import Refusal
+from tripwire.ranges import Frame
+from tripwire.reading.reads import Place, Read
+from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.result import Trace
 from tripwire.validity.wires import Cause
+from tripwire.values.callables import find_code
+from tripwire.values.classes import isinstance
 
 if HAS_TELEMETRY:
     from tripwire import telemetry

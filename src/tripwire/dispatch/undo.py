@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from tripwire.backends.registry import Runtime
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import TensorMeta, meta_of, version_of
 from tripwire.tracing.result import Trace
-from tripwire.tracing.values import TensorMeta, meta_of, version_of
 from tripwire.validity.probes import acts, draws
+from tripwire.values.classes import isinstance
 
 # Bytes that are copied before each run, at most; each copy counts for some, and takes about 3 µs.
 LARGEST_COPY = 1 << 18

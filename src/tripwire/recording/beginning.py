@@ -20,15 +20,15 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.callables import ids_of, isinstance
+from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import NewRecord
 from tripwire.recording.habits import find_written
 from tripwire.recording.kept import Key
 from tripwire.recording.policy import KEEP_ALL, Omission, Policy
 from tripwire.recording.tensors import key_of, put_back
-from tripwire.tracing.torchstate import sample_quickly
-from tripwire.validity.weakkeys import ExactWeakKeyDictionary
+from tripwire.values.classes import ids_of, isinstance
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 log = logging.getLogger("tripwire.records")
 

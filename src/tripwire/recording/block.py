@@ -15,8 +15,8 @@ import linecache
 from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType
 
-from tripwire.callables import isinstance
 from tripwire.errors import BadOption
+from tripwire.values.classes import isinstance
 
 
 def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:

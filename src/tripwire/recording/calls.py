@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance
 from tripwire.phases import RECORD
+from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.beginning import Beginning
 from tripwire.recording.checking import check_record
 from tripwire.recording.draft import fresh_packages
@@ -36,7 +36,7 @@ from tripwire.recording.policy import KEEP_ALL, Policy
 from tripwire.recording.settings import find_settings
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
-from tripwire.tracing.torchstate import sample_quickly
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ import typing
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
-from tripwire.callables import is_exactly, isinstance
 from tripwire.recording import nodes
-from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
+from tripwire.recording.looks import is_kind
 from tripwire.recording.names import Names
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.origin import is_library_file
+from tripwire.values.classes import class_dict, is_exactly, isinstance, mro
+from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder

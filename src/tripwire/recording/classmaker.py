@@ -18,9 +18,10 @@ from typing import Any, cast
 
 from tripwire.errors import CannotReplay
 from tripwire.recording import nodes
-from tripwire.recording.looks import class_dict, is_kind, mro
+from tripwire.recording.looks import is_kind
 from tripwire.recording.nodes import Slot
 from tripwire.recording.reading import read_dict, read_items, read_text
+from tripwire.values.classes import class_dict, mro
 
 Value = Callable[[Slot], Any]
 

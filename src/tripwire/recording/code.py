@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from tripwire.callables import isinstance
+from tripwire.reading.uses import Use, Uses, merge
 from tripwire.recording import nodes
 from tripwire.recording.classes import ClassDraft
 from tripwire.recording.names import (
@@ -43,7 +43,7 @@ from tripwire.recording.policy import Omission
 from tripwire.recording.recompiled import encode_recompiled
 from tripwire.recording.shelf import Codes, Space
 from tripwire.recording.wrapped import encode_singledispatch, encode_wrapped
-from tripwire.tracing.uses import Use, Uses, merge
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder

@@ -10,9 +10,9 @@ import importlib.util
 import sys
 import types
 
-from tripwire.callables import isinstance
 from tripwire.recording.names import all_codes, module_of
 from tripwire.recording.origin import is_library_file, is_library_module
+from tripwire.values.classes import isinstance
 
 _qualname_of_class = type.__dict__["__qualname__"].__get__
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.checks import ITEM, MOST_MEMORY, estimate_memory, estimate_wide
 from tripwire.recording.instances import encode_instance, encode_member, is_member

@@ -21,7 +21,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from tripwire.backends.registry import find_known, name_of
-from tripwire.callables import isinstance
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
@@ -33,6 +32,7 @@ from tripwire.recording.format import Compiled, Outcome, Returned, copy_record
 from tripwire.recording.outcomes import describe_error, describe_result
 from tripwire.recording.recompiled import RECORDED
 from tripwire.tracing.state import CURRENT
+from tripwire.values.classes import isinstance
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.nodes import AnyNode
 from tripwire.recording.policy import Omission
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder

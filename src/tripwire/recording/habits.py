@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tripwire.callables import isinstance, module_of
 from tripwire.recording.origin import is_library_file, is_library_module
-from tripwire.tracing.rules import Call, rule_for, words
+from tripwire.rulebook.rules import Call, rule_for, words
+from tripwire.values.classes import isinstance, module_of
 
 _STORES = words(
     "STORE_ATTR DELETE_ATTR STORE_SUBSCR DELETE_SUBSCR STORE_SLICE STORE_GLOBAL DELETE_GLOBAL "

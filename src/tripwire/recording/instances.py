@@ -25,18 +25,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording import nodes
 from tripwire.recording.generators import encode_generator, is_generator
-from tripwire.recording.looks import (
-    class_dict,
-    has_hidden_state,
-    is_heap_type,
-    is_kind,
-    mro,
-    own_dict,
-    own_slots,
-    slot_count,
-)
+from tripwire.recording.looks import has_hidden_state, is_heap_type, is_kind, slot_count
 from tripwire.recording.nodes import AnyNode, Reference, Slot
 from tripwire.recording.plain import HOLDERS, dict_encoder, is_utf8
+from tripwire.values.classes import class_dict, mro
+from tripwire.values.contents import own_dict, read_slots
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder
@@ -201,7 +194,7 @@ class ObjectDraft:
         self._cls: Reference = encoder.reference(cls, ".__class__")
         self._content = content
         self._state = state
-        self._slots = dict(own_slots(value))
+        self._slots = read_slots(value)
         encoder.hold_attributes(self._slots)
         self._taken: dict[str, Slot] = {}
         self._taken_slots: dict[str, Slot] = {}

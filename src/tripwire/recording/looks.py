@@ -8,10 +8,9 @@ would call them.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 
-from tripwire.callables import class_dict as class_dict
-from tripwire.callables import mro as mro
+from tripwire.values.classes import class_dict as class_dict
+from tripwire.values.classes import mro as mro
 
 _type_name = type.__dict__["__qualname__"].__get__
 _basic_size = type.__dict__["__basicsize__"].__get__
@@ -19,7 +18,6 @@ _item_size = type.__dict__["__itemsize__"].__get__
 _dict_offset = type.__dict__["__dictoffset__"].__get__
 _weak_offset = type.__dict__["__weakrefoffset__"].__get__
 _flags = type.__dict__["__flags__"].__get__
-_DICT_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of C types, too
 _POINTER = object.__basicsize__ // 2
 
 
@@ -38,34 +36,6 @@ def class_name(cls: type) -> str:
     module = class_dict(cls).get("__module__")
     name = str(_type_name(cls))
     return f"{module}.{name}" if type(module) is str and module != "builtins" else name
-
-
-def own_dict(value: object) -> dict[str, object] | None:
-    """The `__dict__` of an object; None if it has none, or one that isn't Python's own."""
-    for cls in mro(type(value)):
-        found = class_dict(cls).get("__dict__")
-        if found is not None and any(type(found) is kind for kind in _DICT_DESCRIPTORS):
-            attributes = found.__get__(value)
-            return attributes if type(attributes) is dict else None
-        if found is not None:
-            return None
-    return None
-
-
-def own_slots(value: object) -> Iterator[tuple[str, object]]:
-    """The slots of an object that are set, by name. A name in two classes: the first counts."""
-    seen: set[str] = set()
-    for cls in mro(type(value)):
-        for name, member in class_dict(cls).items():
-            if type(member) is not types.MemberDescriptorType or type(name) is not str:
-                continue
-            if name in seen or not _is_python_class(cls):
-                continue
-            seen.add(name)
-            try:
-                yield name, member.__get__(value)
-            except AttributeError:
-                continue
 
 
 def _is_python_class(cls: type) -> bool:

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any, NamedTuple, cast
 
-from tripwire.callables import isinstance
-from tripwire.recording.looks import class_dict, mro
+from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.recording.origin import find_library, is_installed_module, module_dict
-from tripwire.tracing.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.values.classes import class_dict, isinstance, mro
 
 # Each of these hands out all that an object has, under names that no code spells.
 _REFLECTING = frozenset(

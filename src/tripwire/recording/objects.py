@@ -17,9 +17,11 @@ from typing import Any, NoReturn, Protocol, cast
 from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording import nodes
 from tripwire.recording.generators import build_generator, is_generator, restore_generator
-from tripwire.recording.looks import class_dict, is_kind, mro, own_dict
+from tripwire.recording.looks import is_kind
 from tripwire.recording.nodes import AnyNode, Slot
 from tripwire.recording.views import module_state
+from tripwire.values.classes import class_dict, mro
+from tripwire.values.contents import own_dict
 
 Value = Callable[[Slot], object]
 

@@ -16,9 +16,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from tripwire.callables import isinstance
-from tripwire.recording.looks import class_dict, own_dict
 from tripwire.recording.nodes import Library
+from tripwire.values.classes import class_dict, isinstance
+from tripwire.values.contents import own_dict
 
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOTS = tuple(

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from tripwire.callables import find_code, isinstance
 from tripwire.errors import CannotTrace
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Outcome, Raised, Returned
 from tripwire.recording.origin import is_base_file
 from tripwire.recording.texts import encode_json, escape
 from tripwire.redaction import Redactor, without_numbers
+from tripwire.values.callables import find_code
+from tripwire.values.classes import isinstance
 
 
 def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:

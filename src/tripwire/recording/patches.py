@@ -14,14 +14,13 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tripwire.callables import isinstance
-from tripwire.recording.looks import class_dict, mro
 from tripwire.recording.origin import (
     find_library,
     is_library_file,
     is_library_module,
     module_dict,
 )
+from tripwire.values.classes import class_dict, isinstance, mro
 
 Patch = tuple[object, str, object]  # a module or class, a name in it, what is there
 

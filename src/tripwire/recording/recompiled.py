@@ -10,8 +10,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from tripwire.callables import isinstance
 from tripwire.recording.nodes import AnyNode, Wrapped
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder

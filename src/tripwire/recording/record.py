@@ -13,12 +13,12 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import IO, Any
 
-from tripwire.callables import isinstance
 from tripwire.recording.container import write_members
 from tripwire.recording.decode import view
 from tripwire.recording.draft import RecordDraft
 from tripwire.recording.format import Manifest, Record, Where
 from tripwire.recording.views import FunctionView, ModuleView
+from tripwire.values.classes import isinstance
 
 
 @dataclass

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tripwire.callables import isinstance
 from tripwire.errors import CannotReplay
 from tripwire.recording.decode import rebuild
 from tripwire.recording.flags import PRECISIONS, USUAL, flags_set
@@ -23,6 +22,7 @@ from tripwire.recording.patches import Patch, applied
 from tripwire.recording.reading import find_hook_ids
 from tripwire.recording.rebuild import Rebuilder
 from tripwire.recording.shelf import Shelf
+from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.recording")
 
@@ -208,7 +208,7 @@ def _in_environment(wanted: Environment) -> Iterator[None]:
             return
     import torch
 
-    from tripwire.tracing.torchstate import find_matmul_precision
+    from tripwire.reading.torchstate import find_matmul_precision
 
     precision = find_matmul_precision()
     before = (
@@ -249,7 +249,7 @@ def _set_flags(
 ) -> None:
     import torch
 
-    from tripwire.tracing.torchstate import find_matmul_precision
+    from tripwire.reading.torchstate import find_matmul_precision
 
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

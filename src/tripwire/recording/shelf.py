@@ -17,7 +17,6 @@ import zipimport
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 
-from tripwire.callables import isinstance
 from tripwire.errors import CannotReplay
 from tripwire.recording.nodes import Code, Table
 from tripwire.recording.segments import (
@@ -28,6 +27,7 @@ from tripwire.recording.segments import (
     find_definition,
     future_flags,
 )
+from tripwire.values.classes import isinstance
 
 Space = dict[str, object]
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, StoredBlobs
 from tripwire.recording.container import CHUNK
 from tripwire.recording.kept import Blobs, Key
-from tripwire.recording.looks import own_dict
 from tripwire.recording.nodes import default_strides
 from tripwire.recording.policy import Treatment, redacted
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import own_dict
 
 _ALIGNMENT = 16  # of trimmed starts: the largest element
 

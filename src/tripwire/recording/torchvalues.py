@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tripwire.callables import isinstance
 from tripwire.recording import nodes
 from tripwire.recording.instances import named
-from tripwire.recording.looks import is_kind, own_dict
+from tripwire.recording.looks import is_kind
 from tripwire.recording.nodes import AnyNode
 from tripwire.recording.policy import Omission
 from tripwire.recording.tensors import Use, find_refusal, undisturbed, use_tensor
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Draft, Encoder

@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.callables import ids_of
-from tripwire.recording.looks import class_name, is_kind, own_dict
+from tripwire.recording.looks import class_name, is_kind
 from tripwire.recording.nodes import AnyNode, Call, Library, Wrapped
 from tripwire.recording.policy import Omission
+from tripwire.values.classes import ids_of
+from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:
     from tripwire.recording.encode import Encoder

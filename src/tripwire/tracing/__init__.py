@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tripwire.ranges import Frame, SourceRange
+    from tripwire.reading.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
+    from tripwire.reading.tensors import TensorMeta
+    from tripwire.rulebook.refusals import Refusal
     from tripwire.tracing.branches import Branch
-    from tripwire.tracing.ranges import Frame, SourceRange
     from tripwire.tracing.recorder import recording
-    from tripwire.tracing.refusals import Refusal
     from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
-    from tripwire.tracing.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
     from tripwire.tracing.state import (
         Constant,
         NodeFacts,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         set_value_trace,
     )
     from tripwire.tracing.tracer import Run, Tracer
-    from tripwire.tracing.values import TensorMeta
 
 __all__ = [
     "Attr",
@@ -59,13 +59,22 @@ __all__ = [
 
 # `uses` serves where torch isn't installed: names are imported when they are asked for.
 _HOME = {
-    "branches": ("Branch",),
-    "ranges": ("Frame", "SourceRange"),
-    "recorder": ("recording",),
-    "refusals": ("Refusal",),
-    "result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
-    "sources": ("Attr", "Cell", "Child", "Global", "Item", "Local", "Source", "TypeOf"),
-    "state": (
+    "tripwire.ranges": ("Frame", "SourceRange"),
+    "tripwire.tracing.branches": ("Branch",),
+    "tripwire.tracing.recorder": ("recording",),
+    "tripwire.rulebook.refusals": ("Refusal",),
+    "tripwire.tracing.result": ("Effect", "Input", "Row", "Trace", "TraceStatistics"),
+    "tripwire.reading.sources": (
+        "Attr",
+        "Cell",
+        "Child",
+        "Global",
+        "Item",
+        "Local",
+        "Source",
+        "TypeOf",
+    ),
+    "tripwire.tracing.state": (
         "Constant",
         "NodeFacts",
         "PythonCall",
@@ -75,8 +84,8 @@ _HOME = {
         "set_tracing_state",
         "set_value_trace",
     ),
-    "tracer": ("Run", "Tracer"),
-    "values": ("TensorMeta",),
+    "tripwire.tracing.tracer": ("Run", "Tracer"),
+    "tripwire.reading.tensors": ("TensorMeta",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -84,7 +93,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    module = importlib.import_module(_MODULE_OF[name])
     value = globals()[name] = getattr(module, name)
     return value
 

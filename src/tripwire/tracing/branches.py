@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from tripwire.errors import TracerWarning
-from tripwire.tracing.ranges import SourceRange
+from tripwire.ranges import SourceRange
 from tripwire.tracing.scopes import Scope
 
 

@@ -18,11 +18,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tripwire.callables import isinstance
 from tripwire.errors import TraceDiffers
+from tripwire.reading.sources import Local, Roots
+from tripwire.reading.structure import Planner, build_skeleton, find_difference, iter_tensors
 from tripwire.tracing.result import Trace
-from tripwire.tracing.sources import Local, Roots
-from tripwire.tracing.structure import Planner, build_skeleton, find_difference, iter_tensors
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.tracing.tracer import Run

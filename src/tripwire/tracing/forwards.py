@@ -21,10 +21,10 @@ import torch
 from torch._ops import OpOverloadPacket
 from torch.autograd.function import FunctionMeta
 
-from tripwire.callables import ids_of, isinstance
 from tripwire.env import is_library_module
-from tripwire.tracing.rules import words
-from tripwire.tracing.values import PLAIN_TENSORS
+from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.rulebook.rules import words
+from tripwire.values.classes import ids_of, isinstance
 
 Functions = tuple[FunctionType, ...]
 

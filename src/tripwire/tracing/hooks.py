@@ -1,11 +1,10 @@
-"""Hooks: the only place that patches foreign code.
+"""Hooks: what of foreign code is patched while a run is observed.
 
 A torch-function mode doesn't see everything. While at least one thread traces, these are
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
 tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for
 the calling thread's state first and steps aside where there is none. The last tracer to leave
-puts back exactly what was there, also after an exception. A function of Python's or torch's that
-is written in Python stays the object that it is, for code that compares it: it runs other code.
+puts back what was there.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import builtins
 import functools
 import importlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from dataclasses import replace
+from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -31,14 +29,16 @@ from torch.autograd import grad_mode
 from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
-from tripwire.callables import find_in_class, ids_of, isinstance, name_of, short_name_of
 from tripwire.env import torch_path
-from tripwire.tracing.belongings import StandsFor, code_of, is_library_function
+from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.reading.reach import MADE_BY_PYTHON
+from tripwire.reading.reader import add_go_between
+from tripwire.reading.tensors import holds_tensor, iter_given, iter_held
+from tripwire.reading.torchstate import find_autocast
+from tripwire.reading.uses import RECORDED
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import Call, Refuse, Target
 from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
-from tripwire.tracing.holders import mark_hook
-from tripwire.tracing.ranges import SourceRange, is_library_caller
-from tripwire.tracing.reach import MADE_BY_PYTHON
-from tripwire.tracing.reader import add_go_between
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
     CHECKPOINT_WRITES,
@@ -47,8 +47,6 @@ from tripwire.tracing.recorder import (
     note_failure,
     record,
 )
-from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import Call, Refuse, Target
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import (
     CURRENT,
@@ -58,119 +56,10 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
-from tripwire.tracing.structure import holds_tensor, iter_held
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.uses import RECORDED
-from tripwire.tracing.values import iter_given
+from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of, short_name_of
+from tripwire.writes.patches import Patch, Patches
 
 _ABSENT = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """One attribute that does something else for a while, made from what was there."""
-
-    owner: Any
-    name: str
-    wrap: Callable[[Any], object]
-
-    def apply(self, undo: list[Callable[[], None]]) -> None:
-        """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
-        before = vars(self.owner).get(self.name, _ABSENT)
-        if isinstance(before, FunctionType) and _can_run_other_code(before):
-            self._run_other_code(before, undo)
-        else:
-            self._replace(before, undo)
-
-    def _run_other_code(self, function: FunctionType, undo: list[Callable[[], None]]) -> None:
-        code = code_of(function)
-        undo.append(lambda: setattr(function, "__code__", code))
-        function.__code__ = self._find_detour(function, code)
-
-    def _find_detour(self, function: FunctionType, code: CodeType) -> CodeType:
-        """Made once: places and names are known by their code objects."""
-        defaults = function.__defaults__, function.__kwdefaults__
-        known = _detours.get((id(self.owner), self.name))
-        if known is not None and known[0] is function and known[1:3] == (code, defaults):
-            return known[3]
-        plain = FunctionType(code, function.__globals__, function.__name__, defaults[0])
-        plain.__kwdefaults__ = defaults[1]
-        detour = _build_detour(self.wrap(plain), code)
-        _detours[id(self.owner), self.name] = (function, code, defaults, detour)
-        return detour
-
-    def _replace(self, before: object, undo: list[Callable[[], None]]) -> None:
-        value = self.wrap(getattr(self.owner, self.name))
-        mark_hook(value, before)
-
-        def put_back() -> None:
-            if before is not _ABSENT:
-                setattr(self.owner, self.name, before)
-            elif self.name in vars(self.owner):
-                delattr(self.owner, self.name)
-
-        undo.append(put_back)
-        setattr(self.owner, self.name, value)
-
-
-# By owner and name: the function, its code and defaults, and the code that it runs instead.
-_detours: dict[tuple[int, str], tuple[FunctionType, CodeType, tuple[Any, Any], CodeType]] = {}
-
-
-def _can_run_other_code(function: FunctionType) -> bool:
-    """A function that somebody put there is watched for its code, and so is replaced instead."""
-    return not function.__closure__ and is_library_function(function)
-
-
-def _detour(*args: Any, **kwargs: Any) -> Any:
-    hook: Any = "hook"
-    return hook(*args, **kwargs)
-
-
-def _build_detour(hook: object, code: CodeType) -> CodeType:
-    """Code that calls a hook, for a function whose globals aren't ours."""
-    consts = [hook if const == "hook" else const for const in _detour.__code__.co_consts]
-    return _detour.__code__.replace(
-        co_consts=(*consts, StandsFor(code)), co_name=code.co_name, co_qualname=code.co_qualname
-    )
-
-
-class Patches:
-    """Patches that are in place while anybody needs them; shared by all threads."""
-
-    def __init__(self, find: Callable[[], tuple[Patch, ...]]) -> None:
-        self._find = find
-        self._lock = threading.Lock()
-        self._users: set[int] = set()
-        self._undo: list[Callable[[], None]] = []
-
-    def enter(self, user: int) -> None:
-        """Keep them in place for somebody."""
-        with self._lock:
-            if not self._users:
-                self._undo_all()  # nothing, unless an interrupt hit just here before
-                self._apply_all()
-            self._users.add(user)
-
-    def leave(self, user: int) -> None:
-        """The same need them no more; telling it twice is fine."""
-        with self._lock:
-            self._users.discard(user)
-            if not self._users:
-                self._undo_all()
-
-    def _apply_all(self) -> None:
-        try:
-            for patch in self._find():
-                patch.apply(self._undo)
-        except BaseException:
-            self._undo_all()
-            raise
-
-    def _undo_all(self) -> None:
-        while self._undo:
-            self._undo[-1]()  # may run twice if interrupted, and may not be lost
-            self._undo.pop()
 
 
 @contextmanager

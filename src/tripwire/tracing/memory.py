@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
-from tripwire.tracing.values import PLAIN_TENSORS, iter_given
+from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
+from tripwire.values.classes import isinstance
 
 OUTSIDE = 0
 

@@ -15,8 +15,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from tripwire.callables import isinstance
-from tripwire.tracing.torchstate import sample_autocast
+from tripwire.reading.torchstate import sample_autocast
+from tripwire.values.classes import isinstance
 
 
 def is_transformed() -> bool:

@@ -22,10 +22,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
-from tripwire.callables import isinstance
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
-from tripwire.tracing.purity import (
+from tripwire.rulebook.purity import (
     LASTING,
     LOGS,
     PURE,
@@ -34,7 +33,8 @@ from tripwire.tracing.purity import (
     find_impurity,
     may_draw_from_numpy,
 )
-from tripwire.tracing.rules import Refuse, find_refused_code
+from tripwire.rulebook.rules import Refuse, find_refused_code
+from tripwire.values.classes import isinstance
 
 Profile = Callable[[FrameType, str, Any], None]
 

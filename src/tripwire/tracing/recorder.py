@@ -22,15 +22,22 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.callables import ids_of, isinstance, module_of, name_of
-from tripwire.tracing.branches import Branch, warn_of
-from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.names import find_names
-from tripwire.tracing.observe import set_profile
-from tripwire.tracing.originals import find_original, spell_original
-from tripwire.tracing.ranges import SourceRange, is_library_caller
-from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.rules import (
+from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.reading.names import find_names
+from tripwire.reading.tensors import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    find_leaf,
+    holds_tensor,
+    iter_given,
+    meta_of,
+    storage_of,
+    version_of,
+)
+from tripwire.reading.torchstate import find_autocast
+from tripwire.rulebook.originals import find_original, spell_original
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import (
     GETATTR,
     RULES,
     Call,
@@ -40,6 +47,9 @@ from tripwire.tracing.rules import (
     Target,
     rule_for,
 )
+from tripwire.tracing.branches import Branch, warn_of
+from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.observe import set_profile
 from tripwire.tracing.sizes import find_decisive, find_inherited
 from tripwire.tracing.state import (
     CURRENT,
@@ -52,17 +62,6 @@ from tripwire.tracing.state import (
     check_class,
     create_node,
 )
-from tripwire.tracing.structure import holds_tensor, is_namedtuple
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.values import (
-    PLAIN_TENSORS,
-    TensorMeta,
-    find_leaf,
-    iter_given,
-    meta_of,
-    storage_of,
-    version_of,
-)
 from tripwire.tracing.writes import (
     CAST,
     dtype_of_result,
@@ -70,6 +69,7 @@ from tripwire.tracing.writes import (
     note_writes,
     out_of_place,
 )
+from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.

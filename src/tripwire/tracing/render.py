@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from tripwire.callables import isinstance
-from tripwire.tracing.values import TensorMeta
+from tripwire.reading.tensors import TensorMeta
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.tracing.result import Row, Trace

@@ -15,21 +15,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.callables import isinstance
 from tripwire.errors import InputMismatch
-from tripwire.tracing.binding import Binding
+from tripwire.ranges import SourceRange
+from tripwire.reading.binding import Binding
+from tripwire.reading.effects import Effects
+from tripwire.reading.reach import Reach
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Roots, Source
+from tripwire.reading.structure import Building, Plan, build_skeleton, find_difference
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.tracing.branches import Branch
-from tripwire.tracing.effects import Effects
 from tripwire.tracing.modes import restoring_contexts
-from tripwire.tracing.ranges import SourceRange
-from tripwire.tracing.reach import Reach
-from tripwire.tracing.reads import ReadSet
 from tripwire.tracing.render import render_trace
-from tripwire.tracing.sources import Roots, Source
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
-from tripwire.tracing.structure import Building, Plan, build_skeleton, find_difference
-from tripwire.tracing.torchstate import Answer, find_changes
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, traits_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tripwire.tracing.rules import SIZED_BY_DATA, is_seeded, words
+from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
 
 _STRUCTURE = words(
     "Constant If Loop ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex "

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tripwire.callables import isinstance
+from tripwire.reading.tensors import iter_given
+from tripwire.rulebook.rules import Call, words
 from tripwire.tracing.branches import Branch
-from tripwire.tracing.rules import Call, words
 from tripwire.tracing.state import TracingState
-from tripwire.tracing.values import iter_given
+from tripwire.values.classes import isinstance
 
 
 class Decisive(NamedTuple):

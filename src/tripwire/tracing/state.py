@@ -25,21 +25,13 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from tripwire.callables import isinstance, name_of
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
-from tripwire.tracing.branches import Branch
-from tripwire.tracing.inner import InnerWrites
-from tripwire.tracing.memory import OUTSIDE, MemoryTable
-from tripwire.tracing.observe import Observer
-from tripwire.tracing.ranges import NOWHERE, SourceRange, capture_range
-from tripwire.tracing.reach import Reach
-from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.scopes import Scope, ScopeStack
-from tripwire.tracing.sources import ScopePaths, Source
-from tripwire.tracing.structure import own_dict
-from tripwire.tracing.torchstate import find_autocast
-from tripwire.tracing.values import (
+from tripwire.ranges import NOWHERE, SourceRange, capture_range
+from tripwire.reading.inner import InnerWrites
+from tripwire.reading.reach import Reach
+from tripwire.reading.sources import ScopePaths, Source
+from tripwire.reading.tensors import (
     LAZY,
     Known,
     TensorMeta,
@@ -52,6 +44,14 @@ from tripwire.tracing.values import (
     traits_of,
     version_of,
 )
+from tripwire.reading.torchstate import find_autocast
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.tracing.branches import Branch
+from tripwire.tracing.memory import OUTSIDE, MemoryTable
+from tripwire.tracing.observe import Observer
+from tripwire.tracing.scopes import Scope, ScopeStack
+from tripwire.values.classes import isinstance, name_of
+from tripwire.values.contents import own_dict
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,42 +17,42 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.callables import find_in_class, isinstance, name_of
 from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
-from tripwire.tracing import hooks
-from tripwire.tracing.binding import Binding, build_binding
-from tripwire.tracing.check import check_trace, copy_arguments
-from tripwire.tracing.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
-from tripwire.tracing.holders import Write
-from tripwire.tracing.modes import sample_contexts, sample_depth
-from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.reach import MADE_BY_PYTHON
-from tripwire.tracing.reads import ReadSet, fingerprint
-from tripwire.tracing.recorder import Recorder, recording, stop_recording
-from tripwire.tracing.refusals import Refusal, Refused
-from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.rules import COMPILED, Refuse
-from tripwire.tracing.sources import Local, Running, Source
-from tripwire.tracing.state import CURRENT, FACTS, STATE, NodeFacts, TracingState
-from tripwire.tracing.structure import (
+from tripwire.reading.binding import Binding, build_binding
+from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
+from tripwire.reading.holders import Write
+from tripwire.reading.reach import MADE_BY_PYTHON
+from tripwire.reading.reads import ReadSet, fingerprint
+from tripwire.reading.sources import Local, Running, Source
+from tripwire.reading.structure import (
     Planner,
     Unbuildable,
     build_skeleton,
     holds_mutable,
     iter_tensors,
-    own_dict,
 )
-from tripwire.tracing.torchstate import (
+from tripwire.reading.tensors import TensorMeta, storage_of, version_of
+from tripwire.reading.torchstate import (
     Answer,
     ask_all,
     find_changes,
     sample_quickly,
     sample_torch_state,
 )
-from tripwire.tracing.uses import find_uses
-from tripwire.tracing.values import TensorMeta, storage_of, version_of
+from tripwire.reading.uses import find_uses
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import COMPILED, Refuse
+from tripwire.tracing import hooks
+from tripwire.tracing.check import check_trace, copy_arguments
+from tripwire.tracing.modes import sample_contexts, sample_depth
+from tripwire.tracing.observe import Observer, observing
+from tripwire.tracing.recorder import Recorder, recording, stop_recording
+from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
+from tripwire.tracing.state import CURRENT, FACTS, STATE, NodeFacts, TracingState
+from tripwire.values.classes import find_in_class, isinstance, name_of
+from tripwire.values.contents import own_dict
 
 
 @dataclass(frozen=True, slots=True)

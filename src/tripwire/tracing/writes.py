@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import isinstance
-from tripwire.tracing.refusals import Refused
-from tripwire.tracing.rules import RESULT_IS_CAST, Call, find_out_of_place
+from tripwire.reading.tensors import iter_given, storage_of, version_of
+from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.rules import RESULT_IS_CAST, Call, find_out_of_place
 from tripwire.tracing.state import TracingState
-from tripwire.tracing.values import iter_given, storage_of, version_of
+from tripwire.values.classes import isinstance
 
 
 def note_writes(state: TracingState, written: Any) -> None:

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tripwire.callables import isinstance
-from tripwire.tracing.effects import Carried, Counted
-from tripwire.tracing.holders import Array, Elements, Items, Members
-from tripwire.tracing.modes import is_transformed
-from tripwire.tracing.refusals import Refused
-from tripwire.tracing.result import Completion, Trace
-from tripwire.tracing.sources import Referent, Source
-from tripwire.tracing.torchstate import (
+from tripwire.reading.effects import Carried, Counted
+from tripwire.reading.holders import Array, Elements, Items, Members
+from tripwire.reading.sources import Referent, Source
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
+from tripwire.reading.torchstate import (
     AUTOCAST_DTYPES,
     describe_changes,
     spell_quickly,
 )
-from tripwire.tracing.values import TensorMeta, Traits, meta_of, storage_of, traits_of
+from tripwire.rulebook.refusals import Refused
+from tripwire.tracing.modes import is_transformed
+from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import can_repeat
-from tripwire.validity.sentry import Hidden, Sentry
 from tripwire.validity.wires import NOBODY, Held, Kept, PulledWire
+from tripwire.values.classes import isinstance
+from tripwire.writes.sentry import Hidden, Sentry
 
 if TYPE_CHECKING:
     from tripwire.validity.standing import Standing

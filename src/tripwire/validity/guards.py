@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import is_exactly, isinstance, name_of
-from tripwire.tracing.belongings import hides_state, is_array
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ARRAY,
     ATTRIBUTES,
     ELEMENTS,
@@ -32,13 +30,11 @@ from tripwire.tracing.holders import (
     Holder,
     Kind,
 )
-from tripwire.tracing.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
-from tripwire.tracing.reader import answers_itself
-from tripwire.tracing.reads import ReadSet, fingerprint
-from tripwire.tracing.rules import words
-from tripwire.tracing.sources import spell_key
-from tripwire.tracing.structure import PLAIN, is_namedtuple, own_dict, same_plain, slots_of
-from tripwire.tracing.values import (
+from tripwire.reading.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
+from tripwire.reading.reader import answers_itself
+from tripwire.reading.reads import ReadSet, fingerprint
+from tripwire.reading.sources import spell_key
+from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     Traits,
@@ -48,7 +44,12 @@ from tripwire.tracing.values import (
     traits_of,
     wraps_of,
 )
+from tripwire.rulebook.rules import words
 from tripwire.validity.wires import Kept
+from tripwire.values.belongings import hides_state, is_array
+from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
+from tripwire.values.contents import own_dict, slots_of
+from tripwire.values.sameness import PLAIN, same_plain
 
 _dispatch_keys = torch._C._dispatch_keys
 

@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as module_globals
 
-from tripwire.callables import isinstance
 from tripwire.phases import ARM, PLAN
-from tripwire.tracing.effects import Carried
-from tripwire.tracing.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.reading.effects import Carried
+from tripwire.reading.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.reading.reader import HOOK_TABLES
+from tripwire.reading.sources import Attr, Global, Item, Source
+from tripwire.reading.tensors import meta_of, traits_of
+from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import Contexts, sample_contexts
-from tripwire.tracing.reader import HOOK_TABLES
-from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Completion, Trace
-from tripwire.tracing.sources import Attr, Global, Item, Source
-from tripwire.tracing.structure import own_dict
-from tripwire.tracing.values import meta_of, traits_of
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.guards import Guards
 from tripwire.validity.probes import Probe, build_probe
-from tripwire.validity.sentry import Sentry
 from tripwire.validity.wires import DictWire, Held, ObjectWire, PulledWire
+from tripwire.values.contents import own_dict
+from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
     from tripwire.validity.standing import Standing

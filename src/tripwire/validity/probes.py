@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.callables import isinstance
+from tripwire.reading.reads import fingerprint
+from tripwire.reading.tensors import TensorMeta
+from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.rules import GETATTR, Call, Target, is_seeded, rule_for, words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.refusals import Refused
 from tripwire.tracing.result import Trace, build_module
-from tripwire.tracing.rules import GETATTR, Call, Target, is_seeded, rule_for, words
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.tracing.structure import same_plain
-from tripwire.tracing.values import TensorMeta
+from tripwire.values.classes import isinstance
+from tripwire.values.sameness import same_plain
 
 LARGEST_PROBE = 128  # calls
 LARGEST_SIZE = 16  # calls for one size, where other values settle it

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.phases import RETIRE, current_compile
-from tripwire.validity.twin import Touch
 from tripwire.validity.wires import NOBODY, Cause, Held, Writers
+from tripwire.writes.twin import Touch
 
 if TYPE_CHECKING:
     from tripwire.validity.plan import Plan

@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 
-from tripwire.callables import find_in_class, is_exactly, isinstance, mro, name_of
-from tripwire.tracing.belongings import code_of
-from tripwire.tracing.holders import (
+from tripwire.reading.holders import (
     ABSENT,
     Cells,
     Context,
@@ -28,12 +26,15 @@ from tripwire.tracing.holders import (
     Slots,
     unhooked,
 )
-from tripwire.tracing.reader import answers_itself
-from tripwire.tracing.reads import fingerprint
-from tripwire.tracing.sources import Attr, Source, cells_of
-from tripwire.tracing.structure import PLAIN, copy_dict, own_dict, same_plain, slots_of
-from tripwire.tracing.values import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
-from tripwire.validity.sentry import Hidden, Touch, same_items
+from tripwire.reading.reader import answers_itself
+from tripwire.reading.reads import fingerprint
+from tripwire.reading.sources import Attr, Source
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
+from tripwire.values.belongings import code_of
+from tripwire.values.classes import find_in_class, is_exactly, isinstance, mro, name_of
+from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
+from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.sentry import Hidden, Touch, same_items
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tripwire.validity import plan, twin
+from tripwire.validity import plan
+from tripwire.writes import twin
 
 
 @pytest.fixture(params=["c", "python"])

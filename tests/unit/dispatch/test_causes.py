@@ -11,8 +11,9 @@ from support import check_same
 from torch import nn
 
 import tripwire
-from tripwire.tracing.sources import Local
-from tripwire.validity import Writer, twin
+from tripwire.reading.sources import Local
+from tripwire.validity import Writer
+from tripwire.writes import twin
 
 pytestmark = pytest.mark.usefixtures("sentry")
 

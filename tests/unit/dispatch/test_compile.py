@@ -12,7 +12,7 @@ from support import check_compiles, check_same, write
 from torch import fx, nn
 
 import tripwire
-from tripwire import validity
+from tripwire import writes
 
 X = torch.arange(6.0).reshape(2, 3)
 SHARED = 2.0
@@ -421,15 +421,15 @@ def test_a_compiled_function_that_has_entries_can_be_part_of_a_trace(sentry) -> 
 
 
 def test_watch_and_the_trackers_can_be_imported() -> None:
-    assert tripwire.watch is validity.watch
+    assert tripwire.watch is writes.watch
     assert {
         "MutationTracker",
         "GenerationTracker",
         "ExactWeakKeyDictionary",
         "is_dynamic_nn_module",
-    } <= set(validity.__all__)
-    for name in validity.__all__:
-        assert hasattr(validity, name)
+    } <= set(writes.__all__)
+    for name in writes.__all__:
+        assert hasattr(writes, name)
 
 
 class Factory(OrderedDict):

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
-from tripwire.validity import plan, twin
+from tripwire.validity import plan
+from tripwire.writes import twin
 
 pytestmark = pytest.mark.usefixtures("sentry")
 

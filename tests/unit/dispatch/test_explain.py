@@ -11,7 +11,7 @@ from torch import nn
 
 import tripwire
 from tripwire import telemetry
-from tripwire.validity.sentry import IS_COMPILED
+from tripwire.writes.sentry import IS_COMPILED
 
 X = torch.arange(4.0)
 

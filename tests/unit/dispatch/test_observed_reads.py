@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.tracing.reader import Reader, Twin
+from tripwire.reading.reader import Reader, Twin
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 

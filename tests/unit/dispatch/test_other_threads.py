@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 import tripwire
+from tripwire.reading.holders import ITEMS
+from tripwire.reading.sources import Attr, Local
 from tripwire.tracing import tracer
-from tripwire.tracing.holders import ITEMS
-from tripwire.tracing.sources import Attr, Local
-from tripwire.validity import plan, twin
-from tripwire.validity import sentry as sentry_module
+from tripwire.validity import plan
 from tripwire.validity.wires import DictWire, Held
+from tripwire.writes import sentry as sentry_module
+from tripwire.writes import twin
 
 X = torch.ones(2)
 

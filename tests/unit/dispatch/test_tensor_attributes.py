@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.tracing.reach import Reach
+from tripwire.reading.reach import Reach
 
 
 def compiled(fn: Any, **options: Any) -> Any:

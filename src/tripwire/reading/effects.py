@@ -1,0 +1,432 @@
+"""Effects: the writes of a run, as steps that do the same again on a later call.
+
+An effect is the difference between what a holder held before the run and after it. It is
+repeated on the holder itself, past any `__setattr__` of the user's: what that did is an effect
+of its own. Values are planned together with the result, so that an object that was stored and
+returned is one object again.
+
+A source that the run reads and then leaves changed is *volatile*: the next call finds another
+value than this one did. Counters that are only counted (`self.step += 1`), lists that only
+grow, and tensors that carry state from call to call are no hindrance; others are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from tripwire.reading.holders import (
+    ABSENT,
+    ELEMENTS,
+    Attributes,
+    ClassDict,
+    Elements,
+    Holder,
+    Items,
+    Kind,
+    Members,
+    Names,
+    Slots,
+    TensorFacts,
+    Write,
+)
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Source
+from tripwire.reading.structure import Building, Plan
+from tripwire.rulebook.refusals import Refused
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.contents import at_once, elements_of, own_dict
+from tripwire.values.sameness import same_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A holder, as a later call finds it: itself where it is anchored, else by its path."""
+
+    kind: Kind
+    path: Source | None
+    owner: Callable[[], object] | None  # None: fetched by path
+
+    def find(self, building: Building) -> Any:
+        """The holder of this call."""
+        if self.owner is not None:
+            return self.owner()
+        assert self.path is not None
+        return building.fetched[self.path]
+
+
+def place_of(holder: Holder) -> Place:
+    """Where a holder is on later calls."""
+    return Place(holder.kind, holder.path, refer_to(holder.owner) if holder.anchored else None)
+
+
+def refer_to(value: object) -> Callable[[], object]:
+    """A reference that keeps nothing alive, where Python allows one."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+class EffectStep:
+    """One write, to be done again."""
+
+    __slots__ = ()
+
+    def apply(self, building: Building) -> None:
+        """Write, with this call's values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Put(EffectStep):
+    """A value under a key."""
+
+    place: Place
+    key: Any
+    value: Plan
+
+    def apply(self, building: Building) -> None:
+        self.place.kind.put(self.place.find(building), self.key, self.value.build(building))
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(EffectStep):
+    """A key that is no longer there."""
+
+    place: Place
+    key: Any
+
+    def apply(self, building: Building) -> None:
+        self.place.kind.drop(self.place.find(building), self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(EffectStep):
+    """Elements at the end of a list."""
+
+    place: Place
+    values: tuple[Plan, ...]
+
+    def apply(self, building: Building) -> None:
+        built = [value.build(building) for value in self.values]
+        ELEMENTS.extend(self.place.find(building), built)
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(EffectStep):
+    """All elements of a list."""
+
+    place: Place
+    values: tuple[Plan, ...]
+
+    def apply(self, building: Building) -> None:
+        ELEMENTS.replace(
+            self.place.find(building), [value.build(building) for value in self.values]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite(EffectStep):
+    """All items of a dict, in a new order."""
+
+    place: Place
+    items: tuple[tuple[Any, Plan], ...]
+
+    def apply(self, building: Building) -> None:
+        owner = self.place.find(building)
+        built = [(key, value.build(building)) for key, value in self.items]
+        for key in self.place.kind.read(owner)[0]:
+            self.place.kind.drop(owner, key)
+        for key, value in built:
+            self.place.kind.put(owner, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(EffectStep):
+    """A number that the run only counts on: what it was doesn't matter."""
+
+    place: Place
+    key: Any
+    amount: Any
+
+    def apply(self, building: Building) -> None:
+        owner = self.place.find(building)
+        now: Any = self.place.kind.get(owner, self.key)
+        self.place.kind.put(owner, self.key, now + self.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(EffectStep):
+    """A Python attribute of a tensor, which the graph returns so that it can be marked."""
+
+    tensor: Plan
+    name: str
+    value: Plan
+
+    def apply(self, building: Building) -> None:
+        self.tensor.build(building).__dict__[self.name] = self.value.build(building)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark(EffectStep):
+    """An attribute that a tensor no longer has."""
+
+    tensor: Plan
+    name: str
+
+    def apply(self, building: Building) -> None:
+        self.tensor.build(building).__dict__.pop(self.name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that the run replaces: fetched on every call, and any of its kind will do."""
+
+    place: Place
+    key: Any
+    source: Source
+    facts: TensorFacts
+    attributes: dict[str, object]  # Python's own, of the tensor that was replaced
+    spot: tuple[int, Any]  # where it lies, see Kind.spot
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter; it must stay a number of its type."""
+
+    place: Place
+    key: Any
+    source: Source
+    cls: type
+
+
+@dataclass(frozen=True, slots=True)
+class Volatile:
+    """A source that the run read, and left changed."""
+
+    source: Source
+    before: object
+    after: object
+    holder: int  # its identity
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Everything that a run wrote outside tensors."""
+
+    steps: tuple[EffectStep, ...]
+    carried: tuple[Carried, ...]
+    counted: tuple[Counted, ...]
+    counted_keys: frozenset[tuple[int, Any]]  # of those, and of counters in arguments
+    volatile: tuple[Volatile, ...]
+    written: frozenset[tuple[int, Any]]  # (holder's identity, key): no longer what was read
+
+
+def plan_effects(
+    writes: Iterable[Write],
+    reads: ReadSet,
+    plan: Callable[[object], Plan],
+    facts_of: Callable[[Holder, Any], TensorFacts | None],
+    attributes_of: Callable[[object], dict[str, object]],
+    inner: Iterable[Write] = (),
+) -> Effects:
+    """The steps that repeat these writes.
+
+    `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
+    `inner`: what code that runs again on each call writes by itself.
+    """
+    planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
+    writes = [write for write in writes if not planner.is_nothing(write)]
+    for write in inner:
+        planner.add_inner(write)
+    planner.note_shared(writes)
+    for _, group in groupby(writes, key=lambda write: id(write.holder)):
+        planner.add(list(group))
+    return Effects(
+        tuple(planner.steps),
+        tuple(planner.carried),
+        tuple(planner.counted),
+        frozenset(planner.counted_keys),
+        tuple(planner.volatile),
+        frozenset(planner.written),
+    )
+
+
+def plan_marks(
+    tensor: torch.Tensor, before: dict[str, object], plan: Callable[[object], Plan]
+) -> Iterator[EffectStep]:
+    """The steps that give a tensor the attributes that it has now."""
+    now = own_dict(tensor) or {}
+    for name in before.keys() - now.keys():
+        yield Unmark(plan(tensor), name)
+    for name, value in at_once(now.items):
+        if name not in before or before[name] is not value:
+            yield Mark(plan(tensor), name, plan(value))
+
+
+class _EffectPlanner:
+    def __init__(self, reads: ReadSet, plan: Any, facts_of: Any, attributes_of: Any) -> None:
+        self.reads = reads
+        self.plan = plan
+        self.facts_of = facts_of
+        self.attributes_of = attributes_of
+        self.steps: list[EffectStep] = []
+        self.carried: list[Carried] = []
+        self.counted: list[Counted] = []
+        self.counted_keys: set[tuple[int, Any]] = set()
+        self.volatile: list[Volatile] = []
+        self.written: set[tuple[int, Any]] = set()
+        self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+
+    def is_nothing(self, write: Write) -> bool:
+        """Whether a tuple was replaced by its equal, and the run doesn't ask which one it is.
+
+        What nobody reads is written all the same: others may ask.
+        """
+        if write.before is write.after or self.reads.compares_identity:
+            return False
+        return same_plain(write.before, write.after) and self._is_read(write)
+
+    def note_shared(self, writes: list[Write]) -> None:
+        """Look which writes are one: a cell of two functions, an object and its `__dict__`."""
+        for write in writes:
+            self.writes_at.setdefault(write.spot, []).append(write)
+
+    def add(self, writes: list[Write]) -> None:
+        """Plan the writes to one holder."""
+        holder = writes[0].holder
+        place = place_of(holder)
+        self.written.update((id(holder), write.key) for write in writes)
+        if isinstance(holder.kind, Elements):
+            self._add_elements(holder, place)
+            return
+        if isinstance(holder.kind, Items) and self._is_reordered(holder):
+            if all(write.before is write.after for write in writes):
+                raise Refused(
+                    "volatile-source",
+                    f"the run changes the order of {holder.path} and nothing else in it, so the "
+                    "next call finds another order.",
+                )
+            self._note_volatile(writes)
+            keys, values = holder.kind.read(holder.owner)
+            items = zip(keys, map(self.plan, values), strict=True)
+            self.steps.append(Rewrite(place, tuple(items)))
+            return
+        for write in writes:
+            self._add(write, place)
+
+    def add_inner(self, write: Write) -> None:
+        """Whoever reads what others write finds something else on the next call."""
+        holder = write.holder
+        self.written.add((id(holder), write.key))
+        if not isinstance(holder.kind, Elements):
+            self._note_volatile([write])
+            return
+        use = self.reads.use_of_container(holder.owner)
+        if holder.anchored and (use.whole or use.keys or use.attributes or use.stored_keys):
+            before, now = list(holder.before().values()), list(holder.owner)
+            self.volatile.append(Volatile(holder.path, before, now, id(holder), ABSENT))
+
+    def _add(self, write: Write, place: Place) -> None:
+        holder = write.holder
+        if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
+            self._add_volatile(write)
+            return
+        if isinstance(holder.kind, (Attributes, Slots, ClassDict, Names)):
+            if not self.reads.may_store(holder, write.key):
+                # A torch call with Python inside did it, and will again; or another thread did.
+                self._note_volatile([write])
+                return
+        if write.after is ABSENT:
+            self._note_volatile([write])
+            self.steps.append(Drop(place, write.key))
+            return
+        together = self.writes_at[write.spot]
+        if all(map(self._is_counted, together)):
+            amount = write.after - write.before  # type: ignore[operator]
+            if write is together[0]:
+                self.steps.append(Count(place, write.key, amount))
+            self.counted_keys.add((id(holder), write.key))
+            if holder.anchored:
+                self.counted.append(Counted(place, write.key, write.source, type(write.after)))
+            return
+        if not self._note_carried(write, place):
+            self._note_volatile([write])
+        self.steps.append(Put(place, write.key, self.plan(write.after)))
+
+    def _add_elements(self, holder: Holder, place: Place) -> None:
+        now = elements_of(holder.owner)
+        before = tuple(holder.before().values())
+        use = self.reads.use_of_container(holder.owner)
+        grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
+        bounded = getattr(holder.owner, "maxlen", None) is not None
+        if grown and not (bounded or use.whole or use.keys or use.attributes or use.stored_keys):
+            self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
+            return
+        if holder.anchored:
+            found = Volatile(holder.path, list(before), list(now), id(holder), ABSENT)
+            self.volatile.append(found)
+        if grown:
+            self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
+        else:
+            self.steps.append(Replace(place, tuple(map(self.plan, now))))
+
+    def _is_reordered(self, holder: Holder) -> bool:
+        """Whether putting and dropping keys would leave them in another order."""
+        now, _ = holder.kind.read(holder.owner)
+        kept = [key for key in holder.keys if key in now]
+        return [*kept, *(key for key in now if key not in kept)] != list(now)
+
+    def _is_counted(self, write: Write) -> bool:
+        if not is_exactly(write.before, int, float) or type(write.after) is not type(write.before):
+            return False
+        if type(write.before) is float:
+            return False  # a sum of floats hangs on the order; let it be volatile
+        if self.reads.is_written_first(write.holder, write.key, write.before):
+            return False
+        return self.reads.is_only_counted(write.holder, write.key)
+
+    def _note_carried(self, write: Write, place: Place) -> bool:
+        if not write.holder.anchored or isinstance(write.holder.kind, (Elements, Members)):
+            return False
+        facts = self.facts_of(write.holder, write.key)
+        if facts is None or not isinstance(write.after, torch.Tensor):
+            return False
+        if self._is_read(write):
+            attributes = self.attributes_of(write.before)
+            self.carried.append(
+                Carried(place, write.key, write.source, facts, attributes, write.spot)
+            )
+        return True
+
+    def _note_volatile(self, writes: list[Write]) -> None:
+        for write in writes:
+            if write.holder.anchored and self._is_read(write):
+                self._add_volatile(write)
+
+    def _add_volatile(self, write: Write) -> None:
+        self.volatile.append(
+            Volatile(write.source, write.before, write.after, id(write.holder), write.key)
+        )
+
+    def _is_read(self, write: Write) -> bool:
+        holder = write.holder
+        wanted = self.reads.filter_of(holder)
+        if wanted is not None and write.key not in wanted:
+            return False
+        if self.reads.is_only_stored(holder, write.key):
+            return False
+        if self.reads.is_written_first(holder, write.key, write.before):
+            return False
+        if isinstance(holder.kind, Members):
+            use = self.reads.use_of_container(holder.owner)
+            return use.whole or bool(use.keys or use.attributes)
+        use = self.reads.use_of_key(holder, write.key)
+        return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)

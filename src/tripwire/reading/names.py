@@ -1,0 +1,112 @@
+"""Names: a node is called what the user calls the value.
+
+The instruction after a call tells who takes its result: `h = f(x)` stores it into `h`,
+`a, b = f(x)` unpacks it, `return f(x)` hands it to the caller, whose next instruction is
+asked in turn. Anything else has no name of the user's.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from enum import Enum
+from types import CodeType
+
+from tripwire.env import is_dispatch_file, is_library_file
+from tripwire.ranges import PerCode, SourceRange
+
+
+class _Taker(Enum):
+    CALLER = "the frame returns it"
+    NOBODY = "no variable holds it"
+
+
+def find_names(where: SourceRange) -> str | tuple[str, ...] | None:
+    """The variable, or the unpacked variables, that will hold the innermost call's result."""
+    for code, offset in where.pairs():
+        taker = _taker(code, offset)
+        if taker is _Taker.NOBODY:
+            return None
+        if taker is not _Taker.CALLER:
+            return taker
+    return None
+
+
+def _find_taker(code: CodeType, offset: int) -> str | tuple[str, ...] | _Taker:
+    if is_dispatch_file(code.co_filename):  # keeps the result in a local of its own for a moment
+        return _Taker.CALLER
+    following = _instructions_after(code, offset)
+    opname, argument = next(following, ("", 0))
+    while opname in ("COPY", "SWAP"):  # `a = b = f(x)`, `(a := f(x))`
+        opname, argument = next(following, ("", 0))
+    if opname == "RETURN_VALUE":
+        return _Taker.CALLER
+    if is_library_file(code.co_filename):
+        return _Taker.NOBODY
+    if opname == "UNPACK_SEQUENCE":
+        names: list[str] = []
+        for opname, argument in following:
+            stored = _stored_names(code, opname, argument)
+            if not stored or len(names) >= 32:
+                break
+            names += stored
+        return tuple(names) or _Taker.NOBODY
+    while opname.startswith("LOAD_"):  # `self.cache = f(x)` loads `self` before it stores
+        opname, argument = next(following, ("", 0))
+        if opname != "STORE_ATTR" and not opname.startswith("LOAD_"):
+            return _Taker.NOBODY
+    stored = _stored_names(code, opname, argument)
+    return stored[0] if stored else _Taker.NOBODY
+
+
+_taker = PerCode(_find_taker)
+
+
+def find_global_names(code: CodeType) -> frozenset[str]:
+    """Names that a function's code looks up, stores or deletes as globals."""
+    return _global_names(code, 0)
+
+
+def _find_global_names(code: CodeType, _: int) -> frozenset[str]:
+    found = set()
+    for opname, argument in _instructions_after(code, -2):
+        if opname == "LOAD_GLOBAL":
+            found.add(code.co_names[argument >> 1])  # the low bit asks for a NULL, from 3.11 on
+        elif opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"):
+            found.add(code.co_names[argument])
+    return frozenset(found)
+
+
+_global_names = PerCode(_find_global_names)
+
+
+def _instructions_after(code: CodeType, offset: int) -> Iterator[tuple[str, int]]:
+    """Instructions behind the one at `offset`, inline caches skipped, arguments extended."""
+    raw = code.co_code
+    argument = 0
+    for at in range(offset + 2, len(raw), 2):
+        opname = dis.opname[raw[at]]
+        if opname == "CACHE":
+            continue
+        argument = argument << 8 | raw[at + 1]
+        if opname == "EXTENDED_ARG":
+            continue
+        yield opname, argument
+        argument = 0
+
+
+def _stored_names(code: CodeType, opname: str, argument: int) -> list[str]:
+    variables = code.co_varnames
+    match opname:
+        case "STORE_FAST":
+            return [variables[argument]]
+        case "STORE_FAST_STORE_FAST":  # 3.13 joins two stores into one instruction
+            return [variables[argument >> 4], variables[argument & 15]]
+        case "STORE_FAST_LOAD_FAST":
+            return [variables[argument >> 4]]
+        case "STORE_DEREF":
+            cells = (*variables, *(c for c in code.co_cellvars if c not in variables))
+            return [(*cells, *code.co_freevars)[argument]]
+        case "STORE_NAME" | "STORE_GLOBAL" | "STORE_ATTR":
+            return [code.co_names[argument]]
+    return []

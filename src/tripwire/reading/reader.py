@@ -1,0 +1,191 @@
+"""Reader: which attributes of which objects a run reads, told as they are read.
+
+A reader is told of the objects that a run comes to, and tells of each first read of one under a
+name, before the value is handed out. What isn't there is read, too: its absence. The C reader
+takes part in the lookup itself (`_reader.c`), for the thread that runs. The class here is its
+twin: it sees no read, and takes for one what the names in the code that ran could read. So it
+says too much or the truth, and the C reader the truth.
+
+What neither sees: reads of Python modules, of classes themselves and of functions, which are told
+by the names in the code; objects whose class answers with a `__getattribute__` of its own, which
+count as read whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from types import CodeType, WrapperDescriptorType
+from typing import TYPE_CHECKING, Any, final
+
+from torch import nn
+
+from tripwire.env import OWN_FOLDER
+from tripwire.values.belongings import IS_HEAP_TYPE
+from tripwire.values.classes import find_in_class, flags_of, isinstance, module_of
+from tripwire.values.contents import copy_dict, own_dict, read_slots
+
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+OnRead = Callable[[Any, str, object], None]
+
+# These look into `__dict__` for one name, and that name is what is read.
+ACCESSORS: tuple[CodeType, ...] = tuple(
+    function.__code__
+    for function in (
+        nn.Module.__getattr__,
+        nn.Module.__setattr__,
+        nn.Module.__delattr__,
+        nn.Module.register_buffer,
+        nn.Module.register_parameter,
+        functools.cached_property.__get__,
+    )
+)
+# Functions of a class that are asked for attributes: names in them are names at their callers.
+LOOKUPS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})
+_CONTAINER_MODULES = (
+    *(nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
+)
+
+
+def can_be_read(cls: type) -> bool:
+    """Whether reads of a class's objects are told; else an object counts as read whole."""
+    if not flags_of(cls) & IS_HEAP_TYPE or answers_itself(cls):
+        return False
+    return not module_of(cls).startswith("tripwire.")  # what our own code reads isn't noted
+
+
+def answers_itself(cls: type) -> bool:
+    """Whether a class has code of its own that is asked for every attribute."""
+    return not isinstance(find_in_class(cls, "__getattribute__"), WrapperDescriptorType)
+
+
+def is_shadowed(cls: type, name: str, in_table: bool) -> bool:
+    """Whether a lookup finds something else than what an object or a module's table holds."""
+    of_class = find_in_class(cls, name)
+    if in_table:  # which is asked last
+        return of_class is not None
+    return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
+
+
+def may_be_made(cls: type, name: str) -> bool:
+    """Whether a lookup may run code that stores what it then finds, as `cached_property` does."""
+    if hasattr(type(find_in_class(cls, name)), "__get__"):
+        return True
+    fallback = find_in_class(cls, "__getattr__")
+    return fallback is not None and fallback is not nn.Module.__getattr__
+
+
+@final
+class Twin:
+    """Takes for read what is there under the names in the code that ran."""
+
+    __slots__ = ("_met", "_names", "_on_read", "_walks_tables")
+
+    def __init__(
+        self,
+        on_read: OnRead,
+        own_folder: str = "",
+        go_betweens: tuple[CodeType, ...] = (),
+        accessors: tuple[CodeType, ...] = (),
+        tables: frozenset[str] = frozenset(),
+    ) -> None:
+        self._on_read: OnRead | None = on_read
+        self._met: list[object] = []
+        self._names: set[str] = set()
+        self._walks_tables = False
+
+    def start(self) -> None:
+        """Begin to look, in this thread."""
+
+    def stop(self) -> None:
+        """See nothing more."""
+
+    def meet(self, item: object) -> None:
+        """Tell of reads of this object from now on. Whoever calls this keeps it alive."""
+        self._met.append(item)
+        self._look_at(item, self._names)
+
+    def names_of(self, item: object) -> frozenset[str]:
+        """The names under which an object was read; `__dict__` stands for all of them."""
+        return frozenset(self._names)
+
+    def first_of(self, item: object, name: str, default: object) -> object:
+        """What was first found under a name, if it was a plain value; else the default."""
+        return default
+
+    def close(self) -> None:
+        """See nothing more, and let go of whoever is told. What was read stays known."""
+        self._on_read = None
+        self._met.clear()
+
+    @property
+    def has_lost_sight(self) -> bool:
+        """Whether the run changed how attributes of a class are looked up."""
+        return False
+
+    def see_names(self, names: frozenset[str]) -> None:
+        """Code begins that loads attributes under these names."""
+        new = names - self._names - {"__dict__"}
+        self._names |= new
+        if new:
+            for item in tuple(self._met):
+                self._look_at(item, new)
+
+    def open_tables(self) -> None:
+        """Code begins that goes through tables of modules."""
+        if not self._walks_tables:
+            self._walks_tables = True
+            for item in tuple(self._met):
+                self._look_at(item, frozenset(MODULE_TABLES))
+
+    def _look_at(self, item: object, names: set[str] | frozenset[str]) -> None:
+        if self._on_read is None:
+            return
+        cls, held = type(item), copy_dict(own_dict(item) or {})
+        found = {k: v for k, v in held.items() if not is_shadowed(cls, k, False)}
+        found |= read_slots(item)
+        if isinstance(item, nn.Module):
+            for table in MODULE_TABLES:
+                space: Any = copy_dict(held.get(table) or {})
+                found |= {k: v for k, v in space.items() if not is_shadowed(cls, k, True)}
+            if not (self._walks_tables or isinstance(item, _CONTAINER_MODULES)):
+                names = names - set(MODULE_TABLES)
+        for name, value in found.items():
+            if name in names:
+                self._on_read(item, name, value)
+
+
+def _choose() -> Any:
+    if os.environ.get("TRIPWIRE_PURE") == "1":
+        return Twin
+    try:
+        module: Any = importlib.import_module("tripwire.reading._reader")
+    except ImportError:  # not built
+        return Twin
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=module.after_fork)
+    return module.Reader
+
+
+if TYPE_CHECKING:
+    Reader = Twin
+else:
+    Reader = _choose()
+
+
+def build_reader(on_read: OnRead) -> Reader:
+    """A reader that tells of what is no plain value, and of tables only if they hold something."""
+    tables = frozenset({*MODULE_TABLES, *HOOK_TABLES})
+    return Reader(on_read, OWN_FOLDER, tuple(_go_betweens), ACCESSORS, tables)
+
+
+_go_betweens: list[CodeType] = []
+
+
+def add_go_between(code: CodeType) -> None:
+    """What this code of tripwire's reads is its caller's doing."""
+    _go_betweens.append(code)

@@ -1,0 +1,552 @@
+"""Reads: what a run read. Compiled code is right as long as all of it is unchanged.
+
+Attributes of objects are read as the reader saw it, each under its own name (reader.py). Globals,
+cells, attributes of classes and Python modules, and keys of containers are told by the names in
+the code that ran: every class that has `scale` was read if any executed line says `.scale`. That
+is more than what was read, never less. Absences are part of it. docs/design/0006 tells why.
+"""
+
+from __future__ import annotations
+
+import dis
+import linecache
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from tripwire.env import is_library_file
+from tripwire.reading.holders import (
+    ABSENT,
+    Attributes,
+    Cells,
+    ClassDict,
+    Code,
+    Holder,
+    Items,
+    LibraryClass,
+    LibraryNames,
+    Members,
+    Names,
+    Slots,
+    Table,
+    ThreadLocal,
+)
+from tripwire.reading.reach import PROXIES, SPECIAL, Reach, functions_in
+from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
+from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
+from tripwire.reading.tensors import meta_of
+from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.rulebook.rules import words
+from tripwire.values.belongings import is_library_function
+from tripwire.values.classes import class_dict, find_in_class, is_exactly, isinstance, mro, name_of
+from tripwire.values.contents import at_once
+from tripwire.values.sameness import PLAIN
+
+# What functions and classes are called; no dict of theirs holds all of it.
+LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
+_WHOLE = Use(whole=True)
+_UNUSED = Use()
+# Steps that no instruction names: what lies behind them may be used in any way.
+_HIDDEN_STEPS = words(
+    "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
+    "fget fset fdel"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a value was, in short: type and text."""
+
+    cls: type
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def fingerprint(value: object) -> Fingerprint:
+    """A value in short."""
+    cls = type(value)
+    if value is ABSENT or id(cls) in PLAIN:
+        text = repr(value)
+    elif id(cls) in PROXIES:  # what is asked of one that outlived its object raises
+        text = f"{name_of(cls)} object"
+    elif isinstance(value, torch.Tensor):
+        text = f"tensor {meta_of(value)}"
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        text = f"{name_of(cls)} of {len(value)}"
+    elif isinstance(value, type):
+        text = f"class {name_of(value)}"
+    elif isinstance(value, FunctionType):
+        text = f"function {value.__qualname__}"
+    elif isinstance(value, CodeType):
+        text = f"code of {value.co_qualname}"
+    else:
+        text = f"{name_of(cls)} object"
+    return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One observation that compiled code depends on."""
+
+    source: Source  # how to reach the value again
+    seen: Fingerprint  # what it was
+    where: Place | None  # the user's line; None where no line names it
+
+
+class Place(NamedTuple):
+    """A line."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """What stands there, as far as the file is still there."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+class Lines:
+    """Where names are first loaded in the code that ran; the user's lines before torch's."""
+
+    def __init__(self, codes: list[CodeType]) -> None:
+        self._codes = codes
+
+    def find_name(self, name: object) -> Place | None:
+        """The line that names something."""
+        return self._places.get(name) if isinstance(name, str) else None
+
+    def find(self, source: Source) -> Place | None:
+        """The user's line that names a source, or else what leads to it; else torch's line."""
+        found, step = None, cast("Source | None", source)
+        while step is not None:
+            place = self.find_name(step.key if isinstance(step, Item) else _name_of(step))
+            if place is not None:
+                if not is_library_file(place.file):
+                    return place
+                found = found or place
+            step = step.base
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
+        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
+            uses = find_uses(code)
+            for name, line in (*uses.attributes.items(), *uses.globals.items()):
+                places.setdefault(name, Place(code.co_filename, line))
+            for step in dis.get_instructions(code) if code.co_freevars else ():
+                line_of = step.positions.lineno if step.positions is not None else None
+                if step.argval in code.co_freevars and line_of is not None:
+                    places.setdefault(step.argval, Place(code.co_filename, line_of))
+        return places
+
+
+def _name_of(step: Source) -> str | None:
+    return step.name if isinstance(step, (Attr, Global, Cell)) else None
+
+
+class ReadSet:
+    """Everything that one run could read, narrowed to what its code names."""
+
+    def __init__(self, reach: Reach, codes: list[CodeType], computed: frozenset[str]) -> None:
+        self.holders = reach.holders.all
+        self._reach = reach
+        self._codes = codes
+        # Names that the run computed, for getattr and its like, and names that C code looks up.
+        self._computed = computed | reach.spelled_names
+        self._executed = {id(code) for code in codes}
+        # By identity, of objects that the reach keeps alive.
+        self._names_of: dict[int, frozenset[str] | None] = {}
+        self._missed_by: dict[int, frozenset[str]] = {}  # of modules
+        self._class_has: dict[int, frozenset[str]] = {}  # of modules' classes: their names
+
+    @cached_property
+    def uses(self) -> Uses:
+        """What all the executed code may read and write."""
+        return join(map(find_uses, self._codes))
+
+    @cached_property
+    def refused(self) -> tuple[str, str] | None:
+        """What a user's function names that reads can't be told of, and its line."""
+        for code in self._codes:
+            found = find_uses(code).refused
+            if found is not None and not is_library_file(code.co_filename):
+                return found[0], f"{code.co_filename}:{found[1]}"
+        return None
+
+    @cached_property
+    def asks_for_classes(self) -> bool:
+        """Whether a user's function tests what a value is an instance of."""
+        return any(
+            not {"isinstance", "issubclass"}.isdisjoint(find_uses(code).globals)
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """Which of the names and texts of functions and classes a user's function may read."""
+        names = (
+            LABELS & find_uses(code).attributes.keys()
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+        return (LABELS & self._computed).union(*names)
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Attribute names that a user's function stores, or that the run computed."""
+        names = (
+            find_uses(code).stored_attributes
+            for code in self._codes
+            if not is_library_file(code.co_filename)
+        )
+        return self._computed.union(*names)
+
+    @cached_property
+    def compares_identity(self) -> bool:
+        """Whether a user's function asks with `is` for more than None, True and False."""
+        return any(
+            find_uses(code).compares_identity and not is_library_file(code.co_filename)
+            for code in self._codes
+        )
+
+    @cached_property
+    def is_dynamic(self) -> bool:
+        """Whether the executed code looks at objects as wholes: `vars(x)`, `x.__dict__`."""
+        return self._reach.hides_names or any(map(self._is_dynamic, self._codes))
+
+    def _is_dynamic(self, code: CodeType) -> bool:
+        uses = find_uses(code)
+        if code.co_filename.endswith("torch/nn/modules/module.py"):
+            return False
+        return uses.has_dynamic_names and not (
+            code.co_name in LOOKUPS and _looks_by_name_only(uses)
+        )
+
+    @cached_property
+    def _opens_self(self) -> bool:
+        """Whether a user's function writes attributes of `self` under names that it computes."""
+        return any(
+            find_uses(code).opens_self and not is_library_file(code.co_filename)
+            for code in self._codes
+        )
+
+    @cached_property
+    def _methods(self) -> dict[int, type]:
+        """Executed code of methods, properties included, by identity: the class that has it."""
+        return {
+            id(code): cls
+            for cls, _ in self._reach.classes
+            for value in at_once(class_dict(cls).values)
+            for function in functions_in(value)
+            for code in _codes_in(function.__code__)
+            if id(code) in self._executed
+        }
+
+    @cached_property
+    def _stored(self) -> frozenset[str]:
+        """Attribute names under which anybody stores: an equal value shows no difference."""
+        return self.uses.stored_attributes | self._computed
+
+    def names_of(self, owner: object) -> frozenset[str] | None:
+        """The names under which an object was read or may have been written; None: all of it."""
+        if id(owner) not in self._names_of:
+            self._names_of[id(owner)] = self._find_names_of(owner)
+        return self._names_of[id(owner)]
+
+    def _find_names_of(self, owner: object) -> frozenset[str] | None:
+        names = self._reach.names_read.get(id(owner))
+        if names is not None:
+            return None if "__dict__" in names else names | self._stored
+        if answers_itself(type(owner)) or self.is_dynamic:
+            return None
+        if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
+            return None  # C code compares and prints one with all its attributes
+        return self.names
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Attribute names that the executed code loads or stores, and those that were read."""
+        named = frozenset(self.uses.attributes) | self.uses.stored_attributes
+        return named | self._computed | self._reach.all_names_read
+
+    @cached_property
+    def _class_names(self) -> frozenset[str]:
+        return self.names | SPECIAL
+
+    def is_executed(self, function: FunctionType) -> bool:
+        """Whether a function's code ran."""
+        return id(function.__code__) in self._executed
+
+    def filter_of(self, holder: Holder) -> frozenset[Any] | None:
+        """The keys of a holder that count; None where all of them do."""
+        match holder.kind:
+            case Names() as kind:
+                return kind.names
+            case Cells() | Code():
+                return None if self.is_executed(holder.owner) else frozenset()
+            case Attributes() | Slots():
+                return self.names_of(holder.owner)
+            case Table(name=name):
+                return self.filter_of_table(holder.owner, name)
+            case _ if self.is_dynamic:
+                return None
+            case ThreadLocal():
+                return self.names
+            case ClassDict():
+                return self._class_names
+            case Items():
+                use = self.use_of_container(holder.owner)
+                if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
+                    return None
+                return None if use.whole or use.attributes else use.keys | use.stored_keys
+            case _:
+                use = self.use_of_container(holder.owner)
+                if use.whole or use.keys or use.attributes or use.stored_keys:
+                    return None
+                if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
+                    return None
+                if getattr(holder.owner, "maxlen", None) is not None:
+                    return None  # what is added may push out its like
+                adds = use.appended and isinstance(holder.kind, Members)  # adds nothing, perhaps
+                return None if adds else frozenset()
+
+    def filter_of_table(self, module: nn.Module, table: str) -> frozenset[str] | None:
+        """The keys of a module's table that count; None where all of them do.
+
+        A name is looked for in the tables, one after the other, where neither the module itself
+        nor its class has it.
+        """
+        names = self.names_of(module)
+        if names is None or table in names:
+            return None
+        wanted = self._missed(module, names)
+        for before in MODULE_TABLES[: MODULE_TABLES.index(table)]:
+            wanted = wanted.difference(module.__dict__.get(before) or ())
+        return wanted
+
+    def _missed(self, module: nn.Module, names: frozenset[str]) -> frozenset[str]:
+        """Those of the names under which a module was read that it has no attribute for."""
+        known = self._missed_by.get(id(module))
+        if known is None:
+            own = self._reach.attributes_of(module)
+            known = names.difference(own, self._names_in_class(type(module)))
+            self._missed_by[id(module)] = known
+        return known
+
+    def _names_in_class(self, cls: type) -> frozenset[str]:
+        known = self._class_has.get(id(cls))
+        if known is None:
+            names = (at_once(class_dict(base).keys) for base in mro(cls))
+            known = self._class_has[id(cls)] = frozenset().union(*names)
+        return known
+
+    def is_written_first(self, holder: Holder, key: Any, before: object) -> bool:
+        """Whether the run wrote an attribute before it first read it."""
+        if self.names_of(holder.owner) is None:  # it may have been read another way before
+            return False
+        return self._reach.is_written_first(holder, key, before)
+
+    def is_only_stored(self, holder: Holder, key: Any) -> bool:
+        """Whether nobody asked for an attribute: what it was before is nothing to the run."""
+        if not isinstance(holder.kind, (Attributes, Slots)) or self.is_dynamic:
+            return False
+        stores = find_in_class(type(holder.owner), "__setattr__")
+        if isinstance(stores, FunctionType) and not is_library_function(stores):
+            return False  # which may look at it, past its class's lookup
+        if key in self.uses.attributes or key in self._computed:
+            return False
+        names = self._reach.names_read.get(id(holder.owner))
+        return names is not None and "__dict__" not in names and key not in names
+
+    def is_table_read(self, module: nn.Module, table: str) -> bool:
+        """Whether a table of a module's hooks was looked at."""
+        names = self.names_of(module)
+        return names is None or table in names
+
+    def use_of_container(self, container: object) -> Use:
+        """How the executed code uses a container, by whatever path it comes to it."""
+        paths = self._reach.paths.get(id(container))
+        if not paths or self.is_dynamic:
+            return _WHOLE
+        use = _UNUSED
+        for path in paths:
+            use = merge(use, self._use_at(path))
+        return use
+
+    def use_of_key(self, holder: Holder, key: Any) -> Use:
+        """How the executed code uses what a holder holds under a key."""
+        if self.is_dynamic:
+            return _WHOLE
+        if isinstance(holder.kind, Items):
+            use = self.use_of_container(holder.owner)
+            if use.whole or use.attributes or not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
+                return _WHOLE
+            found = self.uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
+            return found if key in use.keys else _UNUSED
+        return self._use_at(holder.step(key))
+
+    def is_only_counted(self, holder: Holder, key: Any) -> bool:
+        """Whether the executed code does nothing with a number but add constants to it."""
+        use = self.use_of_key(holder, key)
+        if not use.updated or use.whole or use.keys or use.attributes:
+            return False
+        if isinstance(holder.kind, _OWN_ATTRIBUTES):
+            if self._opens_self or self.names_of(holder.owner) is None:
+                return False  # it may be stored under a computed name
+        if any(Step(kind, key) in self.uses.replaced for kind in _kinds_of(holder)):
+            return False
+        return key not in self.uses.replaced_of_self or not self._is_stored_by(holder.owner, key)
+
+    def _is_stored_by(self, owner: object, name: str) -> bool:
+        """Whether a method that says `self.name = ...` ran, and may be one of this object."""
+        bases = mro(owner if isinstance(owner, type) else type(owner))
+        return any(
+            self._methods.get(id(code), object) in bases
+            for code in self._codes
+            if name in find_uses(code).replaced_of_self
+        )
+
+    def _use_at(self, path: Source) -> Use:
+        uses = self.uses
+        match path:
+            case Attr(_, name):
+                if name in _HIDDEN_STEPS:
+                    return _WHOLE
+                step = Step(StepKind.ATTRIBUTE, name)
+                missing = _WHOLE if name in self.names else _UNUSED
+                if name in self._computed:
+                    return _WHOLE
+            case Global(_, name):  # or `module.name`
+                found = [
+                    uses.steps[step]
+                    for kind in (StepKind.GLOBAL, StepKind.ATTRIBUTE)
+                    if (step := Step(kind, name)) in uses.steps
+                ]
+                return reduce(merge, found) if found else _WHOLE
+            case Cell(_, name):  # or an argument that an inner function uses
+                if Step(StepKind.LOCAL, name) in uses.steps:
+                    return _WHOLE
+                step, missing = Step(StepKind.FREE, name), _WHOLE
+            case Local(name):
+                step, missing = Step(StepKind.LOCAL, name), _WHOLE
+            case Item(base, key):
+                above = self._use_at(base)
+                if above.whole or above.attributes or self._is_own_container(base):
+                    return _WHOLE
+                use = uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
+                return merge(use, self._from_the_end) if type(key) is int else use
+            case _:
+                return _WHOLE
+        return uses.steps.get(step, missing)
+
+    @cached_property
+    def _from_the_end(self) -> Use:
+        """How what is reached by `v[-1]` is used, which may lie at any index."""
+        found = [
+            use
+            for step, use in self.uses.steps.items()
+            if step.kind is StepKind.ITEM and type(step.name) is int and step.name < 0
+        ]
+        return reduce(merge, found, _UNUSED)
+
+    def _is_own_container(self, path: Source) -> bool:
+        """Whether what is asked for at a path may find its items under other keys."""
+        found = self._reach.object_at.get(id(path))
+        return found is not None and type(found[0]) not in (*_KNOWN_CONTAINERS, tuple)
+
+    def may_store(self, holder: Holder, key: Any) -> bool:
+        """Whether executed code may have written an attribute or a global."""
+        uses = self.uses
+        return (
+            self.is_dynamic
+            or key in uses.stored_attributes
+            or key in uses.stored_globals
+            or key in self._computed
+            or self._opens_self
+            or (
+                isinstance(holder.kind, (Attributes, Slots)) and self.names_of(holder.owner) is None
+            )
+        )
+
+    def is_read(self, value: object, path: Source) -> bool:
+        """Whether the executed code may have used a value."""
+        use = _WHOLE if self.is_dynamic else self._use_at(path)
+        return use.whole or use.appended or use.updated or bool(use.keys or use.attributes)
+
+    def relevant(self, holder: Holder) -> dict[Any, object]:
+        """What a holder held before the run under the keys that count."""
+        wanted = self.filter_of(holder)
+        before = holder.before()
+        return before if wanted is None else {k: v for k, v in before.items() if k in wanted}
+
+    def __iter__(self) -> Iterator[Read]:
+        seen: set[str] = set()
+        # What is torch's own comes last: a reader looks for his own names.
+        for holder in sorted(self.holders, key=_is_library):
+            for key, value in self.relevant(holder).items():
+                source = holder.step(key)
+                if str(source) not in seen:
+                    seen.add(str(source))
+                    yield Read(source, fingerprint(value), self.lines.find_name(key))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Where names stand in the code that ran."""
+        return Lines(self._codes)
+
+    def __str__(self) -> str:
+        rows = [(str(r.source), str(r.seen), str(r.where or "")) for r in self]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"{s:{widths[0]}}  {v:{widths[1]}}  {w}".rstrip() for s, v, w in rows]
+        return "\n".join([f"{len(rows)} reads", *lines])
+
+
+def _kinds_of(holder: Holder) -> tuple[StepKind, ...]:
+    """How code spells a step to what a holder holds."""
+    match holder.kind:
+        case Names():
+            return StepKind.GLOBAL, StepKind.ATTRIBUTE
+        case Cells():
+            return StepKind.FREE, StepKind.LOCAL
+        case Items():
+            return (StepKind.ITEM,)
+    return (StepKind.ATTRIBUTE,)
+
+
+def _is_library(holder: Holder) -> bool:
+    return isinstance(holder.kind, (LibraryClass, LibraryNames))
+
+
+# Functions through which attributes are looked up: names in them are names at their callers.
+_KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
+_OWN_ATTRIBUTES = (Attributes, Slots)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes_in(const)
+
+
+def _looks_by_name_only(uses: Uses) -> bool:
+    return _WHOLE_LOOKS.isdisjoint(uses.globals) and _WHOLE_LOOKS.isdisjoint(uses.attributes)
+
+
+_WHOLE_LOOKS = frozenset({"vars", "dir", "attrgetter", "getmembers", "__dict__"})

@@ -1,0 +1,269 @@
+"""Sources: a source is a path that reaches a value again.
+
+    L['x']                       an argument
+    L['self'].blocks[3].weight   an attribute or item below one
+    G['SCALE']                   a global of the traced function's module
+    G[pkg.rope]['TABLE']         a global of another module
+    C['beta']                    a closure cell of the traced function
+    T[L['self']].depth           an attribute of a class
+
+A source holds no value. Roots say where the paths begin.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from torch.utils import _pytree as pytree
+
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import cells_of
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where sources begin: the call's arguments, and the traced callable's surroundings."""
+
+    locals: Mapping[str, object]
+    function: object  # the callable that was traced; its cells are C[...]
+    namespaces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+class Source:
+    """A path. Prints as the user would write it; `fetch` follows it."""
+
+    __slots__ = ()
+
+    def fetch(self, roots: Roots) -> object:
+        """The value that the path reaches now. Raises LookupError or AttributeError."""
+        raise NotImplementedError
+
+    @property
+    def base(self) -> Source | None:
+        """The path without its last step; None at a root."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Source):
+    """An argument of the call, by its parameter's name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"L[{self.name!r}]"
+
+    def fetch(self, roots: Roots) -> object:
+        return roots.locals[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A module-level name. `module` is empty for the traced function's own module."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"G[{self.module}][{self.name!r}]" if self.module else f"G[{self.name!r}]"
+
+    def fetch(self, roots: Roots) -> object:
+        return roots.namespaces[self.module][self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported(Source):
+    """A Python module that the run imports by name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"M[{self.name}]"
+
+    def fetch(self, roots: Roots) -> object:
+        return sys.modules[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Source):
+    """A function that ran: the traced one, or one that no path leads to."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"F[{self.name}]"
+
+    def fetch(self, roots: Roots) -> object:
+        if getattr(roots.function, "__qualname__", None) == self.name:
+            return roots.function
+        raise LookupError(f"no path leads to {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Source):
+    """A closure variable of a function; `function` is None for the traced one."""
+
+    function: Source | None
+    name: str
+
+    def __str__(self) -> str:
+        prefix = "" if self.function is None else f"{self.function}."
+        return f"{prefix}C[{self.name!r}]"
+
+    @property
+    def base(self) -> Source | None:
+        return self.function
+
+    def fetch(self, roots: Roots) -> object:
+        function = roots.function if self.function is None else self.function.fetch(roots)
+        return cells_of(function)[self.name].cell_contents
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf(Source):
+    """The class of a value; its attributes are shared by every instance."""
+
+    of: Source
+
+    def __str__(self) -> str:
+        return f"T[{self.of}]"
+
+    @property
+    def base(self) -> Source | None:
+        return self.of
+
+    def fetch(self, roots: Roots) -> object:
+        return type(self.of.fetch(roots))
+
+
+@dataclass(frozen=True, slots=True)
+class Attr(Source):
+    """An attribute, reached as `getattr` reaches it."""
+
+    owner: Source
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}"
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        return getattr(self.owner.fetch(roots), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Source):
+    """An element of a sequence or a mapping, or a child of a pytree node."""
+
+    owner: Source
+    key: object
+
+    def __str__(self) -> str:
+        return f"{self.owner}[{spell_key(self.key)}]"
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        return self.owner.fetch(roots)[self.key]  # type: ignore[index]  # containers only
+
+
+@dataclass(frozen=True, slots=True)
+class Referent(Source):
+    """What a weak reference or a context variable leads to."""
+
+    owner: Source
+
+    def __str__(self) -> str:
+        return f"{self.owner}()"
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        owner = self.owner.fetch(roots)
+        return owner.get() if isinstance(owner, ContextVar) else owner()  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Child(Source):
+    """The nth child of an object that is registered with pytree and has no nicer path."""
+
+    owner: Source
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.owner}<{self.index}>"
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        return pytree_children(self.owner.fetch(roots))[self.index]
+
+
+def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
+    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
+    try:
+        return spell(key)
+    except Exception:
+        return object.__repr__(key)
+
+
+def pytree_children(value: object) -> list[object]:
+    """The direct children of an object registered with torch's pytree."""
+    children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+    return list(children)
+
+
+class ScopePaths:
+    """Scope paths of sources: `L['self'].blocks[3].attn` is `blocks.3.attn`.
+
+    Sources share their prefixes, so each step is spelled once.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Source, str]] = {}
+
+    def of(self, source: Source) -> str:
+        """The path of a source; empty for `L['self']`."""
+        known = self._known.get(id(source))
+        if known is None:
+            above = "" if source.base is None else self.of(source.base)
+            own = _label(source)
+            known = self._known[id(source)] = (
+                source,
+                f"{above}.{own}" if above and own else above or own,
+            )
+        return known[1]
+
+
+def _label(source: Source) -> str:
+    match source:
+        case Local("self") | TypeOf():
+            return ""
+        case (
+            Local(name)
+            | Global(_, name)
+            | Imported(name)
+            | Running(name)
+            | Cell(_, name)
+            | Attr(_, name)
+        ):
+            return name
+        case Item(_, key) | Child(_, key):
+            return spell_key(key, str)
+        case Referent():
+            return "()"
+    raise TypeError(source)

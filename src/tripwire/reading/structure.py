@@ -1,0 +1,546 @@
+"""Structure: nested values taken apart into tensors and a shape, and put together again.
+
+An argument's shape is a skeleton: types, lengths, keys and plain values, with tensors left
+blank. A result's shape is a plan that builds it anew from the graph's outputs. Objects that
+came in with the call go out as themselves.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tripwire.env import is_library_module
+from tripwire.reading.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.reading.tensors import holds_tensor
+from tripwire.values.classes import (
+    find_in_class,
+    flags_of,
+    ids_of,
+    is_dataclass_object,
+    is_iterator,
+    is_namedtuple,
+    isinstance,
+    module_of,
+    mro,
+    name_of,
+)
+from tripwire.values.contents import (
+    at_once,
+    attributes_of,
+    elements_of,
+    filled_slots,
+    items_of,
+    own_dict,
+)
+from tripwire.values.sameness import PLAIN
+
+
+def has_pytree(value: object) -> bool:
+    """Whether torch's pytree registry knows the exact class of a value.
+
+    The registry is a dict: a metaclass with a hash of its own would be asked for it.
+    """
+    cls = type(value)
+    is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
+    return is_plain_key and cls in pytree.SUPPORTED_NODES
+
+
+def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
+    """Children with their paths: by attribute or key where that reaches the same object."""
+    with_keys = pytree.SUPPORTED_NODES[type(value)].flatten_with_keys_fn
+    if with_keys is None:
+        for index, child in enumerate(pytree_children(value)):
+            yield child, Child(path, index)
+        return
+    for index, (key, child) in enumerate(with_keys(value)[0]):
+        match key:
+            case pytree.GetAttrKey(name):
+                yield child, Attr(path, name)
+            case pytree.MappingKey(name) | pytree.SequenceKey(name):
+                yield child, Item(path, name)
+            case _:
+                yield child, Child(path, index)
+
+
+# --- arguments ---------------------------------------------------------------------------
+
+
+def iter_tensors(
+    value: object, path: Source, above: tuple[int, ...] = ()
+) -> Iterator[tuple[torch.Tensor, Source]]:
+    """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
+    if isinstance(value, torch.Tensor):
+        yield value, path
+    elif id(value) not in above:  # a container may contain itself
+        for child, child_path in _parts(value, path):
+            yield from iter_tensors(child, child_path, (*above, id(value)))
+
+
+def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
+    cls = type(value)
+    if id(cls) in PLAIN or isinstance(value, torch.nn.Module):
+        return
+    if is_namedtuple(cls):
+        names = cls._fields  # type: ignore[attr-defined]  # a namedtuple has fields
+        for name, child in zip(names, elements_of(value), strict=False):
+            yield child, Attr(path, name)
+    elif isinstance(value, dict):
+        for key, child in items_of(value):
+            yield child, Item(path, key)
+    elif isinstance(value, (list, tuple, deque)):
+        for index, child in enumerate(elements_of(value)):
+            yield child, Item(path, index)
+    elif has_pytree(value):
+        yield from iter_pytree(value, path)
+    elif is_dataclass_object(value):
+        held = attributes_of(value)
+        for field in fields(cast("Any", cls)):
+            if field.name in held:
+                yield held[field.name], Attr(path, field.name)
+
+
+_TENSOR = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class SameObject:
+    """Equal only for one very object: what it holds can't be compared."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.value!r:.60}"
+
+
+Skeleton = tuple[object, ...]
+
+
+def build_skeleton(
+    value: object, path: Source, above: tuple[int, ...] = (), *, identity: bool = True
+) -> Skeleton:
+    """What must be equal for two arguments to have the same shape: see the module's head.
+
+    Objects that can't be compared must be the same, or with identity=False of the same class.
+    """
+    if isinstance(value, torch.Tensor):
+        return (_TENSOR,)
+    cls = type(value)
+    if id(cls) in PLAIN or cls is slice:
+        # repr tells 0.0 from -0.0 and True from 1, and nan equals itself.
+        return (cls, repr(value))
+    if cls is set or cls is frozenset:
+        items = at_once(partial(iter, value))
+        if all(id(type(item)) in PLAIN for item in items):
+            return (cls, *sorted((type(item).__name__, repr(item)) for item in items))
+    if module_of(cls) == "numpy" and hasattr(value, "tobytes"):
+        return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
+    if id(value) in above:
+        return ("above", above.index(id(value)))
+    parts = list(_parts(value, path))
+    if not parts and not _is_container(value):
+        return (cls, SameObject(value)) if identity else (cls,)
+    inside = (*above, id(value))
+    return (
+        cls,
+        *((str(p), build_skeleton(child, p, inside, identity=identity)) for child, p in parts),
+    )
+
+
+def _is_container(value: object) -> bool:
+    return (
+        isinstance(value, (dict, list, tuple, deque))
+        or has_pytree(value)
+        or is_dataclass_object(value)
+    )
+
+
+def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, str, str] | None:
+    """Where two skeletons part: path, and how each side reads there."""
+    if left == right:
+        return None
+    if len(left) == len(right) and left[0] == right[0]:
+        for mine, theirs in zip(left[1:], right[1:], strict=True):
+            if _is_part(mine) and _is_part(theirs) and mine[0] == theirs[0]:  # type: ignore[index]
+                found = find_difference(mine[1], theirs[1], mine[0])  # type: ignore[index]
+                if found:
+                    return found
+    return path, _describe(left), _describe(right)
+
+
+def _is_part(item: object) -> bool:
+    """Whether an item of a skeleton is a path with the skeleton there."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], tuple)
+
+
+def _describe(skeleton: Skeleton) -> str:
+    head = skeleton[0]
+    if not isinstance(head, type):
+        return "a tensor" if head == _TENSOR else "itself"
+    if len(skeleton) == 2 and isinstance(skeleton[1], (str, SameObject)):
+        return str(skeleton[1])
+    if any(map(_is_part, skeleton)):
+        return f"{head.__name__} with {len(skeleton) - 1} parts"
+    return f"another {head.__name__}"
+
+
+def holds_mutable(value: object) -> bool:
+    """Whether a list or a dict is in a nest of tuples."""
+    if isinstance(value, tuple):
+        return any(map(holds_mutable, value))
+    return isinstance(value, (list, dict))
+
+
+# --- results -----------------------------------------------------------------------------
+
+
+class Plan:
+    """A step that builds one part of a result."""
+
+    __slots__ = ()
+
+    def build(self, building: Building) -> object:
+        """The part, made from this call's tensors."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """One call's ingredients: the graph's outputs, the roots, and what was built so far."""
+
+    tensors: tuple[torch.Tensor, ...]
+    roots: Roots
+    shared: dict[int, object]
+    fetched: dict[Source, object] = field(default_factory=dict)  # by path, before any effect
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan(Plan):
+    """The graph's nth output."""
+
+    index: int
+
+    def build(self, building: Building) -> object:
+        return building.tensors[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class SamePlan(Plan):
+    """An object that came in with the call goes out as itself."""
+
+    source: Source
+    held: Callable[[], object] | None = None  # leads to it, where it is the same on every call
+
+    def build(self, building: Building) -> object:
+        if self.held is not None:
+            return self.held()
+        if self.source in building.fetched:
+            return building.fetched[self.source]
+        return self.source.fetch(building.roots)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantPlan(Plan):
+    """A value without tensors, handed out as it is."""
+
+    value: object
+
+    def build(self, building: Building) -> object:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlan(Plan):
+    """An object made by the run; `key` lets other places of the result be the same object."""
+
+    key: int
+    parts: tuple[Plan, ...]
+    make: Callable[[list[Any]], object]
+
+    def build(self, building: Building) -> object:
+        if self.key not in building.shared:
+            made = self.make([part.build(building) for part in self.parts])
+            building.shared[self.key] = made
+        return building.shared[self.key]
+
+
+@dataclass(frozen=True, slots=True)
+class AgainPlan(Plan):
+    """A second place that holds an object which was built before."""
+
+    key: int
+
+    def build(self, building: Building) -> object:
+        return building.shared[self.key]
+
+
+class Unbuildable(Exception):
+    """A result, or a part of it, that no plan can build."""
+
+
+class Planner:
+    """Plans a result, and collects its tensors in order."""
+
+    def __init__(
+        self,
+        find_source: Callable[[object], Source | None],
+        was_written: Callable[[object], bool] = lambda _: False,
+        hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
+    ) -> None:
+        self._find_source = find_source
+        self._was_written = was_written
+        self._hold = hold
+        self.fetched: list[Source] = []  # what is reached through the call's arguments
+        self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
+        self._keys: dict[int, int] = {}
+        self._open: set[int] = set()
+        self.tensors: list[torch.Tensor] = []
+        self._positions: dict[int, int] = {}
+
+    def plan(self, value: object) -> Plan:
+        """The plan for one value and everything in it."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._positions:
+                self._positions[id(value)] = len(self.tensors)
+                self.tensors.append(value)
+            return TensorPlan(self._positions[id(value)])
+        if id(type(value)) in PLAIN:
+            return ConstantPlan(value)
+        # `()` is one object everywhere.
+        is_empty = (type(value) is tuple or type(value) is frozenset) and not value
+        source = None if is_empty else self._find_source(value)
+        if source is not None:
+            if self._was_written(value):
+                raise Unbuildable(f"the result holds {source}, which the run changed")
+            held = self._hold(value)
+            if held is None:
+                self.fetched.append(source)
+            return SamePlan(source, held)
+        self._alive.append(value)
+        if id(value) in self._open:
+            raise Unbuildable("the result contains itself")
+        if id(value) in self._keys:
+            return AgainPlan(self._keys[id(value)])
+        taken = _take_apart(value)
+        if taken is None:
+            if not _is_constant(value):
+                raise Unbuildable(f"the result holds {_a(type(value))} that the run made")
+            return ConstantPlan(value)
+        children, make = taken
+        key = self._keys[id(value)] = len(self._keys)
+        self._open.add(id(value))
+        parts = tuple(self.plan(child) for child in children)
+        self._open.discard(id(value))
+        return MadePlan(key, parts, make)
+
+
+_IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re", "numpy")
+
+
+def _is_constant(value: object) -> bool:
+    """Whether one object can be handed out by every call: nobody can change it."""
+    cls = type(value)
+    if isinstance(value, (Enum, ModuleType, slice)) or cls is object:
+        return True
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+        for part in getattr(value, "__qualname__", "").split("."):
+            found = getattr(found, part, None)
+        return found is value or isinstance(value, BuiltinFunctionType)
+    if module_of(cls) == "numpy" and not hasattr(value, "flags"):
+        return True
+    if module_of(cls) == "numpy":
+        return not isinstance(value, Sized)  # a scalar
+    is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
+    return is_plain or module_of(cls).partition(".")[0] in _IMMUTABLE_MODULES
+
+
+Parts = tuple[list[Any], Callable[[list[Any]], object]]
+
+
+_COPIED = ids_of(bytearray, array.array)
+
+
+def _take_apart(value: Any) -> Parts | None:
+    """An object's children, and how to make another from new ones; None for a leaf."""
+    cls: Any = type(value)
+    if is_iterator(cls) or isinstance(value, torch.nn.Module):
+        raise Unbuildable(f"the result holds {_a(cls)}")
+    if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
+        raise Unbuildable("the result holds a dict with tensors for keys")
+    if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
+        return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
+    if any(cls is kind for kind in (list, tuple, set, frozenset)):
+        return list(value), cls
+    if id(cls) in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            raise Unbuildable("the result holds an array of objects")
+        kept = copy.copy(value)
+        return [], lambda _: copy.copy(kept)
+    if cls is deque:
+        return list(value), lambda parts: deque(parts, value.maxlen)
+    if any(cls is kind for kind in (dict, OrderedDict, defaultdict)):
+        return _take_dict_apart(value)
+    if find_in_class(cls, "__new__") in _CONTAINERS and _holds_no_more(cls):
+        return _take_container_apart(value)
+    if has_pytree(value) and not _is_simple(value):
+        node = pytree.SUPPORTED_NODES[cls]
+        children, context = node.flatten_fn(value)
+        return list(children), lambda parts: node.unflatten_fn(parts, context)
+    return _take_object_apart(value)
+
+
+def _take_dict_apart(value: dict[Any, Any]) -> Parts:
+    cls: Any = type(value)
+    count = len(value)
+    if cls is defaultdict:
+        cls = partial(defaultdict, value.default_factory)  # type: ignore[attr-defined]
+
+    def make(parts: list[Any]) -> object:
+        return cls(zip(parts[:count], parts[count:], strict=True))
+
+    # A key may be an object that came with the call.
+    return _with_attributes(value, [*value, *value.values()], make)
+
+
+def _fill_dict(made: Any, parts: list[Any]) -> None:
+    base = OrderedDict if isinstance(made, OrderedDict) else dict
+    half = len(parts) // 2
+    for key, part in zip(parts[:half], parts[half:], strict=True):
+        base.__setitem__(made, key, part)
+
+
+# How subclasses that leave the making to these are filled, past methods of their own.
+_CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
+    dict.__new__: _fill_dict,  # OrderedDict's and defaultdict's as well
+    list.__new__: list.extend,
+    set.__new__: set.update,
+}
+
+
+_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
+_IS_HEAP_TYPE = 1 << 9
+
+
+def _holds_no_more(cls: type) -> bool:
+    """Whether what is in C of an object is known: that of the containers."""
+    return all(id(base) in _KNOWN_IN_C or flags_of(base) & _IS_HEAP_TYPE for base in mro(cls))
+
+
+def _take_container_apart(value: Any) -> Parts:
+    """A subclass of a container: what it contains, and what was set on it beside that."""
+    cls: Any = type(value)
+    new: Any = find_in_class(cls, "__new__")
+    fill = _CONTAINERS[new]
+    children = (
+        list(elements_of(value))
+        if not isinstance(value, dict)
+        else [
+            *(key for key, _ in items_of(value)),
+            *(part for _, part in items_of(value)),
+        ]
+    )
+    attributes, slots = own_dict(value) or {}, filled_slots(value)
+    count, names = len(children), list(attributes)
+    has_factory = isinstance(value, defaultdict)
+    factory = value.default_factory if has_factory else None
+
+    def make(parts: list[Any]) -> object:
+        made = new(cls)
+        if has_factory:
+            defaultdict.__init__(made, factory)
+        fill(made, parts[:count])
+        _fill(made, names, slots, parts[count:])
+        return made
+
+    return [*children, *attributes.values(), *(part for _, part in slots)], make
+
+
+def _with_attributes(
+    value: object, children: list[Any], make: Callable[[list[Any]], object]
+) -> Parts:
+    """The same, and what was set on the object beside what it contains."""
+    names = list(own_dict(value) or ())
+    if not names:
+        return children, make
+    count = len(children)
+
+    def make_all(parts: list[Any]) -> object:
+        made = make(parts[:count])
+        _fill(made, names, [], parts[count:])
+        return made
+
+    return [*children, *(own_dict(value) or {}).values()], make_all
+
+
+def _fill(
+    made: object,
+    names: list[str],
+    slots: list[tuple[MemberDescriptorType, object]],
+    parts: list[Any],
+) -> None:
+    """Set attributes, then slots, where they lie: no property and no `__setattr__` is asked."""
+    if names:
+        space = own_dict(made)
+        assert space is not None
+        space.update(zip(names, parts, strict=False))
+    for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
+        slot.__set__(made, part)
+
+
+def _take_object_apart(value: object) -> Parts | None:
+    cls = type(value)
+    attributes = own_dict(value) or {}
+    slots = filled_slots(value)
+    if not holds_tensor(value):
+        if not (attributes or slots) or not _is_simple(value):
+            return None
+        if is_library_module(module_of(cls)):
+            return None
+    if not (attributes or slots) or not _is_simple(value):
+        raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
+    names = list(attributes)
+
+    def make(parts: list[Any]) -> object:
+        made = object.__new__(cls)
+        _fill(made, names, slots, parts)
+        return made
+
+    return [*attributes.values(), *(part for _, part in slots)], make
+
+
+def _is_simple(value: object) -> bool:
+    """Whether an object is all that its attributes show."""
+    new = find_in_class(type(value), "__new__")
+    return new is object.__new__ and not isinstance(value, (*_OPAQUE, Enum, ModuleType))
+
+
+# What holds more than its attributes show, or can't be made without its own constructor.
+_OPAQUE = (dict, list, tuple, set, frozenset, deque, type, FunctionType, MethodType, partial)
+
+
+def _a(cls: type) -> str:
+    return f"a {name_of(cls)}"

@@ -1,0 +1,256 @@
+"""Values: which graph node stands for a tensor, by the tensor's identity.
+
+Tensors are held weakly, so a traced run frees its intermediates when the plain run would.
+An entry goes with its tensor; an identity never survives the object that had it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tripwire.env import is_library_module
+from tripwire.reading.sources import Source
+from tripwire.values.classes import find_in_class, ids_of, isinstance
+from tripwire.values.contents import children
+from tripwire.values.sameness import PLAIN
+
+if TYPE_CHECKING:
+    from tripwire.tracing.branches import Branch
+
+
+class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
+    """What is known of a tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # None for layouts without strides
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def build(self) -> torch.Tensor:
+        """A tensor of this form; its values are anything."""
+        assert self.stride is not None
+        return torch.empty_strided(
+            self.shape,
+            self.stride,
+            dtype=self.dtype,
+            device=self.device,
+            requires_grad=self.requires_grad,
+        )
+
+    @property
+    def full(self) -> str:
+        """Everything, for messages about differences."""
+        grad = ", requires grad" if self.requires_grad else ""
+        return f"{self} on {self.device}, strides {self.stride}{grad}"
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+def has_own_code(cls: type) -> bool:
+    """Whether a tensor's class runs code of the user's for whatever is asked of the tensor."""
+    if cls is torch.Tensor or cls is nn.Parameter or not issubclass(cls, torch.Tensor):
+        return False
+    found = find_in_class(cls, "__torch_function__")
+    function = getattr(found, "__func__", found)
+    return isinstance(function, FunctionType) and not is_library_module(function.__module__)
+
+
+PLAIN_TENSORS = ids_of(torch.Tensor, nn.Parameter)
+_Answer = TypeVar("_Answer")
+
+
+def quietly(ask: Callable[[torch.Tensor], _Answer]) -> Callable[[torch.Tensor], _Answer]:
+    """Ask a tensor for something of its own; a subclass's `__torch_function__` isn't told."""
+
+    @functools.wraps(ask)
+    def asked(tensor: torch.Tensor) -> _Answer:
+        if id(type(tensor)) in PLAIN_TENSORS:
+            return ask(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            return ask(tensor)
+
+    return asked
+
+
+@quietly
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """The metadata of a tensor as it is now."""
+    nested = tensor.is_nested
+    return TensorMeta(
+        () if nested else tuple(tensor.shape),
+        tensor.stride() if tensor.layout is torch.strided and not nested else None,
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+    )
+
+
+@quietly
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory; -1 for layouts without one storage."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
+
+
+LAZY = -1  # the version of a lazy module's tensor that has no shape yet
+
+
+@quietly
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The count of in-place changes; None for inference tensors, which keep none."""
+    if id(type(tensor)) not in PLAIN_TENSORS and is_lazy(tensor):
+        return LAZY
+    return None if tensor.is_inference() else tensor._version
+
+
+def iter_given(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors among the arguments of a call: in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from iter_given(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from iter_given(item)
+
+
+class Traits(NamedTuple):
+    """What else Python and torch calls can tell of an input."""
+
+    cls: type
+    layout: torch.layout
+    lazy_bits: tuple[bool, bool, bool]  # conjugated, negated, made in inference mode
+    is_leaf: bool
+    offset: int | None
+    is_view: bool
+    wrapped: object = None  # of a subclass that wraps others: what wraps_of gives
+
+
+def wraps_of(tensor: torch.Tensor) -> object:
+    """What a tensor that is made of others says of itself; a DTensor's placements are there."""
+    if id(type(tensor)) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor):
+        return None
+    try:
+        names, context = tensor.__tensor_flatten__()
+    except Exception:  # the user's code; a half-made tensor can't say, and is like no other
+        return object()
+    return tuple(names), context, [_describe_part(getattr(tensor, name)) for name in names]
+
+
+def _describe_part(part: object) -> object:
+    return (meta_of(part), wraps_of(part)) if isinstance(part, torch.Tensor) else part
+
+
+def find_leaf(tensor: torch.Tensor) -> bool | None:
+    """Whether it is a leaf; None where autograd refuses to say.
+
+    That is a view that was made under `no_grad` of a tensor that was changed outside of it.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
+@quietly
+def traits_of(tensor: torch.Tensor) -> Traits:
+    """The traits of a tensor as it is now."""
+    return Traits(
+        type(tensor),
+        tensor.layout,
+        (tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+        bool(find_leaf(tensor)),
+        int(tensor.storage_offset()) if tensor.layout is torch.strided else None,
+        tensor._is_view(),
+        wraps_of(tensor),
+    )
+
+
+class Known(weakref.ref[torch.Tensor]):
+    """What is known of one live tensor: its node, or the sources that reach it, or both."""
+
+    __slots__ = ("key", "node", "seen_at", "sized_by", "sources", "version")
+
+    key: int
+    node: fx.Node | None
+    sources: dict[Source, bool]  # in the order in which they were found; whether anchored
+    sized_by: tuple[Branch, ...]  # what decides on its shape by values, see sizes.py
+    version: int | None  # its count of in-place changes when it was last looked at,
+    seen_at: int  # and the number of calls recorded by then
+
+
+class ValueTable:
+    """Tensor → `Known`, by identity."""
+
+    __slots__ = ("__weakref__", "_drop", "_known")
+
+    def __init__(self) -> None:
+        known: dict[int, Known] = {}
+        self._known = known
+
+        def drop(ref: weakref.ref[torch.Tensor]) -> None:
+            assert isinstance(ref, Known)
+            if known.get(ref.key) is ref:
+                del known[ref.key]
+
+        self._drop = drop
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, tensor: torch.Tensor) -> Known | None:
+        """What is known of this very tensor."""
+        known = self._known.get(id(tensor))
+        return known if known is not None and known() is tensor else None
+
+    def add(self, tensor: torch.Tensor) -> Known:
+        """The tensor's entry, made where there is none."""
+        known = self.find(tensor)
+        if known is None:
+            known = Known(tensor, self._drop)
+            known.key = id(tensor)
+            known.node = None
+            known.sources = {}
+            known.sized_by = ()
+            known.version = version_of(tensor)
+            known.seen_at = 0
+            self._known[known.key] = known
+        return known
+
+    def clear(self) -> None:
+        """Forget every tensor."""
+        self._known.clear()
+
+    def live(self) -> list[tuple[torch.Tensor, Known]]:
+        """Every known tensor that is still alive."""
+        pairs = [(known(), known) for known in list(self._known.values())]
+        return [(tensor, known) for tensor, known in pairs if tensor is not None]
+
+
+def holds_tensor(value: object) -> bool:
+    """Whether a tensor is anywhere in a value; see `iter_held`."""
+    return next(iter_held(value), None) is not None
+
+
+def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors anywhere in a value, each object looked into once. Classes and modules aren't."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    seen = set() if seen is None else seen
+    if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+        return
+    seen.add(id(value))
+    for child in children(value):
+        yield from iter_held(child, seen)

@@ -1,0 +1,464 @@
+"""Rules: what recording does with each torch function that a run calls.
+
+Every function gets a rule when it is first met. A function with no entry in the tables here
+is recorded as a call, and if it hands Python something that is no tensor, that is a branch:
+a table that misses a function costs a branch too many, never a value baked in (L2).
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, Literal
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from tripwire.env import is_library_module, torch_path
+from tripwire.values.classes import isinstance
+
+# As they are; while a run is observed, the names in builtins stand for others.
+GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Arguments that a call changes though neither its name nor a version counter tells."""
+
+    arguments: tuple[tuple[int, str], ...]  # positions and names
+    flag: tuple[int, str, bool] | None = None  # only where this argument is true; and its default
+    counted: bool = False  # a version counter does tell, but inference tensors have none
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of those arguments in one call."""
+        if self.flag is not None:
+            index, name, default = self.flag
+            if not (args[index] if len(args) > index else kwargs.get(name, default)):
+                return []
+        found: list[Any] = [
+            args[i] if len(args) > i else kwargs.get(name) for i, name in self.arguments
+        ]
+        return [value for value in found if not self.counted or value.is_inference()]
+
+
+def _statistics(first: int, flag: str | None, default: bool = False) -> Written:
+    """Running statistics of a norm stand side by side; most norms update them on a flag."""
+    arguments = ((first, "running_mean"), (first + 1, "running_var"))
+    return Written(arguments, None if flag is None else (5, flag, default))
+
+
+_RENORM = Written(((1, "weight"),), (3, "max_norm", False), counted=True)
+_IN_FUNCTIONAL = {
+    torch.nn.functional.batch_norm: _statistics(1, "training"),
+    torch.nn.functional.instance_norm: _statistics(1, "use_input_stats", default=True),
+    torch.nn.functional.embedding: _RENORM,
+    torch.nn.functional.embedding_bag: _RENORM,
+}
+_IN_TORCH = {
+    "batch_norm": _statistics(3, "training"),
+    "native_batch_norm": _statistics(3, "training"),
+    "_native_batch_norm_legit": _statistics(3, "training"),
+    "cudnn_batch_norm": _statistics(3, "training"),
+    "miopen_batch_norm": _statistics(3, "training"),
+    "_batch_norm_with_update": _statistics(3, None),
+    "instance_norm": _statistics(3, "use_input_stats"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Recorded as one node."""
+
+    op: Literal["call_function", "call_method"]
+    target: Any  # a callable, or a method's name
+    name: str  # the function's own name, without class or overload
+    attribute: str | None = None  # second argument of getattr and setattr nodes
+    writes: bool = False  # changes its first argument in place
+    writes_also: Written | None = None
+    may_write: bool = True  # its arguments are looked at after the call
+    sized_by_data: bool = False  # the result's shape can depend on values
+    takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
+    splits: bool = False  # the number of results depends on a shape
+    opaque: bool = False  # Python or scripted code runs inside: any size may depend on values
+    of_shapes: bool = False  # the result's values depend on the arguments' shapes alone
+    as_it_is: str | None = None  # why no compiler may look inside; None: it may
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Reads metadata only; never recorded."""
+
+    name: str
+    of_size: bool  # a branch where the tensor's size depends on values
+    of_strides: bool = False
+    of_grad: bool = False  # whether a gradient is wanted, and what would compute it
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Can't be followed."""
+
+    slug: str
+    reason: str
+
+
+Rule = Call | Query | Refuse
+
+
+def words(text: str) -> frozenset[str]:
+    """Words of a text, as a set."""
+    return frozenset(text.split())
+
+
+_SIZE_QUERIES = words(
+    "shape size __len__ numel nelement nbytes stride is_contiguous is_same_size "
+    "storage_offset dim_order"
+)
+_STRIDE_QUERIES = words("stride is_contiguous storage_offset dim_order _is_view")
+_GRAD_QUERIES = words("requires_grad is_leaf grad_fn")
+_QUERIES = _SIZE_QUERIES | words(
+    "dtype device ndim dim ndimension layout requires_grad is_leaf grad_fn names name itemsize "
+    "element_size "
+    "is_cuda is_cpu is_xpu is_ipu is_hpu is_mps is_maia is_meta is_mkldnn is_mtia is_nested "
+    "is_ort is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_floating_point is_complex "
+    "is_signed is_conj is_neg is_inference is_pinned is_shared is_coalesced is_distributed "
+    "is_tensor has_names get_device sparse_dim dense_dim _is_view _is_zerotensor qscheme "
+    "result_type can_cast promote_types broadcast_shapes grad_dtype __dir__ "
+    "_has_compatible_shallow_copy_type"
+)
+SIZED_BY_DATA = words(
+    "nonzero argwhere masked_select unique unique_consecutive unique_dim _unique2 _unique "
+    "_unique_impl _unique_consecutive_impl _return_output _return_inverse _return_counts "
+    "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
+    "bincount where repeat_interleave __getitem__ tensor_split to_sparse to_sparse_csr "
+    "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
+    "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive"
+)
+# Sizes among the arguments: where one is a tensor, the result's size depends on its value.
+_TAKES_SIZES = words(
+    "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
+    "new_zeros new_ones new_full new_empty view reshape expand repeat tile narrow unflatten "
+    "split split_with_sizes chunk as_strided pad unfold interpolate resize_ broadcast_to "
+    "tril_indices triu_indices __getitem__ topk diag diagonal diag_embed multinomial "
+    "hann_window hamming_window blackman_window bartlett_window kaiser_window fft ifft rfft "
+    "irfft hfft ihfft stft istft tensordot movedim select_scatter slice_scatter vander "
+    "tril triu roll combinations cartesian_prod"
+)
+_SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
+_STORAGE = "it gives access to a tensor's memory, and tripwire can't see what is done with that."
+_CALLBACK = "it keeps a Python function that would run later, outside the graph."
+_REFUSED = {
+    **dict.fromkeys(
+        words(
+            "data_ptr untyped_storage storage _typed_storage __dlpack__ __dlpack_device__ "
+            "share_memory_ __reduce_ex__ __setstate__ __cuda_array_interface__ _storage is_set_to"
+        ),
+        Refuse("tensor-memory", _STORAGE),
+    ),
+    **dict.fromkeys(
+        words("register_hook register_post_accumulate_grad_hook apply_ map_ map2_"),
+        Refuse("callable-argument", _CALLBACK),
+    ),
+}
+_TRANSFORM = Refuse(
+    "function-transform",
+    "a torch.func transform (vmap, grad, jvp, ...) wraps tensors, and a graph can't hold the "
+    "wrapping. Call the transform outside the traced function.",
+)
+_HIGHER_ORDER = Refuse(
+    "higher-order-operator",
+    "torch.cond, while_loop and their like take several Python functions, and one run shows "
+    "only those that ran. Write the branch or loop in plain Python, or call it outside the "
+    "traced function.",
+)
+_RESEEDED = Refuse(
+    "generator-reseeded",
+    "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
+    "outside, or pass a torch.Generator.",
+)
+_SAVED_HOOKS = Refuse(
+    "backward-hook",
+    "hooks on saved tensors are Python functions that would run in the backward, outside the "
+    "graph.",
+)
+_DISPATCH_MODE = Refuse(
+    "dispatch-mode", "a TorchDispatchMode is entered here, and what it does can't be followed."
+)
+_INNER_CONTEXT = Refuse(
+    "inner-context",
+    "inference mode is entered by a function meant for graphs, such as another trace's. Call the "
+    "plain function.",
+)
+_STATE = Refuse(
+    "torch-state-changed",
+    "one of torch's flags is set here, and a graph wouldn't set it again. Set it outside.",
+)
+_STATE_SETTERS = words(
+    "set_default_dtype set_default_tensor_type set_default_device use_deterministic_algorithms "
+    "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
+)
+_SWAPPED = Refuse(
+    "tensor-memory", "swap_tensors exchanges two tensors, and a graph can't hold that."
+)
+COMPILED = Refuse(
+    "torch-compile-inside",
+    "a function compiled by torch.compile runs here, and this trace can't see into it. Trace "
+    "the plain function.",
+)
+_SHARDED = Refuse(
+    "communicates",
+    "a wrapper for training in several processes runs here. Compile what is inside: the module "
+    "that DistributedDataParallel wraps, or the `forward` of each module that fully_shard was "
+    "called on.",
+)
+_COLLECTIVE = Refuse(
+    "communicates",
+    "works with other processes, and compiled code wouldn't do it again. Compile what comes before "
+    "and after.",
+)
+_COLLECTIVES = words(
+    "all_gather all_gather_coalesced all_gather_object all_gather_into_tensor all_gather_single "
+    "all_reduce all_reduce_coalesced all_to_all all_to_all_single barrier monitored_barrier "
+    "broadcast broadcast_object_list gather gather_object reduce reduce_scatter "
+    "reduce_scatter_tensor reduce_scatter_single scatter scatter_object_list send recv isend irecv "
+    "send_object_list recv_object_list batch_isend_irecv init_process_group destroy_process_group "
+    "new_group new_subgroups new_subgroups_by_enumeration split_group shrink_group"
+)
+_SEEDING = words(
+    "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all fork_rng"
+)
+
+
+@cache
+def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
+    """Files of torch whose functions can't be followed; all of them, or those named."""
+    path = torch_path(filename)
+    if path is None:
+        return None
+    if path.startswith("_higher_order_ops/"):
+        return _HIGHER_ORDER, None
+    if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
+        return _TRANSFORM, None
+    if path.endswith("random.py"):
+        return _RESEEDED, _SEEDING
+    if path == "autograd/forward_ad.py":
+        return _TRANSFORM, None
+    if path == "autograd/grad_mode.py":
+        return _INNER_CONTEXT, frozenset({"_enter_inference_mode"})
+    if path == "autograd/graph.py":
+        return _SAVED_HOOKS, frozenset({"__enter__"})
+    if path == "utils/_python_dispatch.py":
+        return _DISPATCH_MODE, frozenset({"__enter__"})
+    if path in ("__init__.py", "nn/attention/__init__.py"):
+        return _STATE, _STATE_SETTERS
+    if path == "utils/__init__.py":
+        return _SWAPPED, frozenset({"swap_tensors"})
+    if path.startswith("distributed/fsdp/") or path == "nn/parallel/distributed.py":
+        return _SHARDED, None
+    if path == "distributed/distributed_c10d.py":  # from 3.12 on, C calls inside aren't seen
+        return _COLLECTIVE, _COLLECTIVES
+    if path == "_dynamo/eval_frame.py":
+        return COMPILED, frozenset({"compile_wrapper"})
+    return None
+
+
+def find_refused_code(code: CodeType) -> Refuse | None:
+    """The refusal for a Python function of torch's that no torch-function mode sees."""
+    found = _refused_file(code.co_filename)
+    if found is None or (found[1] is not None and code.co_name not in found[1]):
+        return None
+    return found[0]
+
+
+_OPERATORS: dict[str, Callable[..., object]] = {
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+}
+RULES: dict[object, Rule] = {}  # of torch's functions, as they are met
+
+
+def rule_for(func: Callable[..., object]) -> Rule:
+    """The rule of a function, made on first use."""
+    rule = RULES.get(func)
+    if rule is None:
+        rule = _build_rule(func)
+        if is_library_module(getattr(func, "__module__", None) or "torch"):
+            RULES[func] = rule  # a user's function would be kept alive
+    return rule
+
+
+def _build_rule(func: Any) -> Rule:
+    if isinstance(func, HigherOrderOperator):
+        return _HIGHER_ORDER
+    if isinstance(func, type):
+        return Query(func.__name__, of_size=False)
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return _operator_rule(func)
+    name = func.__name__
+    if name in ("__get__", "__set__", "__delete__"):
+        return _property_rule(name, func.__self__)
+    if name in _REFUSED:
+        return _refuse(name)
+    if name in _QUERIES:
+        return _query(name)
+    if name == "__deepcopy__":  # its memo belongs to the run; a graph starts a new one
+        return Call("call_function", copy.deepcopy, "deepcopy")
+    facts: dict[str, Any] = {
+        "writes": _writes(name),
+        "sized_by_data": name in SIZED_BY_DATA,
+        "takes_sizes": name in _TAKES_SIZES,
+        "splits": name in _SPLITS,
+        "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)
+    }
+    if name in _OPERATORS and getattr(torch.Tensor, name) is func:
+        return Call("call_function", _OPERATORS[name], name, None, **facts)
+    if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
+        return Call("call_method", name, name, None, **facts)
+    also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name) or _find_flag(func)
+    users = not is_library_module(func.__module__ or "torch")
+    return Call(
+        "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
+    )
+
+
+def _find_flag(func: Any) -> Written | None:
+    """The first argument of `relu(x, inplace=True)` and its like."""
+    if not isinstance(func, FunctionType):
+        return None
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    if "inplace" not in names:
+        return None
+    return Written(((0, names[0]),), (names.index("inplace"), "inplace", False), counted=True)
+
+
+class Target:
+    """A callable under a name that fx can spell.
+
+    fx takes the names of callables from torch for paths that lead to them, and not all are.
+    """
+
+    __module__ = "tripwire"
+
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self.call = call
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def as_target(func: Any) -> Any:
+    """The function itself where its name leads to it, else a Target."""
+    found: Any = sys.modules.get(func.__module__ or "torch", torch)
+    if getattr(found, func.__name__, None) is func or not is_library_module(found.__name__):
+        return func
+    return Target(func, func.__name__)
+
+
+def _query(name: str) -> Query:
+    return Query(name, name in _SIZE_QUERIES, name in _STRIDE_QUERIES, name in _GRAD_QUERIES)
+
+
+def _refuse(name: str) -> Refuse:
+    rule = _REFUSED[name]
+    return Refuse(rule.slug, f"`{name}`: {rule.reason}")
+
+
+def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> Call:
+    overloads = (
+        [func]
+        if isinstance(func, OpOverload)
+        else [getattr(func, overload) for overload in func.overloads()]  # type: ignore[no-untyped-call]
+    )
+    name = func.__name__.partition(".")[0]
+    return Call(
+        "call_function",
+        func,
+        name,
+        writes=_writes(name),
+        writes_also=_IN_TORCH.get(name) or _mutable_arguments(overloads),
+        sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
+        opaque=overloads[0].namespace not in ("aten", "prim", "prims"),
+    )
+
+
+def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> Written | None:
+    """Arguments that a schema marks as written; `out` arguments are seen on their own."""
+    found = {
+        (index, argument.name): None
+        for overload in overloads
+        for index, argument in enumerate(overload._schema.arguments)
+        if argument.is_write and not argument.kwarg_only
+    }
+    return Written(tuple(found)) if found else None
+
+
+def _property_rule(kind: str, descriptor: Any) -> Rule:
+    name: str = getattr(descriptor, "fget", descriptor).__name__  # a property, or a C getter
+    if name in _REFUSED:
+        return _refuse(name)
+    if kind == "__get__":
+        if name in _QUERIES:
+            return _query(name)
+        return Call("call_function", GETATTR, name, name)
+    if kind == "__set__":
+        return Call("call_function", SETATTR, f"set_{name}", name, writes=True)
+    return Call("call_function", DELATTR, f"delete_{name}", name, writes=True)
+
+
+def _writes(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_")
+
+
+_NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__init__"})
+
+
+@cache
+def is_seeded(name: str) -> bool:
+    """Whether an operator of this name draws from a generator, by torch's own tags."""
+    packet = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )
+
+
+def find_out_of_place(call: Call) -> Call | None:
+    """The call that computes what an in-place one computes, and leaves its argument alone."""
+    if call.name == "zero_":
+        return Call("call_function", _zero, "zero")
+    if call.name == "fill_":
+        return Call("call_function", torch.fill, "fill")
+    name = call.name
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    known = callable(getattr(torch.Tensor, plain, None)) and name not in _NO_PLAIN_FORM
+    if plain == name or call.attribute is not None or not known:
+        return None
+    if isinstance(call.target, (OpOverload, OpOverloadPacket)):
+        return None
+    return Call("call_method", plain, plain)
+
+
+def _zero(tensor: torch.Tensor) -> torch.Tensor:
+    """What `zero_` leaves, with its gradient of zero."""
+    return torch.fill(tensor, 0)
+
+
+# Their namesakes without the underscore do something else.
+_NO_PLAIN_FORM = words("bernoulli_ resize_ resize_as_ set_ requires_grad_ swapaxes_ rename_")
+# These write their result in the dtype of the tensor, and compute it in another.
+RESULT_IS_CAST = words(
+    "eq_ ne_ lt_ le_ gt_ ge_ equal_ not_equal_ less_ less_equal_ greater_ greater_equal_ "
+    "logical_and_ logical_or_ logical_xor_ logical_not_"
+)

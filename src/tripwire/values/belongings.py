@@ -1,0 +1,121 @@
+"""Belongings: what is torch's or Python's own, and what is a user's.
+
+Names lie: `functools.wraps` gives a user's function the module of torch's, and a class that
+`types.new_class` makes is called one of that module's. So files and identities decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from tripwire.env import is_library_file, is_library_module, is_stdlib_module
+from tripwire.values.classes import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
+from tripwire.values.contents import own_dict
+
+IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
+CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
+_NUMPY = ("numpy", "numpy.dtypes")
+_SHOWN_BASES = ids_of(
+    *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
+    *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
+)
+
+
+def name_of_module(module: types.ModuleType) -> str:
+    """What a Python module is called."""
+    name = (own_dict(module) or {}).get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def can_be_written(cls: type) -> bool:
+    """Whether attributes can be put on a class."""
+    return bool(flags_of(cls) & IS_HEAP_TYPE) and not flags_of(cls) & _IS_IMMUTABLE_TYPE
+
+
+def is_library_class(cls: type) -> bool:
+    """Whether torch or the standard library has this very class under its name."""
+    module = module_of(cls)
+    if not is_library_module(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name_of(cls).split("."):
+        found = getattr(found, part, None)
+    return found is cls or not can_be_written(cls)
+
+
+@dataclass(frozen=True, slots=True)
+class StandsFor:
+    """The last constant of code of ours that a function of a library runs for a while."""
+
+    code: types.CodeType
+
+
+def code_of(function: types.FunctionType) -> types.CodeType:
+    """A function's own code, whatever a hook of ours lets it run now, in any thread."""
+    code = function.__code__
+    last = code.co_consts[-1] if code.co_consts else None
+    return last.code if type(last) is StandsFor else code
+
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function is torch's or the standard library's, not one that `wraps` it."""
+    return is_library_module(function.__module__ or "") and is_library_file(
+        code_of(function).co_filename
+    )
+
+
+def is_numpy_constant(value: object) -> bool:
+    """Whether a value is a scalar, a dtype or a function of NumPy's: nothing there changes."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or module_of(type(value)) not in _NUMPY:
+        return False
+    kinds = (numpy.generic, numpy.dtype, numpy.ufunc, type(numpy.sum))
+    return isinstance(value, kinds) and not isinstance(value, numpy.void)  # which may be a view
+
+
+def hides_state(cls: type) -> bool:
+    """Whether part of an object is in C, where Python can't see it change."""
+    return any(
+        id(base) not in _SHOWN_BASES and not flags_of(base) & IS_HEAP_TYPE and size_of(base) > 16
+        for base in mro(cls)
+    )
+
+
+def is_librarys(value: object) -> bool:
+    """Whether something in a library's module is its code, or state that is watched elsewhere."""
+    if value is sys.modules or value is os.environ:
+        return True
+    if isinstance(value, types.ModuleType):
+        return not is_library_module(value.__name__)  # what a library imports for itself
+    if isinstance(value, (*CONTAINERS, functools.partial)):
+        return False
+    if isinstance(value, types.FunctionType):
+        return is_library_function(value)
+    return is_library_class(value if isinstance(value, type) else type(value))
+
+
+def is_pythons(value: object) -> bool:
+    """Whether something in builtins is Python's own, not what somebody put there."""
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__module__ == "builtins"
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a NumPy array, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_looked_into(cls: type) -> bool:
+    """Objects of torch's insides, of tripwire and of Python's machinery hold no user's state."""
+    module = module_of(cls)
+    top = module.partition(".")[0]
+    if is_stdlib_module(module):
+        return top != "logging" or issubclass(cls, logging.LoggerAdapter)
+    return not module.startswith("torch._") and top != "tripwire"

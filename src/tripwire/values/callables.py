@@ -1,0 +1,39 @@
+"""Callables: the code that runs when something is called, found without running any."""
+
+from __future__ import annotations
+
+import functools
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType
+from typing import Any
+
+from tripwire.values.classes import find_in_class, isinstance
+
+
+def find_code(target: Any) -> CodeType | None:
+    """A callable's own code, as far as that is Python: what a decorator wrapped, not the wrapper.
+
+    Of an object it is that of `forward`, or of `__call__`.
+    """
+    while isinstance(target, (functools.partial, MethodType)):
+        target = target.func if isinstance(target, functools.partial) else target.__func__
+    if not isinstance(target, FunctionType):
+        found_in = [find_in_class(type(target), name) for name in _CALLED]
+        for found in (_find_wrapped(target), *found_in):
+            if isinstance(found, FunctionType):
+                target = found
+                break
+    if not isinstance(target, FunctionType):
+        return None
+    inner = target.__dict__.get("__wrapped__")
+    return inner.__code__ if isinstance(inner, FunctionType) else target.__code__
+
+
+_CALLED = ("forward", "__call__")
+
+
+def _find_wrapped(target: object) -> object:
+    descriptor: Any = find_in_class(type(target), "__dict__")
+    space = descriptor.__get__(target) if type(descriptor) is GetSetDescriptorType else {}
+    if "__wrapped__" in space:
+        return space["__wrapped__"]
+    return find_in_class(type(target), "__wrapped__")

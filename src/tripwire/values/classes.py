@@ -1,0 +1,103 @@
+"""Classes: what a value is, asked of its type. No code of a class or a metaclass runs.
+
+`isinstance` here asks its type and not its `__class__`, which a mock or a
+lazy proxy answers with another's, or with an error. Whoever looks at a user's values imports it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from builtins import isinstance as isinstance
+else:
+
+    def isinstance(value, kinds):
+        """Whether a value's own class is one of some kinds, whatever it says of itself."""
+        return issubclass(type(value), kinds)
+
+
+_type_mro = type.__dict__["__mro__"].__get__
+_type_dict = type.__dict__["__dict__"].__get__
+_type_module = type.__dict__["__module__"].__get__
+_type_name = type.__dict__["__qualname__"].__get__
+_type_size = type.__dict__["__basicsize__"].__get__
+_type_flags = type.__dict__["__flags__"].__get__
+
+
+_ABSENT = object()
+
+
+def mro(cls: type) -> tuple[type, ...]:
+    """A class's bases, itself first; a metaclass with an `__mro__` isn't asked."""
+    return cast("tuple[type, ...]", _type_mro(cls))
+
+
+def class_dict(cls: type) -> MappingProxyType[str, Any]:
+    """A class's own attributes; a metaclass with a `__dict__` isn't asked."""
+    return cast("MappingProxyType[str, Any]", _type_dict(cls))
+
+
+def module_of(cls: type) -> str:
+    """The module that a class says it is of; a metaclass isn't asked."""
+    module = _type_module(cls)
+    return module if isinstance(module, str) else ""
+
+
+def name_of(cls: type) -> str:
+    """A class's qualified name; a metaclass isn't asked."""
+    return cast("str", _type_name(cls))
+
+
+def short_name_of(cls: type) -> str:
+    """A class's name without what it is defined in; a metaclass isn't asked."""
+    return name_of(cls).rpartition(".")[2]
+
+
+def flags_of(cls: type) -> int:
+    """What CPython notes of a class (Py_TPFLAGS); a metaclass isn't asked."""
+    return cast("int", _type_flags(cls))
+
+
+def size_of(cls: type) -> int:
+    """The bytes that an instance takes in C; a metaclass isn't asked."""
+    return cast("int", _type_size(cls))
+
+
+def is_iterator(cls: type) -> bool:
+    """Whether instances of a class can be iterated and are their own iterators."""
+    return all(find_in_class(cls, name) for name in ("__iter__", "__next__"))
+
+
+def is_exactly(value: object, *kinds: type) -> bool:
+    """Whether a value's class is one of some; a metaclass with an `==` isn't asked."""
+    return any(type(value) is kind for kind in kinds)
+
+
+def ids_of(*classes: type) -> frozenset[int]:
+    """Classes that live for ever, by identity: a metaclass may have an `==` and a hash."""
+    return frozenset(map(id, classes))
+
+
+def find_in_class(cls: type, name: str) -> object:
+    """What a class or a base has under a name, as it lies there; None where there is nothing.
+
+    Like `inspect.getattr_static`, which keeps every class that it is asked about alive (3.12.0 to
+    3.12.3, cpython#118013).
+    """
+    for base in mro(cls):
+        found = class_dict(base).get(name, _ABSENT)  # one look: another thread may delete it
+        if found is not _ABSENT:
+            return found
+    return None
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Whether a class was made by `namedtuple` or `typing.NamedTuple`."""
+    return issubclass(cls, tuple) and all(find_in_class(cls, n) for n in ("_fields", "_make"))
+
+
+def is_dataclass_object(value: object) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return find_in_class(type(value), "__dataclass_fields__") is not None

@@ -1,0 +1,216 @@
+"""Contents: what a value holds, read without running any of its code.
+
+Properties, `__getattr__`, `__iter__` and `items` of a user's class never run: only what Python
+itself put into classes is asked. `children` is the one walk over a value's insides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+from tripwire.values.classes import class_dict, find_in_class, isinstance, mro
+
+# --- containers ---
+
+
+def at_once(iterate: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+    """All that a container holds, though another thread may write to it meanwhile.
+
+    A collection can begin anywhere in an iteration, run a finaliser and let that thread go on.
+    """
+    for _ in range(_TRIES):
+        try:
+            return tuple(iterate())
+        except RuntimeError as error:
+            if "during iteration" not in str(error):  # not a write: an error of the container's own
+                raise
+    return tuple(iterate())
+
+
+_TRIES = 100
+
+
+def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, in one go. Runs no code of a subclass."""
+    # `dict.copy` asks an OrderedDict, and whatever has an `__iter__` of its own, for each value.
+    return dict.copy(space) if type(space) is dict else dict(at_once(partial(dict.items, space)))
+
+
+def elements_of(value: Any) -> tuple[Any, ...]:
+    """What a list, tuple, deque or set holds. Runs no `__iter__` of a subclass."""
+    base = next(kind for kind in _SEQUENCES if issubclass(type(value), kind))
+    return at_once(partial(base.__iter__, value))
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+
+
+def items_of(value: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
+    """What a dict holds, in its order. Runs no `items` of a subclass."""
+    base = OrderedDict if issubclass(type(value), OrderedDict) else dict
+    return at_once(partial(base.items, value))
+
+
+# --- attributes ---
+
+
+def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
+    """A class's slots by name, those of its bases included."""
+    return dict(_all_slots(cls))
+
+
+def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
+    """A class's slots, bases first; of one name there may be several."""
+    return [
+        (name, value)
+        for base in reversed(mro(cls))
+        if "__slots__" in class_dict(base)
+        for name, value in at_once(class_dict(base).items)
+        if isinstance(value, MemberDescriptorType)
+    ]
+
+
+def read_slots(value: object) -> dict[str, object]:
+    """The filled slots of an object."""
+    filled: dict[str, object] = {}
+    for name, slot in slots_of(type(value)).items():
+        try:
+            filled[name] = slot.__get__(value)
+        except AttributeError:  # an empty slot
+            continue
+    return filled
+
+
+def filled_slots(value: object) -> list[tuple[MemberDescriptorType, object]]:
+    """All slots that hold something, those that a subclass hides as well."""
+    filled = []
+    for _, slot in _all_slots(type(value)):
+        try:
+            filled.append((slot, slot.__get__(value)))
+        except AttributeError:
+            continue
+    return filled
+
+
+def attributes_of(value: object) -> dict[str, object]:
+    """An object's own attributes, in its dict and in its slots."""
+    return {**(own_dict(value) or {}), **read_slots(value)}
+
+
+def own_dict(value: object) -> dict[str, object] | None:
+    """An object's dict, without asking any code of its class: `__dict__` may be a property."""
+    cls = type(value)
+    way = _ways.get(id(cls)) or _find_way(cls)
+    try:
+        # The descriptor itself would be faster, and keep the class alive for as long as we know it.
+        found = _ask(value, "__dict__") if way is _ask else way(value)
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+_ask = object.__getattribute__
+# How to come to the dict of a class's instances, by the class's identity: found once.
+_ways: dict[int, Callable[..., object]] = {}
+_known: dict[int, weakref.ref[type]] = {}
+_generic_dict = ctypes.pythonapi.PyObject_GenericGetDict
+_generic_dict.restype = ctypes.py_object
+_generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is asked what it is
+
+
+def _find_way(cls: type) -> Callable[..., object]:
+    descriptor: Any = find_in_class(cls, "__dict__")
+    way: Callable[..., object] = _look_past_property
+    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
+        way = _ask
+    elif descriptor is None:
+        way = _has_none
+    _ways[id(cls)] = way
+    _known[id(cls)] = weakref.ref(cls, partial(_forget, _ways, _known, id(cls)))
+    return way
+
+
+def _forget(ways: dict[int, Any], known: dict[int, Any], key: int, _: object) -> None:
+    ways.pop(key, None)
+    known.pop(key, None)
+
+
+def _has_none(value: object) -> None:
+    """An object without a dict."""
+
+
+def _look_past_property(value: object) -> object:
+    return _generic_dict(id(value), None)
+
+
+# --- functions ---
+
+
+def cells_of(function: object) -> dict[str, CellType]:
+    """The closure cells of a function by name; empty for anything else."""
+    if not isinstance(function, FunctionType) or function.__closure__ is None:
+        return {}
+    return dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+
+
+def bound_cells(function: object) -> dict[str, object]:
+    """What the closure cells of a function hold, by name; empty cells are left out."""
+    bound = {}
+    for name, cell in cells_of(function).items():
+        try:
+            bound[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return bound
+
+
+# --- all of it ---
+
+# What holds others under names that are always the same.
+_PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (slice, ("start", "stop", "step")),
+    (types.MethodType, ("__self__", "__func__")),
+    (partial, ("func", "args", "keywords")),
+    (property, ("fget", "fset", "fdel")),
+    (functools.cached_property, ("func",)),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (types.GenericAlias, ("__origin__", "__args__")),
+    (types.UnionType, ("__args__",)),
+)
+PARTED = tuple(kind for kind, _ in _PARTS)
+
+
+def parts_of(value: object) -> Iterator[tuple[str, object]]:
+    """What a value is put together from, by attribute: a method's object and function, for one."""
+    for kind, names in _PARTS:
+        if isinstance(value, kind):
+            for name in names:
+                member = class_dict(kind).get(name)  # None for a class that is written in Python
+                yield name, member.__get__(value) if member else (own_dict(value) or {}).get(name)
+            return
+
+
+def children(value: object) -> list[object]:
+    """All that a value holds directly: attributes, items and their keys, cells, defaults, parts."""
+    held = list(attributes_of(value).values())
+    if isinstance(value, dict):
+        held += [part for item in items_of(value) for part in item]
+    elif isinstance(value, types.MappingProxyType):
+        held += value.values()
+    elif isinstance(value, _SEQUENCES):
+        held += elements_of(value)
+    elif isinstance(value, FunctionType):
+        held += bound_cells(value).values()
+        held += [value.__defaults__, value.__kwdefaults__]
+    else:
+        held += [part for _, part in parts_of(value)]
+    return held

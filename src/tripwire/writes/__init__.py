@@ -1,0 +1,27 @@
+"""Writes: whoever asks is told when an object, a class or a container is written, and by whom."""
+
+from tripwire.writes.generation import (
+    GenerationTracker,
+    install_generation_tagging,
+    is_dynamic_nn_module,
+)
+from tripwire.writes.mutation import MutationTracker, ensure_patched
+from tripwire.writes.mutation import watch as watch_code
+from tripwire.writes.watching import ABSENT, GONE, ORDER, Change, Watch, watch
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
+
+__all__ = [
+    "ABSENT",
+    "GONE",
+    "ORDER",
+    "Change",
+    "ExactWeakKeyDictionary",
+    "GenerationTracker",
+    "MutationTracker",
+    "Watch",
+    "ensure_patched",
+    "install_generation_tagging",
+    "is_dynamic_nn_module",
+    "watch",
+    "watch_code",
+]

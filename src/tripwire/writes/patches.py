@@ -1,0 +1,141 @@
+"""Patches: the one way in which foreign code does something else for a while.
+
+What was there is put back exactly, also after an exception. A function of Python's or torch's that
+is written in Python stays the object that it is, for code that compares it: it runs other code.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+from tripwire.values.belongings import StandsFor, code_of, is_library_function
+from tripwire.values.classes import isinstance
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One attribute that does something else for a while, made from what was there."""
+
+    owner: Any
+    name: str
+    wrap: Callable[[Any], object]
+
+    def apply(self, undo: list[Callable[[], None]]) -> None:
+        """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
+        before = vars(self.owner).get(self.name, _ABSENT)
+        if isinstance(before, FunctionType) and _can_run_other_code(before):
+            self._run_other_code(before, undo)
+        else:
+            self._replace(before, undo)
+
+    def _run_other_code(self, function: FunctionType, undo: list[Callable[[], None]]) -> None:
+        code = code_of(function)
+        undo.append(lambda: setattr(function, "__code__", code))
+        function.__code__ = self._find_detour(function, code)
+
+    def _find_detour(self, function: FunctionType, code: CodeType) -> CodeType:
+        """Made once: places and names are known by their code objects."""
+        defaults = function.__defaults__, function.__kwdefaults__
+        known = _detours.get((id(self.owner), self.name))
+        if known is not None and known[0] is function and known[1:3] == (code, defaults):
+            return known[3]
+        plain = FunctionType(code, function.__globals__, function.__name__, defaults[0])
+        plain.__kwdefaults__ = defaults[1]
+        detour = _build_detour(self.wrap(plain), code)
+        _detours[id(self.owner), self.name] = (function, code, defaults, detour)
+        return detour
+
+    def _replace(self, before: object, undo: list[Callable[[], None]]) -> None:
+        value = self.wrap(getattr(self.owner, self.name))
+        mark_hook(value, before)
+
+        def put_back() -> None:
+            if before is not _ABSENT:
+                setattr(self.owner, self.name, before)
+            elif self.name in vars(self.owner):
+                delattr(self.owner, self.name)
+
+        undo.append(put_back)
+        setattr(self.owner, self.name, value)
+
+
+# By owner and name: the function, its code and defaults, and the code that it runs instead.
+_detours: dict[tuple[int, str], tuple[FunctionType, CodeType, tuple[Any, Any], CodeType]] = {}
+
+
+def _can_run_other_code(function: FunctionType) -> bool:
+    """A function that somebody put there is watched for its code, and so is replaced instead."""
+    return not function.__closure__ and is_library_function(function)
+
+
+def _detour(*args: Any, **kwargs: Any) -> Any:
+    hook: Any = "hook"
+    return hook(*args, **kwargs)
+
+
+def _build_detour(hook: object, code: CodeType) -> CodeType:
+    """Code that calls a hook, for a function whose globals aren't ours."""
+    consts = [hook if const == "hook" else const for const in _detour.__code__.co_consts]
+    return _detour.__code__.replace(
+        co_consts=(*consts, StandsFor(code)), co_name=code.co_name, co_qualname=code.co_qualname
+    )
+
+
+class Patches:
+    """Patches that are in place while anybody needs them; shared by all threads."""
+
+    def __init__(self, find: Callable[[], tuple[Patch, ...]]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._users: set[int] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def enter(self, user: int) -> None:
+        """Keep them in place for somebody."""
+        with self._lock:
+            if not self._users:
+                self._undo_all()  # nothing, unless an interrupt hit just here before
+                self._apply_all()
+            self._users.add(user)
+
+    def leave(self, user: int) -> None:
+        """The same need them no more; telling it twice is fine."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users:
+                self._undo_all()
+
+    def _apply_all(self) -> None:
+        try:
+            for patch in self._find():
+                patch.apply(self._undo)
+        except BaseException:
+            self._undo_all()
+            raise
+
+    def _undo_all(self) -> None:
+        while self._undo:
+            self._undo[-1]()  # may run twice if interrupted, and may not be lost
+            self._undo.pop()
+
+
+def mark_hook(hook: object, original: object) -> None:
+    """Note what a hook of ours stands for while it is in place."""
+    if type(hook) is FunctionType:
+        hook.__dict__[_ORIGINAL] = original
+
+
+def unhooked(value: object) -> object:
+    """What a hook of ours, which may be in place in any thread, stands for; else the value."""
+    if type(value) is FunctionType and value.__dict__:
+        return value.__dict__.get(_ORIGINAL, value)
+    return value
+
+
+_ORIGINAL = "__tripwire_original__"

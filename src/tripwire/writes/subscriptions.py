@@ -1,0 +1,332 @@
+"""Patching: attribute writes are seen by the class's own `__setattr__` and `__delattr__`.
+
+A class is patched once, however many ask for it, and is as it was when the last one lets go:
+its own method is back, or the name is gone where it had none. What a user put there meanwhile
+stays. A patched method runs what it replaced, and what was inherited is looked up anew on each
+call, so a base class can change under it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+from tripwire.values.classes import flags_of, mro, name_of
+from tripwire.writes.patches import Patch
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
+
+# Objects/typeobject.c refuses to set attributes of classes that aren't of the first kind or
+# are of the second (Include/object.h; stable since 3.10).
+_HEAP_TYPE = 1 << 9
+_IMMUTABLE_TYPE = 1 << 8
+
+_NAMES = ("__setattr__", "__delattr__")
+_ABSENT = object()
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """An attribute write that is under way."""
+
+    name: object
+    frame: FrameType | None  # the writer's; None when it is over
+    thread: int
+
+
+class Observer(Protocol):
+    """Is told around the attribute writes of one object."""
+
+    def before(self, obj: object, write: Write) -> object:
+        """Called before a write; what it returns comes back after."""
+
+    def after(self, obj: object, write: Write, before: Any) -> None:
+        """Called after a write, also when it raised."""
+
+    def gone(self) -> None:
+        """Called when the object has died."""
+
+
+# --- one patch -----------------------------------------------------------------------------------
+
+
+def install(patch: Patch, steps: list[Callable[[], None]]) -> None:
+    """Apply a patch; `steps` gets its undo, before anything is changed.
+
+    The undo leaves alone what somebody else put in its place.
+    """
+    undo: list[Callable[[], None]] = []
+    ours: object = None
+
+    def put_back() -> None:
+        found = vars(patch.owner).get(patch.name, _ABSENT)
+        if undo and (ours is None or found is ours):
+            undo[0]()
+        undo.clear()
+
+    steps.append(put_back)
+    patch.apply(undo)
+    ours = vars(patch.owner)[patch.name]
+
+
+# What a patched method replaced: the class's own, or _ABSENT.
+_replaced: ExactWeakKeyDictionary[object] = ExactWeakKeyDictionary()
+
+
+def see_through(space: dict[str, Any]) -> dict[str, Any]:
+    """A class's attributes as they are without patches; changes `space`."""
+    for name in _NAMES:
+        while name in space and (plain := _replaced.get(space[name], space)) is not space:
+            if plain is _ABSENT:
+                del space[name]
+            else:
+                space[name] = plain
+    return space
+
+
+def _wrap_method(cls: type, name: str) -> Callable[[Any], object]:
+    own = vars(cls).get(name, _ABSENT)
+
+    def wrap(plain: Any) -> object:
+        @functools.wraps(plain)
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            observers = find_observers(self) if type(self) is cls else ()
+            if not observers:
+                return _bind(cls, name, own, self)(*args, **kwargs)
+            frame = sys._getframe(1)
+            write = Write(args[0] if args else None, frame, threading.get_ident())
+            opened: list[tuple[Observer, object]] = []
+            try:
+                try:
+                    for observer in observers:
+                        opened.append((observer, observer.before(self, write)))
+                    return _bind(cls, name, own, self)(*args, **kwargs)
+                finally:
+                    for observer, before in opened:
+                        observer.after(self, write, before)
+            finally:
+                write.frame = None  # it holds the object; an interrupted observer may keep it
+
+        _replaced[patched] = own
+        return patched
+
+    return wrap
+
+
+def _bind(cls: type, name: str, own: Any, instance: Any) -> Callable[..., Any]:
+    """The method that would run if the class weren't patched."""
+    if own is not _ABSENT:
+        get = getattr(type(own), "__get__", None)
+        return own if get is None else get(own, instance, type(instance))  # type: ignore[no-any-return]
+    try:
+        above = super(cls, instance)
+    except TypeError:  # C.__setattr__(other, ...): object's own takes any object
+        return functools.partial(getattr(super(cls, cls), name), instance)
+    return getattr(above, name)  # type: ignore[no-any-return]
+
+
+# --- one class -----------------------------------------------------------------------------------
+
+
+class _Patched:
+    """A class that is patched for some users."""
+
+    __slots__ = ("undo", "users")
+
+    def __init__(self) -> None:
+        self.users: set[object] = set()
+        self.undo: list[Callable[[], None]] = []
+
+
+_lock = threading.RLock()
+_classes: ExactWeakKeyDictionary[_Patched] = ExactWeakKeyDictionary()
+# Classes to let go of, and for whom, from where waiting could be for ever.
+_due: deque[tuple[type, object]] = deque()
+
+
+def can_patch(cls: type) -> bool:
+    """Whether methods of the class can be replaced without running anybody's code."""
+    if not flags_of(cls) & _HEAP_TYPE or flags_of(cls) & _IMMUTABLE_TYPE:
+        return False
+    meta = type(cls)  # its own __setattr__ would run when the class is patched
+    return all(_inherited(meta, name) is getattr(type, name) for name in _NAMES)
+
+
+def _inherited(cls: type, name: str) -> object:
+    for base in mro(cls):
+        space = see_through({name: vars(base)[name]} if name in vars(base) else {})
+        if name in space:
+            return space[name]
+    raise AttributeError(name)
+
+
+def ensure_patched(cls: type) -> Callable[[], None]:
+    """Keep a class patched until the function that this returns is called.
+
+    However often it is asked for, the class is patched once. The patch alone does nothing:
+    `watch` says for which objects and whom.
+    """
+    if not can_patch(cls):
+        raise TypeError(
+            f"{name_of(cls)} can't be patched: it is built in, or its metaclass decides what "
+            "is set on it. Watch its objects and compare with Watch.check()."
+        )
+    user = object()
+    pending = [(cls, user)]
+
+    def let_go() -> None:
+        _due.extend(pending)  # nothing, at the second call
+        pending.clear()
+        _settle()
+
+    try:
+        with _lock:
+            found = _classes.get(cls)
+            if found is None:
+                _classes[cls] = found = _Patched()
+            found.users.add(user)
+            for name in _NAMES[len(found.undo) :]:
+                install(Patch(cls, name, _wrap_method(cls, name)), found.undo)
+        _settle()
+        return let_go
+    except BaseException:
+        let_go()
+        raise
+
+
+def _settle() -> None:
+    """Let go of classes that are due. Whoever holds the lock settles for those who can't wait.
+
+    An object can die anywhere, also while its thread holds locks that somebody in here waits for.
+    """
+    while _due and _lock.acquire(blocking=False):
+        try:
+            while _due:
+                cls, user = _due[0]  # may be done twice if interrupted, and may not be lost
+                found = _classes.get(cls)
+                if found is not None:
+                    found.users.discard(user)
+                    if not found.users:
+                        _undo(found)
+                        _forget(cls)
+                _due.popleft()
+        finally:
+            _lock.release()
+
+
+def _forget(cls: type) -> None:
+    if cls in _classes:
+        del _classes[cls]
+
+
+def _undo(found: _Patched) -> None:
+    for step in reversed(found.undo):
+        step()
+
+
+# --- one object ----------------------------------------------------------------------------------
+
+_observers: ExactWeakKeyDictionary[tuple[Observer, ...]] = ExactWeakKeyDictionary()
+_pinned: dict[int, tuple[object, tuple[Observer, ...]]] = {}  # objects without weak references
+
+
+def find_observers(obj: object) -> tuple[Observer, ...]:
+    """Who is told of an object's writes, in the order in which they asked."""
+    found = _observers.get(obj)
+    if found is not None:
+        return found
+    pinned = _pinned.get(id(obj))
+    return () if pinned is None else pinned[1]
+
+
+def _set_observers(obj: object, observers: tuple[Observer, ...]) -> None:
+    if can_refer(obj):
+        if observers:
+            _observers[obj] = observers
+        elif obj in _observers:
+            del _observers[obj]
+    elif observers:
+        _pinned[id(obj)] = (obj, observers)
+    else:
+        _pinned.pop(id(obj), None)
+
+
+def can_refer(obj: object) -> bool:
+    """Whether an object can be weakly referenced."""
+    try:
+        weakref.ref(obj)
+    except TypeError:
+        return False
+    return True
+
+
+class Subscription:
+    """An observer's place beside one object; its class is patched as long as both are there."""
+
+    __slots__ = ("_class", "_finalizer", "_let_go", "_observer")
+
+    def __init__(self, obj: object, observer: Observer) -> None:
+        self._observer = observer
+        self._class: type | None = type(obj)  # None when it is over
+        self._let_go: Callable[[], None] | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
+        try:
+            self._let_go = ensure_patched(type(obj))
+            with _lock:
+                _set_observers(obj, (*find_observers(obj), observer))
+            if can_refer(obj):
+                self._finalizer = weakref.finalize(obj, self._died)
+                self._finalizer.atexit = False
+            _settle()
+        except BaseException:
+            self.end(obj)
+            raise
+
+    def _died(self) -> None:
+        self._drop_class()
+        self._observer.gone()
+
+    def _drop_class(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
+
+    def follow(self, obj: object) -> None:
+        """Patch the object's new class in place of the old, if its `__class__` was set."""
+        cls = type(obj)
+        if cls is self._class:
+            return
+        with _lock:
+            if self._class is not None:
+                self._drop_class()
+                self._class = cls
+                self._let_go = ensure_patched(cls) if can_patch(cls) else None
+        _settle()
+
+    def end(self, obj: object) -> None:
+        """Leave the object."""
+        self._drop_class()
+        with _lock:
+            self._class = None
+            rest = tuple(o for o in find_observers(obj) if o is not self._observer)
+            _set_observers(obj, rest)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        _settle()
+
+
+class Statistics(NamedTuple):
+    """What is patched at the moment."""
+
+    classes: int
+    objects: int  # observed ones
+
+
+def statistics() -> Statistics:
+    """Count the classes that are patched and the objects for which they are."""
+    return Statistics(len(_classes), len(_observers) + len(_pinned))

@@ -1,0 +1,109 @@
+"""A sentry says whether anything that a compiled entry read may have been written since.
+
+It errs on one side only: a sentry that is quiet has seen no write to what it watches; one that is
+not quiet may have seen none either. Whoever asks compares the values behind each touch itself, so
+a sentry that knows nothing is slow, never wrong. The class here is that sentry, and it specifies
+the one in `_watch.c`, which falls back to this behaviour for whatever it can't watch.
+"""
+
+from __future__ import annotations
+
+import _thread
+import weakref
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, NamedTuple, final
+
+from tripwire.values.classes import isinstance
+
+
+class Touch(NamedTuple):
+    """One suspicion: this dict or object may have been written."""
+
+    is_dict: bool  # a dict of the first list, else an object of the second
+    index: int  # type: ignore[assignment]  # position in that list; hides tuple.index
+    writer: tuple[CodeType, int] | None  # innermost Python code and line; None where unknown
+    writers: Sequence[tuple[str, CodeType, int]] = ()  # of single keys, those that are known
+
+
+class Hidden(weakref.ref[Any]):
+    """A weak reference that `weakref.getweakrefs` doesn't list, where the C module is built.
+
+    torch.utils.swap_tensors takes no tensor with a weak reference. One of ours is no hindrance: it
+    leads to the same object before and after, and what that holds is compared.
+    """
+
+    __slots__ = ()
+
+
+@final
+class Sentry:
+    """Watches a fixed set of dicts and objects for one compiled entry.
+
+    A dict is touched when an item under one of its keys (None: under any key) is added, replaced
+    or deleted, by whatever means. An object is touched when its class or its whole `__dict__` is
+    replaced, a function also when its code, defaults or names are, a class also when its bases or
+    names are, a tensor also when its data or layout or `requires_grad` are.
+
+    Nothing is kept alive by being watched, save dicts on Python 3.11 and objects whose type allows
+    no weak reference. Once anything watched has died, the sentry is spent: never quiet again, it
+    names everything at each `take`. Another one, built from what is there now, would do better.
+    """
+
+    __slots__ = ("_touches",)
+
+    def __init__(
+        self,
+        dicts: Sequence[tuple[dict[str, object], frozenset[str] | None]],
+        objects: Sequence[object],
+    ) -> None:
+        self._touches = [Touch(True, index, None) for index in range(len(dicts))]
+        self._touches += [Touch(False, index, None) for index in range(len(objects))]
+
+    def is_quiet(self) -> bool:
+        """Whether nothing was touched since creation or the last `take`; the hot path."""
+        return False
+
+    def take(self) -> list[Touch]:
+        """Return what was touched since creation or the last `take`, dicts first, in order."""
+        return list(self._touches)
+
+    def close(self) -> None:
+        """Stop watching: from now on never quiet, and nothing to take."""
+        self._touches = []
+
+    @property
+    def knows_writers(self) -> bool:
+        """Whether touches of dicts name who wrote."""
+        return False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether something watched has died, so that a new sentry would see more."""
+        return False
+
+
+def count_switches() -> object:
+    """Something that stays equal for as long as no other thread runs Python code."""
+    # sys._current_frames() would count foreign threads too, and on 3.11 it can lock up (CPython
+    # issue 106883): a collection inside it waits for a lock that it holds.
+    return 0 if _thread._count() == 0 else object()
+
+
+# Two more things that a hit does, and that C does faster.
+
+
+def same_items(items: list[object], kept: tuple[object, ...]) -> bool:
+    """Whether a list holds these very objects; a weak reference stands for what it refers to."""
+    return len(items) == len(kept) and all(map(_is_kept, items, kept))
+
+
+def _is_kept(item: object, kept: object) -> bool:
+    if isinstance(kept, weakref.ref):
+        return item is not None and item is kept()  # a dead one gives None
+    return item is kept
+
+
+def call(function: Callable[..., Any], first: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+    """Call a function with the items of both tuples."""
+    return function(*(first + rest))

@@ -1,0 +1,44 @@
+"""The code of a callable is found without running any of the user's."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tripwire.values.callables import find_code
+from tripwire.values.classes import find_in_class
+
+
+def plain(x):
+    return x
+
+
+class Wrapper:
+    def __init__(self, wrapped) -> None:
+        self.__wrapped__ = wrapped
+
+    def __call__(self, x):
+        return self.__wrapped__(x)
+
+
+def test_what_an_object_wraps_is_its_code() -> None:
+    assert find_code(Wrapper(plain)) is plain.__code__
+    assert find_code(functools.cache(plain)) is plain.__code__
+
+
+def test_a_wrapped_value_is_not_asked_whether_it_is_true() -> None:
+    assert find_code(Wrapper(torch.ones(2))) is Wrapper.__call__.__code__
+
+
+def test_what_lies_in_a_class_is_found_as_it_lies_there() -> None:
+    class Base:
+        @property
+        def name(self):
+            raise AssertionError("it was run")
+
+    class Derived(Base):
+        pass
+
+    assert find_in_class(Derived, "name") is vars(Base)["name"]
+    assert find_in_class(Derived, "nothing") is None

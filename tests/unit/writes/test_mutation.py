@@ -1,0 +1,280 @@
+"""Code that watches an object is invalidated once, after the object was changed."""
+
+import collections
+import gc
+import logging
+import threading
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from tripwire.writes import subscriptions
+from tripwire.writes.mutation import MutationTracker, ensure_patched, watch
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    yield
+    gc.collect()
+    assert subscriptions.statistics() == (0, 0)
+    assert MutationTracker.pinned == {}
+
+
+class Code:
+    """Stands for compiled code."""
+
+    def __init__(self, look=lambda: None):
+        self.told = []
+        self.look = look
+
+    def invalidate(self, ref):
+        assert ref() is self
+        self.told.append(self.look())
+
+
+class Thing:
+    pass
+
+
+def check_untouched(cls) -> None:
+    assert not {"__setattr__", "__delattr__"} & set(vars(cls))
+
+
+def test_code_is_told_after_the_write_and_once() -> None:
+    thing = Thing()
+    thing.x = 1
+    code = Code(lambda: thing.x)
+    tracker = watch(thing, code)
+    assert tracker.mutation_count == 0
+    thing.x = 2
+    thing.x = 3
+    assert code.told == [2]
+    assert tracker.mutation_count == 1  # nobody watched the second
+    assert tracker is MutationTracker.db[thing]
+
+
+def test_the_class_is_as_it_was_once_all_code_is_told() -> None:
+    thing = Thing()
+    first, second = Code(), Code()
+    watch(thing, first)
+    watch(thing, second)
+    assert "__setattr__" in vars(Thing)
+    thing.x = 1
+    assert first.told == second.told == [None]
+    check_untouched(Thing)
+
+
+def test_the_class_is_as_it_was_once_all_code_is_dead() -> None:
+    thing = Thing()
+    first, second = Code(), Code()
+    tracker = watch(thing, first)
+    watch(thing, second)
+    del first
+    assert "__setattr__" in vars(Thing)
+    del second
+    check_untouched(Thing)
+    assert tracker.watchers == []
+    thing.x = 1
+
+
+def test_the_class_is_as_it_was_once_the_object_is_dead() -> None:
+    code = Code()
+    thing = Thing()
+    thing.itself = thing
+    watch(thing, code)
+    del thing
+    gc.collect()
+    check_untouched(Thing)
+    assert code.told == []
+    assert len(MutationTracker.db) == 0
+
+
+def test_code_can_watch_again_after_it_was_told() -> None:
+    thing = Thing()
+    code = Code()
+    tracker = watch(thing, code)
+    thing.x = 1
+    assert watch(thing, code) is tracker
+    thing.x = 2
+    assert len(code.told) == 2
+    assert tracker.mutation_count == 2
+
+
+def test_a_deletion_is_a_mutation_and_a_write_of_the_same_is_none() -> None:
+    thing = Thing()
+    thing.x = [1]
+    code = Code()
+    watch(thing, code)
+    thing.x = thing.x
+    assert code.told == []
+    del thing.x
+    assert len(code.told) == 1
+
+
+def test_a_subclass_with_its_own_setattr_does_not_escape() -> None:
+    class Base:
+        pass
+
+    class Own(Base):
+        def __setattr__(self, name, value):
+            self.__dict__[name] = value
+
+    code, other = Code(), Code()
+    base, own = Base(), Own()
+    watch(base, other)
+    watch(own, code)
+    own.x = 1
+    assert len(code.told) == 1
+    assert other.told == []
+
+
+@pytest.mark.parametrize(
+    ("target", "write"),
+    [
+        ({"a": 1}, lambda t: t.update(a=2)),
+        ([1], lambda t: t.append(2)),
+        ({1}, lambda t: t.add(2)),
+        (collections.deque([1]), lambda t: t.append(2)),
+        (type("Net", (), {"x": 1}), lambda t: setattr(t, "x", 2)),
+        (types.ModuleType("cfg"), lambda t: setattr(t, "x", 2)),
+        (Thing(), lambda t: t.__dict__.update(x=2)),
+    ],
+    ids=["dict", "list", "set", "deque", "class", "module", "__dict__"],
+)
+def test_writes_that_no_method_sees_are_found_by_a_check(target, write) -> None:
+    code = Code()
+    tracker = watch(target, code)
+    assert not tracker.check()
+    write(target)
+    assert tracker.check()
+    assert len(code.told) == 1
+    assert not tracker.check()
+    assert MutationTracker.find([]) is None
+
+
+def test_a_list_is_let_go_when_its_code_is() -> None:
+    inner = Thing()
+    gone = weakref.ref(inner)
+    code = Code()
+    tracker = watch([inner], code)
+    del inner
+    assert gone() is not None
+    del code, tracker
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_modules_parameter_is_seen() -> None:
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+    net = Net()
+    code = Code()
+    watch(net, code)
+    net.weight = net.weight
+    assert code.told == []
+    net.weight = nn.Parameter(torch.ones(1))
+    assert len(code.told) == 1
+    check_untouched(Net)
+
+
+def test_code_that_raises_keeps_nobody_from_being_told(caplog) -> None:
+    class Broken:
+        def invalidate(self, ref):
+            raise ValueError
+
+    thing = Thing()
+    broken, code = Broken(), Code()
+    watch(thing, broken)
+    watch(thing, code)
+    with caplog.at_level(logging.WARNING, "tripwire.watch"):
+        thing.x = 1
+    assert len(code.told) == 1
+    assert thing.x == 1
+    assert len(caplog.records) == 1
+
+
+def test_what_can_not_be_watched_leaves_nothing() -> None:
+    with pytest.raises(TypeError, match="can't be watched"):
+        watch(3, Code())
+    with pytest.raises(TypeError, match="can't be watched"):
+        watch(torch.ones(1), Code())
+
+
+def test_a_tracker_works_by_hand_as_well() -> None:
+    tracker = MutationTracker()
+    code = Code()
+    tracker.track(code)
+    tracker.on_mutation("x")
+    tracker.on_mutation("x")
+    assert tracker.mutation_count == 2
+    assert len(code.told) == 1
+    tracker.track(Code())  # dies at once
+    assert tracker.watchers == []
+
+
+def test_ensure_patched_patches_once_until_the_last_lets_go() -> None:
+    first = ensure_patched(Thing)
+    patched = vars(Thing)["__setattr__"]
+    second = ensure_patched(Thing)
+    assert vars(Thing)["__setattr__"] is patched
+    first()
+    first()
+    assert vars(Thing)["__setattr__"] is patched
+    second()
+    check_untouched(Thing)
+
+
+def test_ensure_patched_puts_the_classs_own_methods_back() -> None:
+    class Own:
+        def __setattr__(self, name, value):
+            object.__setattr__(self, name, value)
+
+        def __delattr__(self, name):
+            object.__delattr__(self, name)
+
+    before = dict(vars(Own))
+    let_go = ensure_patched(Own)
+    assert vars(Own)["__setattr__"] is not before["__setattr__"]
+    assert Own.__setattr__.__name__ == "__setattr__"
+    let_go()
+    assert dict(vars(Own)) == before
+
+
+@pytest.mark.parametrize("cls", [int, dict, types.ModuleType, object])
+def test_a_built_in_class_can_not_be_patched(cls) -> None:
+    with pytest.raises(TypeError, match="can't be patched"):
+        ensure_patched(cls)
+
+
+def test_a_thousand_pieces_of_code_leave_nothing() -> None:
+    thing = Thing()
+    for _ in range(1000):
+        watch(thing, Code())
+    tracker = MutationTracker.db[thing]
+    assert tracker.watchers == []
+    check_untouched(Thing)
+
+
+def test_threads_that_watch_and_write_tell_each_code_once() -> None:
+    thing = Thing()
+    codes = [[Code() for _ in range(50)] for _ in range(4)]
+
+    def work(mine):
+        for number, code in enumerate(mine):
+            watch(thing, code)
+            thing.x = (id(mine), number)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in codes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    thing.x = None
+    assert all(len(code.told) == 1 for mine in codes for code in mine)
+    check_untouched(Thing)
