@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import graphlib
 import io
 import linecache
 import re
@@ -17,139 +19,30 @@ from support import run_python
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tripwire"
 
-# A module may import what stands in a line above its own, and nothing else of tripwire.
 # They alone may import Dynamo or Inductor.
 ADAPTERS = {"backends.registry", "backends.inductor", "backends.handover", "backends.keys"}
+
+# A package, or a module beside the packages, imports what stands in a line above its own, and
+# nothing else of tripwire. Within a package imports make no circle.
 LAYERS = [
-    {"callables", "env", "errors", "files", "redaction"},
-    {"sandbox"},
-    {
-        "recording.nodes",
-        "reading.uses",
-        "writes.weakkeys",
-        "writes.twin",
-    },
-    {"telemetry.anchors", "telemetry.clock", "telemetry.loggers", "telemetry.threads"},
-    {"telemetry.contexts"},
-    {"telemetry.metrics"},
-    {"telemetry.schema"},
-    {"telemetry.log", "telemetry.reader"},
-    {"telemetry.history", "telemetry.timelines"},
-    {"telemetry.figures", "telemetry.spans"},
-    {"telemetry.compiles"},
-    {"telemetry.torchtrace"},
-    {"telemetry"},
-    {
-        "telemetry.pytorch.chromium",
-        "telemetry.pytorch.graphs",
-        "telemetry.pytorch.messages",
-        "telemetry.pytorch.values",
-    },
-    {"telemetry.pytorch.events"},
-    {"telemetry.pytorch"},
-    {"phases"},
-    {
-        "tracing.sources",
-        "tracing.ranges",
-        "tracing.scopes",
-        "reading.torchstate",
-        "writes.sentry",
-    },
-    {
-        "reading.structure",
-        "tracing.names",
-        "tracing.branches",
-        "rulebook.refusals",
-        "tracing.rules",
-    },
-    {"tracing.values", "rulebook.purity", "tracing.modes"},
-    {
-        "tracing.belongings",
-        "reading.holders",
-        "tracing.observe",
-        "reading.binding",
-        "tracing.memory",
-        "rulebook.originals",
-        "tracing.scripts",
-        "tracing.forwards",
-    },
-    {"reading.reader"},
-    {"reading.reach", "reading.inner"},
-    {"tracing.reads", "tracing.state", "tracing.render"},
-    {"reading.effects"},
-    {"tracing.sizes", "tracing.writes", "tracing.result"},
-    {"tracing.recorder"},
-    {"tracing.hooks", "tracing.check"},
-    {"tracing.tracer"},
+    {"env", "errors", "files", "redaction"},
+    {"values", "ranges", "telemetry", "sandbox"},
+    {"phases", "writes", "rulebook"},
+    {"reading"},
     {"tracing"},
-    {"writes.subscriptions", "validity.wires", "validity.probes"},
-    {"writes.snapshots", "writes.generation", "validity.guards"},
-    {"writes.watching", "validity.admission", "validity.standing"},
-    {"validity.plan"},
-    {"writes.mutation"},
     {"validity"},
-    {"backends.backwards"},
-    {
-        "backends.artifacts",
-        "backends.blocks",
-        "backends.handover",
-        "backends.keys",
-        "backends.rounds",
-    },
-    {"backends.inductor"},
-    {"backends.registry", "backends.limits", "backends.picks"},
-    {"backends.cuts"},
     {"backends"},
-    {"dispatch.options", "dispatch.telling", "dispatch.checking", "dispatch.undo"},
-    {"dispatch.tally", "dispatch.patience"},
-    {"dispatch.entry"},
-    {"dispatch.pipeline"},
-    {"dispatch.dispatcher"},
-    {"dispatch.compiled"},
     {"dispatch"},
-    {"explain"},
-    {"auditing.places"},
-    {"auditing.alternatives", "auditing.findings", "auditing.holdings"},
-    {"auditing.walking"},
-    {"auditing.images", "auditing.writes"},
-    {"auditing.world"},
-    {"auditing.judge", "auditing.scripts"},
-    {"auditing"},
-    {"recording.container", "recording.looks", "recording.reading", "recording.flags"},
-    {"recording.texts"},
-    {"recording.origin"},
-    {"recording.policy", "recording.habits", "recording.patches"},
-    {"recording.blobs", "recording.plain", "recording.names", "recording.settings"},
-    {"recording.kept"},
-    {"recording.checks", "recording.segments", "recording.classes", "recording.recompiled"},
-    {"recording.defined"},
-    {"recording.wrapped", "recording.generators"},
-    {"recording.arrays", "recording.instances", "recording.tensors", "recording.shelf"},
-    {"recording.torchvalues", "recording.views", "recording.format"},
-    {"recording.objects"},
-    {"recording.code", "recording.classmaker"},
-    {"recording.encode", "recording.decode", "recording.rebuild", "recording.secrets"},
-    {"recording.draft"},
-    {"recording.outcomes", "recording.block", "recording.record"},
-    {"recording.beginning", "recording.checking", "recording.showing"},
-    {"recording.script"},
-    {"recording.repro", "recording.calls"},
-    {"recording.failures"},
-    {"recording"},
+    {"explain", "auditing", "report", "format"},
+    {"capture"},
     {"api"},
-    {"recording.rerun"},
-    {"recording.finding"},
-    {"report.model"},
-    {"report.details", "report.lanes"},
-    {"report.collector", "report.comparison", "report.page"},
-    {"report"},
-    {"running", "doctor"},
+    {"replay", "running", "doctor"},
     {"cli"},
-    {"__main__"},
-    {""},
+    {"__main__", ""},
 ]
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in SOURCE.rglob("*.py"):
@@ -158,6 +51,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Modules of tripwire that a file imports when it runs; for type checking doesn't count."""
     tree = ast.parse(path.read_text())
@@ -175,17 +69,35 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def test_every_module_has_its_layer() -> None:
-    assert set(modules()) == set().union(*LAYERS)
+def room_of(module: str) -> str:
+    return module.removeprefix("tripwire").removeprefix(".").partition(".")[0]
 
 
-@pytest.mark.parametrize("name", sorted(set().union(*LAYERS)))
-def test_imports_point_one_way(name: str) -> None:
-    level = next(i for i, layer in enumerate(LAYERS) if name in layer)
-    allowed = set().union(*LAYERS[:level])
-    for imported in imports_of(modules()[name]):
-        if imported.partition(".")[0] == "tripwire":
-            assert imported.removeprefix("tripwire").removeprefix(".") in allowed, imported
+def imports_of_rooms() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, path in modules().items():
+        inside = {m for m in imports_of(path) if m.partition(".")[0] == "tripwire"}
+        found.setdefault(room_of(name), set()).update(map(room_of, inside))
+    return found
+
+
+def test_every_package_has_its_layer() -> None:
+    assert set(map(room_of, modules())) == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("room", sorted(set().union(*LAYERS)))
+def test_imports_between_packages_point_one_way(room: str) -> None:
+    level = next(i for i, layer in enumerate(LAYERS) if room in layer)
+    assert imports_of_rooms()[room] <= {room}.union(*LAYERS[:level])
+
+
+def test_imports_within_a_package_make_no_circle() -> None:
+    every = modules()
+    graph = {
+        name: {m.removeprefix("tripwire.") for m in imports_of(path)} & every.keys() - {name}
+        for name, path in every.items()
+    }
+    assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_nothing_but_the_adapter_of_torchs_back_ends_leans_on_dynamo_or_jit() -> None:

@@ -62,7 +62,6 @@ from tripwire.reading.holders import (
     Table,
     is_link,
     strong,
-    unhooked,
 )
 from tripwire.reading.names import find_global_names
 from tripwire.reading.reader import (
@@ -116,6 +115,7 @@ from tripwire.values.contents import (
     parts_of,
     slots_of,
 )
+from tripwire.writes.patches import unhooked
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
 LARGEST_CONTAINER = 10_000

@@ -13,14 +13,14 @@ A source holds no value. Roots say where the paths begin.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from torch.utils import _pytree as pytree
 
 from tripwire.values.classes import isinstance
-from tripwire.values.contents import cells_of
+from tripwire.values.contents import cells_of, spell_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,6 @@ class Child(Source):
 
     def fetch(self, roots: Roots) -> object:
         return pytree_children(self.owner.fetch(roots))[self.index]
-
-
-def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
-    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
-    try:
-        return spell(key)
-    except Exception:
-        return object.__repr__(key)
 
 
 def pytree_children(value: object) -> list[object]:

@@ -33,7 +33,6 @@ from tripwire.reading.holders import (
 from tripwire.reading.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet, fingerprint
-from tripwire.reading.sources import spell_key
 from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
@@ -48,7 +47,7 @@ from tripwire.rulebook.rules import words
 from tripwire.validity.wires import Kept
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
-from tripwire.values.contents import own_dict, slots_of
+from tripwire.values.contents import own_dict, slots_of, spell_key
 from tripwire.values.sameness import PLAIN, same_plain
 
 _dispatch_keys = torch._C._dispatch_keys

@@ -24,7 +24,6 @@ from tripwire.reading.holders import (
     Kind,
     Members,
     Slots,
-    unhooked,
 )
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import fingerprint
@@ -34,6 +33,7 @@ from tripwire.values.belongings import code_of
 from tripwire.values.classes import find_in_class, is_exactly, isinstance, mro, name_of
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import Hidden, Touch, same_items
 
 

@@ -59,6 +59,14 @@ def items_of(value: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
     return at_once(partial(base.items, value))
 
 
+def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
+    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
+    try:
+        return spell(key)
+    except Exception:
+        return object.__repr__(key)
+
+
 # --- attributes ---
 
 

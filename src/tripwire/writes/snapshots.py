@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tripwire.reading.sources import spell_key
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import (
     at_once,
@@ -32,6 +31,7 @@ from tripwire.values.contents import (
     own_dict,
     read_slots,
     slots_of,
+    spell_key,
 )
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.subscriptions import see_through
