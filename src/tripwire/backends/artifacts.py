@@ -139,11 +139,12 @@ class Store:
         """Say that an artifact isn't used."""
         _tell(f"The cached code {self._path(key)} is ignored: {reason}")
 
-    def tell_shared(self, variable: str, folder: str) -> None:
+    def tell_shared(self, variable: str, folder: str, why: str) -> None:
         """Say that a folder of torch's isn't used, since others may have written in it."""
         error = BadStore(
-            f"{variable} names {folder}, where other users may put code that torch would run.\n"
-            f"{self.folder} is used in its place. `chmod go-w` it, and the folders above it.",
+            f"{variable} names {folder}, where other users may put code that torch would run: "
+            f"{why}.\n{self.folder} is used in its place. `chmod -R go-w` it, and `chmod go-w` the "
+            "folders above it.",
             slug="kernels-not-ours",
         )
         _tell(str(error))
