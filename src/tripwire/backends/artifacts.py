@@ -125,7 +125,8 @@ class Store:
 
     def find_trouble(self) -> str | None:
         """Why nothing can be kept here, if so. Nothing is made to find out."""
-        there = next((f for f in (self.folder, *self.folder.parents) if f.exists()), self.folder)
+        above = (self.folder, *self.folder.parents)
+        there = next(filter(os.path.lexists, above), self.folder)  # a link to nothing is there
         try:
             with _trusting(there):
                 check_ours(there)
@@ -209,7 +210,8 @@ class Store:
                 if read_ours(path, len(_KIND)) == _KIND:
                     path.unlink()
                     surplus -= size
-        _prune_kernels(self.folder / "torch")
+        if not (self.folder / "torch").is_symlink():
+            _prune_kernels(self.folder / "torch")
 
 
 def _prune_kernels(folder: Path) -> None:
