@@ -256,6 +256,28 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
             _check_step(here, status, is_last=not names)
 
 
+def check_ours_below(folder: str | os.PathLike[str]) -> None:
+    """Raise `NotOurs` where others may have put or changed something anywhere in a folder.
+
+    The folder must have been looked at with `check_ours`. Where nobody else may enter it, nobody
+    else reaches what is in it.
+    """
+    if not _HAS_OWNERS or not os.stat(folder).st_mode & 0o011:
+        return
+    with os.scandir(folder) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):  # another process was faster
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid not in (0, os.getuid()):
+                    raise NotOurs(f"{entry.path} belongs to another user")
+                if entry.is_symlink():
+                    raise NotOurs(f"{entry.path} is a link")
+                if status.st_mode & 0o022:
+                    raise NotOurs(f"other users may write to {entry.path}")
+                if entry.is_dir(follow_symlinks=False):
+                    check_ours_below(entry.path)
+
+
 def _split(path: str) -> list[str]:
     """The names in a path, the last one first."""
     return [name for name in path.split("/") if name not in ("", ".")][::-1]

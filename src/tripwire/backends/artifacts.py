@@ -125,7 +125,8 @@ class Store:
 
     def find_trouble(self) -> str | None:
         """Why nothing can be kept here, if so. Nothing is made to find out."""
-        there = next((f for f in (self.folder, *self.folder.parents) if f.exists()), self.folder)
+        above = (self.folder, *self.folder.parents)
+        there = next(filter(os.path.lexists, above), self.folder)  # a link to nothing is there
         try:
             with _trusting(there):
                 check_ours(there)
@@ -139,12 +140,13 @@ class Store:
         """Say that an artifact isn't used."""
         _tell(f"The cached code {self._path(key)} is ignored: {reason}")
 
-    def tell_shared(self, variable: str, folder: str) -> None:
+    def tell_shared(self, variable: str, folder: str, why: str) -> None:
         """Say that a folder of torch's isn't used, since others may have written in it."""
         error = BadStore(
-            f"{variable} names {folder}, where other users may put code that torch would run.\n"
-            f"tripwire uses {self.folder} instead. To use {folder}, `chmod go-w` it and the "
-            "folders above it.",
+            f"{variable} names {folder}, where other users may put code that torch would run: "
+            f"{why}.
+tripwire uses {self.folder} instead. To use {folder}, `chmod -R go-w` it, and "
+            "`chmod go-w` the folders above it.",
             slug="kernels-not-ours",
         )
         _tell(str(error))
@@ -209,7 +211,8 @@ class Store:
                 if read_ours(path, len(_KIND)) == _KIND:
                     path.unlink()
                     surplus -= size
-        _prune_kernels(self.folder / "torch")
+        if not (self.folder / "torch").is_symlink():
+            _prune_kernels(self.folder / "torch")
 
 
 def _prune_kernels(folder: Path) -> None:

@@ -13,6 +13,7 @@ may have made. With a store, they are built and found in the store.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import platform
@@ -34,7 +35,7 @@ from tripwire.backends.handover import handing_over
 from tripwire.backends.keys import find_key
 from tripwire.backends.rounds import in_rounds
 from tripwire.errors import BadOption, BadStore
-from tripwire.files import check_ours, make_folder
+from tripwire.files import check_ours, check_ours_below, make_folder
 
 try:
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
@@ -159,11 +160,11 @@ def _settle_kernels(store: Store | None) -> Store | None:
     try:
         if before is None or before in _settled or before == os.path.abspath(default_cache_dir()):
             folder = str(store.make_kernel_folder())
-        elif _is_private(before):
-            folder = before
         else:
-            store.tell_shared(_FOLDER, before)
-            folder = str(store.make_kernel_folder())
+            why = _find_strangers(os.path.abspath(before))
+            if why:
+                store.tell_shared(_FOLDER, before, why)
+            folder = str(store.make_kernel_folder()) if why else before
     except (OSError, BadStore) as error:
         store.tell_unkept(error)
         return None
@@ -172,22 +173,34 @@ def _settle_kernels(store: Store | None) -> Store | None:
         os.environ[_FOLDER] = folder
         if before is not None and os.environ.get(_KERNELS, "").startswith(before + os.sep):
             del os.environ[_KERNELS]  # torch set it, and sets it again
+    _settle_triton(store, folder)
     _settle_headers(folder)
     return store
 
 
-def _is_private(folder: str) -> bool:
+def _settle_triton(store: Store, folder: str) -> None:
+    """A folder that the user names for Triton stays under the same condition."""
+    named = os.environ.get(_KERNELS, folder + os.sep)
+    if not named.startswith(folder + os.sep) and (why := _find_strangers(os.path.abspath(named))):
+        store.tell_shared(_KERNELS, named, why)
+        del os.environ[_KERNELS]
+
+
+@functools.cache
+def _find_strangers(folder: str) -> str:
+    """Why others may have put something into a folder, if so; a process looks once."""
     try:
         make_folder(folder)
         check_ours(folder)
-    except OSError:
-        return False
-    return True
+        check_ours_below(folder)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _settle_headers(folder: str) -> None:
     """Headers that torch compiled before go into each library; they too lie under /tmp."""
-    if hasattr(codecache, "_HEADER_DIR") and not _is_private(codecache._HEADER_DIR):
+    if hasattr(codecache, "_HEADER_DIR") and _find_strangers(codecache._HEADER_DIR):
         codecache._HEADER_DIR = os.path.join(folder, "precompiled_headers")
         codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
         codecache._precompile_header.cache_clear()

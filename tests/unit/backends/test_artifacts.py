@@ -394,6 +394,32 @@ def test_old_libraries_go_when_there_are_too_many(store, monkeypatch) -> None:
     assert sorted(path.name for path in kernels.rglob("*.so")) == ["c.so", "young.so"]
 
 
+def test_pruning_never_leaves_the_store_through_a_link(store, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tripwire.backends.artifacts._LARGEST_FOLDER", 10)
+    store.write(KEY, KEPT)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "weights.bin").write_bytes(bytes(5_000))
+    os.utime(data / "weights.bin", (1, 1))
+    (store.folder / "torch").symlink_to(data)
+    store.write(KEY, KEPT)
+    assert (data / "weights.bin").exists()
+
+
+@pytest.mark.parametrize("target", ["link", "nowhere"])
+def test_a_link_to_nothing_is_trouble(tmp_path, target) -> None:
+    (tmp_path / "link").symlink_to(target)
+    assert Store(tmp_path / "link").find_trouble()
+
+
+def test_a_name_that_is_too_long_costs_a_warning(tmp_path, caplog) -> None:
+    store = Store(tmp_path / ("x" * 300))
+    store.find_trouble()
+    store.write(KEY, KEPT)
+    assert store.read(KEY) is None
+    assert "can't be kept" in caplog.text
+
+
 def test_a_draft_of_a_killed_process_goes_after_a_day(store) -> None:
     store.write(KEY, KEPT)
     draft = store._path(KEY).with_name(".tripwire-0123456789abcdef.draft")

@@ -285,6 +285,46 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
     assert told.split() == [str(headers), str(tmp_path / "own/torch/precompiled_headers")]
 
 
+SETTLE = """
+import logging, os
+logging.basicConfig(level=logging.WARNING)
+from tripwire.backends.inductor import _settle_kernels, find_store
+for _ in range(2):
+    _settle_kernels(find_store())
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"))
+"""
+
+
+@pytest.mark.parametrize("trick", ["none", "folder", "file", "link", "closed"])
+def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
+    tmp_path, trick
+) -> None:
+    named, triton, own = tmp_path / "named", tmp_path / "triton", tmp_path / "own"
+    for folder in (named, triton):
+        (folder / "ab").mkdir(parents=True)
+        library = folder / "ab" / "kernel.so"
+        library.touch()
+        for path in (folder, folder / "ab", library):
+            path.chmod(0o755)
+        if trick in ("folder", "closed"):
+            (folder / "ab").chmod(0o775)
+        if trick == "file":
+            library.chmod(0o666)
+        if trick == "link":
+            library.unlink()
+            library.symlink_to("/tmp/kernel.so")
+        if trick == "closed":  # what nobody else can enter holds nothing of theirs
+            folder.chmod(0o700)
+    env = {
+        "TORCHINDUCTOR_CACHE_DIR": str(named),
+        "TRITON_CACHE_DIR": str(triton),
+        "TRIPWIRE_CACHE_DIR": str(own),
+    }
+    done = run_python(SETTLE, env=env)
+    wanted = f"{named} {triton}" if trick in ("none", "closed") else f"{own / 'torch'} None"
+    assert done.strip() == wanted
+
+
 def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),
