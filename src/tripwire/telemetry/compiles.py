@@ -170,5 +170,5 @@ def collect_user_contexts() -> tuple[str, ...]:
             texts.append(str(hook())[:LONGEST_CONTEXT])
         except Exception:
             _hooks = tuple(kept for kept in _hooks if kept is not hook)
-            logger.exception("%r raised and is asked no more about recompiles", hook)
+            logger.exception("%r raised, and is no longer asked about recompiles", hook)
     return tuple(texts)

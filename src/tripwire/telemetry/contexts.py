@@ -91,7 +91,7 @@ class MetricsContext:
     ) -> None:
         if self._level == 0:
             raise TelemetryError(
-                "A metrics context was left that nobody is in.", slug="metrics-not-in-progress"
+                "A metrics context was left that was never entered.", slug="metrics-not-in-progress"
             )
         self._level -= 1
         if self._level == 0:
@@ -191,7 +191,7 @@ class MetricsContext:
             first = known[0]
             place = self._places.get(first, "an increment")
             raise TelemetryError(
-                f"{_caller()}: {', '.join(known)} was set before in this compile, at {place}.\n"
+                f"{_caller()}: {', '.join(known)} was already set in this compile, at {place}.\n"
                 "Pass overwrite=True if the later value is the one to keep.",
                 slug="metric-set-twice",
             )

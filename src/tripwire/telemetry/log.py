@@ -119,8 +119,8 @@ class EventLog:
             full = Instant(time_ns=event.time_ns, thread=event.thread, name="the log is full")
             self._append(encode(full))
             self._drop(
-                f"it has {self.bytes:,} bytes, and more than {self.longest:,} aren't written; "
-                "TRIPWIRE_LOG_BYTES sets another number"
+                f"the file has {self.bytes:,} bytes, and its limit is {self.longest:,}; "
+                "TRIPWIRE_LOG_BYTES sets another limit"
             )
 
     def _open(self) -> bool:
@@ -146,7 +146,7 @@ class EventLog:
         if not self.dropped:
             self.dropped = True
             self.close()
-            logger.warning("the log in %s is dropped: %s", self.directory, why)
+            logger.warning("nothing more is logged into %s: %s", self.directory, why)
 
     def _name_thread(self, event: Event) -> None:
         self._named.add(event.thread)
@@ -172,7 +172,7 @@ def find_longest() -> int:
     """How many bytes a file may have."""
     said = os.environ.get("TRIPWIRE_LOG_BYTES", "")
     if said and not (said.isdecimal() and len(said) < 19):
-        logger.warning("TRIPWIRE_LOG_BYTES=%s is no number of bytes; %d is used", said, LONGEST)
+        logger.warning("TRIPWIRE_LOG_BYTES=%s isn't a number of bytes; %d is used", said, LONGEST)
         return LONGEST
     return int(said or LONGEST)
 

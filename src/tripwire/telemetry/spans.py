@@ -192,11 +192,13 @@ def close_overlapping(
     at = next((i for i in range(len(stack) - 1, -1, -1) if is_wanted(stack[i])), None)
     if at is None:
         level = logging.WARNING if stack else logging.DEBUG
-        logger.log(level, "an event ended that isn't open any more; its end is ignored")
+        logger.log(level, "an event ended that is no longer open; its end is ignored")
         return False
     while len(stack) > at + 1:
         event = stack.pop()
-        logger.warning("%s was open while an event around it ended; it ends there too", event.name)
+        logger.warning(
+            "%s was still open when an event around it ended, and ends with it", event.name
+        )
         finish_event(event, end_ns, state)
     return True
 

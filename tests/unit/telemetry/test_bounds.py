@@ -209,7 +209,7 @@ def test_the_environment_sets_another_cap(tmp_path, monkeypatch, caplog) -> None
     assert EventLog(tmp_path).longest == 2_000
     monkeypatch.setenv("TRIPWIRE_LOG_BYTES", "-1 GB")
     assert EventLog(tmp_path).longest == log.LONGEST
-    assert "is no number of bytes" in caplog.text
+    assert "isn't a number of bytes" in caplog.text
 
 
 def test_a_log_is_the_users_alone_whatever_the_umask(tmp_path) -> None:

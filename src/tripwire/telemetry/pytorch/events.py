@@ -126,7 +126,7 @@ class CompileEventLogger:
         """`instant`, at a level that an instant can have."""
         if log_level is Level.COMPILATION_METRIC:
             raise TelemetryError(
-                f"{event_name!r}: an instant has no place among a compile's metrics.\n"
+                f"{event_name!r}: an instant can't be one of a compile's metrics.\n"
                 "Use CHROMIUM or PT2_COMPILE, or compilation_metric(name=value).",
                 slug="event-level",
             )

@@ -84,8 +84,8 @@ class CleanupHook:
         """Put a value into a scope under a new name."""
         if name in scope:
             raise TelemetryError(
-                f"{name!r} is a name of {scope.get('__name__', 'that scope')!r} already, and is "
-                "never written over.",
+                f"{name!r} exists in {scope.get('__name__', 'that scope')!r} already, and "
+                "tripwire never overwrites it.",
                 slug="global-name-taken",
             )
         scope[name] = value

@@ -75,7 +75,7 @@ def test_an_end_out_of_order_ends_what_was_opened_inside_with_a_warning(timeline
     with caplog.at_level(logging.WARNING):
         timeline.log_event_end("a")
         timeline.log_event_end("b")
-    assert "b was open while an event around it ended" in caplog.text
+    assert "b was still open when an event around it ended" in caplog.text
     assert [(ph, name) for ph, name, _ in rows(timeline)] == [
         ("B", "a"),
         ("B", "b"),

@@ -87,7 +87,7 @@ def test_a_name_goes_with_its_owner():
 
 def test_an_existing_name_is_never_written_over():
     scope = {"__name__": "users", "taken": 1}
-    with pytest.raises(TelemetryError, match=r"'taken' is a name of 'users' already"):
+    with pytest.raises(TelemetryError, match=r"'taken' exists in 'users' already"):
         CleanupHook.create(scope, "taken", 2)
     assert scope["taken"] == 1
 
