@@ -191,7 +191,7 @@ class MetricsContext:
             first = known[0]
             place = self._places.get(first, "an increment")
             raise TelemetryError(
-                f"{_caller()}: {', '.join(known)} was set before in this compile, at {place}.\n"
+                f"{_caller()}: {', '.join(known)} was already set in this compile, at {place}.\n"
                 "Pass overwrite=True if the later value is the one to keep.",
                 slug="metric-set-twice",
             )

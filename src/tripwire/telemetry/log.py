@@ -119,8 +119,8 @@ class EventLog:
             full = Instant(time_ns=event.time_ns, thread=event.thread, name="the log is full")
             self._append(encode(full))
             self._drop(
-                f"it has {self.bytes:,} bytes, and more than {self.longest:,} aren't written; "
-                "TRIPWIRE_LOG_BYTES sets another number"
+                f"the file has {self.bytes:,} bytes, and its limit is {self.longest:,}; "
+                "TRIPWIRE_LOG_BYTES sets another limit"
             )
 
     def _open(self) -> bool:

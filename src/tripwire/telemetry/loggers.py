@@ -39,7 +39,7 @@ def set_logs(wanted: str) -> None:
     unknown = sorted(names - {*NAMES, "all"})
     if unknown:
         raise TelemetryError(
-            f"{', '.join(unknown)}: no logger of tripwire has that name.\n"
+            f"{', '.join(unknown)}: tripwire has no logger of that name.\n"
             f"TRIPWIRE_LOGS takes a comma-separated list of {', '.join(NAMES)}, or all.",
             slug="logs-unknown-name",
         )

@@ -179,7 +179,7 @@ def check_has_events(path: str | os.PathLike[str]) -> None:
     """Raise where a file or directory holds no event at all."""
     if next(iter(LogReader(path)), None) is None:
         raise TelemetryError(
-            f"{path}: there is no event of tripwire's in it.\n"
+            f"{path}: it contains no events of tripwire.\n"
             "A log is written where TRIPWIRE_LOG_DIR points while a program runs; its files are "
             "named tripwire-*.jsonl.",
             slug="log-empty",
@@ -190,8 +190,7 @@ def too_large(what: str, most: int, kind: str) -> TelemetryError:
     """The error of an export that would have to hold too much at once."""
     return TelemetryError(
         f"The log has more than {most:,} {what}, which {kind} would have to hold in memory.\n"
-        "Export the files of fewer processes, one at a time, or make a report: it leaves out what "
-        "is too much.",
+        "Export fewer processes at a time, or make a report: it keeps what is heaviest.",
         slug="log-too-large",
     )
 
@@ -202,7 +201,7 @@ def _written_ns(logged: Logged) -> int:
 
 def _newer_schema(path: Path, major: int) -> TelemetryError:
     return TelemetryError(
-        f"{path}: a log of schema {major}; this tripwire reads schema {MAJOR}.\n"
+        f"{path}: this log has schema {major}; this version of tripwire reads schema {MAJOR}.\n"
         "Read it with the version of tripwire that wrote it, or a later one.",
         slug="log-other-schema",
     )

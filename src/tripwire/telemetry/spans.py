@@ -192,7 +192,7 @@ def close_overlapping(
     at = next((i for i in range(len(stack) - 1, -1, -1) if is_wanted(stack[i])), None)
     if at is None:
         level = logging.WARNING if stack else logging.DEBUG
-        logger.log(level, "an event ended that isn't open any more; its end is ignored")
+        logger.log(level, "an event ended that is no longer open; its end is ignored")
         return False
     while len(stack) > at + 1:
         event = stack.pop()

@@ -211,7 +211,7 @@ def test_events_of_unknown_compiles_make_no_compile(tmp_path) -> None:
 def test_a_directory_without_events_is_a_clear_error(tmp_path, content) -> None:
     if content is not None:
         (tmp_path / "tripwire-h-1-aa.jsonl").write_bytes(content)
-    with pytest.raises(TelemetryError, match=r"no event of tripwire's in it.*") as raised:
+    with pytest.raises(TelemetryError, match=r"contains no events of tripwire.*") as raised:
         build_report(tmp_path)
     assert raised.value.slug == "log-empty"
 

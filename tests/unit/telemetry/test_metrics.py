@@ -54,7 +54,7 @@ def test_setting_twice_names_the_earlier_place():
             for n, text in enumerate(Path(__file__).read_text().splitlines(), 1)
             if text.endswith("# the earlier place")
         )
-        with pytest.raises(TelemetryError, match=rf"(?s)a was set before.*test_metrics.py:{line}"):
+        with pytest.raises(TelemetryError, match=rf"(?s)a was already set.*test_metrics.py:{line}"):
             context.set("a", 2)
         with pytest.raises(TelemetryError, match=r"\[metric-set-twice\]"):
             context.update({"b": 1, "a": 2})

@@ -135,7 +135,7 @@ def test_overlapping_spans_are_repaired_with_a_warning(clock, caplog):
         with timed("around"):
             inner.__exit__(None, None, None)
     assert "inner was still open when an event around it ended" in caplog.text
-    assert "isn't open any more" in caplog.text
+    assert "is no longer open" in caplog.text
     assert merge_totals()["outer"].ns == 3_000
     assert local.state.stack == []
 

@@ -132,7 +132,7 @@ function refusalsPage() {
     h(
       "p",
       { class: "muted" },
-      "A run that couldn't become a graph went on as plain Python. docs/messages.md explains each word.",
+      "A call that could not become a graph ran as plain Python. docs/messages.md explains each reason.",
     ),
     slugs.size > 1 &&
       h(
@@ -154,7 +154,7 @@ function recompilesPage() {
     h(
       "p",
       { class: "muted" },
-      "Calls that no entry admitted, with what each entry had against them.",
+      "Calls that no compiled entry accepted, and why each entry rejected them.",
     ),
     leftOut(report.recompiles),
     table(

@@ -20,7 +20,7 @@ function aboutPage() {
     h(
       "p",
       null,
-      "One file, made by tripwire from a directory of logs. It asks no network for anything; texts of your program are shown as they are, with invisible characters written out.",
+      "One file, made by tripwire from a directory of logs. It makes no network requests. Texts of your program are shown as they are; invisible characters are spelled out.",
     ),
     h("p", null, "Keys: / goes to the search box; Tab and Enter reach everything else."),
     h("h2", null, "What was read"),

@@ -160,7 +160,7 @@ function skippedNotice() {
     [marks, "moment isn't in the timeline", "moments aren't in the timeline"],
     [compiles, "compile is in the sums only", "compiles are in the sums only"],
     [missing, "compile is without its details", "compiles are without their details"],
-    [names, "span had one name too many", "spans had names beyond the limit"],
+    [names, "span had a name beyond the limit", "spans had names beyond the limit"],
   ]
     .filter(([count]) => count > 0)
     .map(([count, one, many]) => plural(count, one, many));

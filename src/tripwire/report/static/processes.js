@@ -67,7 +67,7 @@ function processesPage() {
     h(
       "p",
       { class: "muted" },
-      "Spread is the largest figure against the smallest: what differs between ranks stands at the top when you sort by it.",
+      "Spread is the largest figure divided by the smallest. Sort by it to see what differs most between ranks.",
     ),
     report.processes.length > MANY
       ? notice(

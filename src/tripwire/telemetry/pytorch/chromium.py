@@ -244,7 +244,7 @@ def add_member(data: dict[str, object] | None, key: str, value: object) -> dict[
 
 def _another_kind(key: str, found: object, wanted: str) -> TelemetryError:
     return TelemetryError(
-        f"{key}: this event's data holds {type(found).__name__} there, not {wanted}.",
+        f"{key}: the event's data holds a {type(found).__name__} under that key, not {wanted}.",
         slug="metric-of-another-kind",
     )
 
