@@ -251,7 +251,7 @@ assert fast.statistics().traces == 3
 
 # --- 10. Why, who, where -----------------------------------------------------------------------
 # `explain` says what is known of something compiled. `preview` runs a plain call once, and says
-# what compiling would make of it.
+# what was captured, or why it can't be.
 
 explained = tripwire.explain(fast)
 assert explained.hits == fast.statistics().hits

@@ -31,7 +31,7 @@ def _restore(cls: type[TripwireError], text: str) -> TripwireError:
 
 
 class CannotTrace(TripwireError):
-    """The callable can't become a graph that means the same as the run did."""
+    """A graph of this run would not mean the same as the run."""
 
     place: tuple[str, int] | None = None  # the user's file and line, where one is to blame
 
@@ -41,19 +41,19 @@ class InputMismatch(TripwireError):
 
 
 class TraceDiffers(TripwireError):
-    """A check ran a trace beside its function and they disagreed."""
+    """A check ran a trace and its function, and they disagreed."""
 
 
 class StateError(TripwireError):
-    """A tracing state was used in a way that it can't follow."""
+    """A tracing state was used wrongly by hand."""
 
 
 class TracerWarning(UserWarning):
-    """The trace holds only for what this run met: a value, or a write left out."""
+    """The trace holds only for a value that this run met, or leaves out a write of the run."""
 
 
 class BadOption(TripwireError):
-    """An argument of `tripwire.compile` that means nothing."""
+    """An argument of one of tripwire's functions can't be met."""
 
 
 class BackendFailed(TripwireError):
@@ -63,20 +63,20 @@ class BackendFailed(TripwireError):
 
 
 class WrongResult(TripwireError):
-    """Compiled code does something else than the run that it was made of (`check=True`)."""
+    """Compiled code does something else than the observed run (`check=True`)."""
 
 
 class BadRecord(TripwireError):
-    """A file is no record that can be read: damaged, made to harm, or of a newer version."""
+    """A file can't be read as a record: damaged, made to do harm, or of another version."""
 
 
 class CannotReplay(TripwireError):
-    """A record can be read, and still can't become live objects here."""
+    """A record can be read, but its call can't be built here."""
 
 
 class BadStore(TripwireError):
-    """Compiled code on disk isn't used. It is logged, and never raised to users."""
+    """Compiled code on disk isn't used. This is logged, and never raised to users."""
 
 
 class TelemetryError(TripwireError):
-    """Telemetry was used in a way that it can't follow, or a log can't be read."""
+    """Telemetry was used wrongly, or a log can't be read."""

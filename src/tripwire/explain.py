@@ -1,7 +1,7 @@
 """Explain: why something was traced, retired or refused, and where the time went.
 
 `explain(compiled)` reads what a dispatcher knows; nothing runs. `preview(fn, *args)` runs the
-call once, observed, and says what compiling would make of it.
+call once, observed, and says what compiling would start from: the traced graph and what was read.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def explain(compiled: Any, /) -> Explanation:
     if dispatcher is None:
         raise BadOption(
             f"explain takes what tripwire.compile returned, not {_name_of(compiled)}. "
-            "tripwire.preview(fn, *args) says what compiling would make of a call.",
+            "tripwire.preview(fn, *args) says what can be captured of a plain call.",
             slug="not-compiled",
         )
     return _explain(dispatcher)
@@ -259,7 +259,7 @@ def _find_compiles(frame_id: int, redactor: Redactor) -> tuple[CompileView, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preview:
-    """What would be captured of a call, or why it would be refused."""
+    """What was captured of a call, or why it would be refused."""
 
     name: str
     trace: Trace | None
@@ -286,7 +286,7 @@ class Preview:
             print("\n".join(_refusal_lines(self.refusal)), file=out)
             return out.getvalue().rstrip()
         made = self.trace.statistics()
-        print(f"{self.name} would be compiled: {made.ops} ops, {len(self.reads)} reads", file=out)
+        print(f"{self.name} can be captured: {made.ops} ops, {len(self.reads)} reads", file=out)
         for branch in self.trace.branches:
             print(f"  holds for {branch}", file=out)
         for effect in self.trace.effects:
@@ -301,9 +301,11 @@ class Preview:
 
 
 def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Preview:
-    """Run a call once, observed, and say what compiling would make of it.
+    """Run a call once, observed, and say what was captured, or why it can't be.
 
-    Of something compiled the original runs; compiled code stays as it is.
+    Of something compiled the original runs; compiled code stays as it is. `compile` may still
+    refuse what is captured here, for reasons that only guards, a back end or later calls show:
+    tensor-branch, not-functional, volatile-source, keeps-changing.
     """
     dispatcher = find_dispatcher(target)
     if dispatcher is not None:

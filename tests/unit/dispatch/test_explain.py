@@ -1,4 +1,4 @@
-"""Explain: what is known of a compiled callable. Preview: what compiling would make of a call."""
+"""Explain: what is known of a compiled callable. Preview: what can be captured of a call."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_plain_callable_is_previewed_by_one_run() -> None:
     assert torch.equal(found.result, X * 2)
     assert found.refusal is None
     assert any(source == "L['self'].scale" for source, _, _ in found.reads)
-    assert "would be compiled: " in str(found)
+    assert "can be captured: " in str(found)
     assert json.loads(json.dumps(found.data()))["effects"] == ["L['self'].calls"]
 
 
