@@ -135,6 +135,11 @@ def _find_autocast_dtypes() -> object:
     return tuple(torch.get_autocast_dtype(device) for device in ("cpu", "cuda"))
 
 
+def _spell_autocast_dtypes(seen: object, constant: Spelling) -> str:
+    get, (cpu, cuda) = constant(torch.get_autocast_dtype), cast("tuple[object, object]", seen)
+    return f"{get}('cpu') is {constant(cpu)} and {get}('cuda') is {constant(cuda)}"
+
+
 def _find_default_device() -> object:
     """A default device is a mode on the stack of torch-function modes."""
     return torch.get_default_device() if torch._C._len_torch_function_stack() else None
@@ -367,6 +372,7 @@ AUTOCAST_DTYPES = _named(
     "autocast's dtypes",
     "get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype",
     _find_autocast_dtypes,
+    shortcut=_spell_autocast_dtypes,
     is_computed_with=True,
     slug="torch-state-changed",
 )
