@@ -2,8 +2,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
+# Tests run in two processes side by side, each in its own fixed order. pytest-xdist has a thread in
+# each, and a call during which another thread runs is refused now and then.
+BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+LONG := $(addprefix tests/,laws models property unit/backends unit/training)
 
-.PHONY: help demo test lint bench coverage soak mutate screenshots clean
+.PHONY: help demo quick test long rest lint bench coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -23,8 +27,21 @@ $(BUILT): $(READY) setup.py src/tripwire/validity/_watch.c src/tripwire/tracing/
 demo: $(BUILT)  ## trace a small transformer; print its graph with lines and scopes
 	$(BIN)/python examples/demo.py
 
+quick: $(BUILT)  ## ruff, then tracing, dispatch, validity and channels; leaves out mypy, AOTAutograd, Inductor and all other folders
+	$(BIN)/ruff check .
+	$(MAKE) $(BESIDE) quick-dispatch-validity quick-channels-tracing
+
+quick-%: $(BUILT)
+	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(addprefix tests/unit/,$(subst -, ,$*))
+
 test: lint  ## lint, then every test but the slow ones
-	$(BIN)/python -m pytest
+	$(MAKE) $(BESIDE) long rest
+
+long: $(BUILT)  ## half of `make test`: laws, models, programs that nobody wrote, back ends, training
+	$(BIN)/python -m pytest $(LONG)
+
+rest: $(BUILT)  ## the other half
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(LONG))
 
 lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """Validity is tested twice: under the C sentry, and under its Python twin."""
 
 import pytest
-import torch
 
 from tripwire.validity import plan, twin
 
@@ -14,9 +13,3 @@ def sentry(request, monkeypatch):
     elif plan.Sentry is twin.Sentry:
         pytest.skip("_watch isn't built: python setup.py build_ext --inplace")
     return plan.Sentry
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compared_before():
-    """torch's first comparison imports sympy, which registers abstract classes: that retires."""
-    torch.testing.assert_close(torch.ones(1), torch.ones(1))
