@@ -23,7 +23,7 @@ from tripwire.validity.watching import ABSENT, GONE, ORDER, Change, watch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays():
+def nothing_stays(light_collector):
     yield
     gc.collect()
     assert patching.statistics() == (0, 0)
