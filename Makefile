@@ -67,7 +67,7 @@ coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, to
 
 soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,000 steps of the law machine
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
-	$(BIN)/python tests/property/machine.py --steps 200000
+	PYTHONPATH=tests $(BIN)/python -m property.machine --steps 200000
 
 mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine and the audit must notice each
 	$(BIN)/python -m pytest tests/property/test_faults.py tests/property/test_audit_faults.py -m "slow or not slow" -o faulthandler_timeout=0 -rs
