@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import re
 import runpy
@@ -142,6 +143,7 @@ LAYERS = [
 ]
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in SOURCE.rglob("*.py"):
@@ -150,6 +152,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Modules of tripwire that a file imports when it runs; for type checking doesn't count."""
     tree = ast.parse(path.read_text())
