@@ -2,13 +2,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
-# Test processes at a time. The tests of a file stay together, long files come first (laws, models),
-# and a process that dies ends the run.
-JOBS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-QUICK := $(addprefix tests/unit/,channels dispatch tracing validity)
+# Tests run in two processes side by side, each in its own fixed order. pytest-xdist has a thread in
+# each, and a call during which another thread runs is refused now and then.
+BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+LONG := $(addprefix tests/,laws models property unit/backends unit/training)
 
-.PHONY: help demo quick test lint bench coverage soak mutate screenshots clean
+.PHONY: help demo quick test long rest lint bench coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -28,12 +27,21 @@ $(BUILT): $(READY) setup.py src/tripwire/writes/_watch.c src/tripwire/reading/_r
 demo: $(BUILT)  ## a story in forty lines: compiled, changed, failed, replayed; ARGS=--graph prints a graph
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-quick: $(BUILT)  ## ruff, then tracing, dispatch, validity and channels; leaves out mypy, AOTAutograd, Inductor and all other folders
+quick: $(BUILT)  ## ruff, then the core: values to dispatch, and channels; leaves out mypy, AOTAutograd, Inductor and all other folders
 	$(BIN)/ruff check .
-	$(PYTEST) -k "not aot_eager and not inductor" $(QUICK)
+	$(MAKE) $(BESIDE) quick-dispatch-validity-writes quick-channels-tracing-reading-rulebook-values
+
+quick-%: $(BUILT)
+	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(addprefix tests/unit/,$(subst -, ,$*))
 
 test: lint  ## lint, then every test but the slow ones
-	$(PYTEST)
+	$(MAKE) $(BESIDE) long rest
+
+long: $(BUILT)  ## half of `make test`: laws, models, programs that nobody wrote, back ends, training
+	$(BIN)/python -m pytest $(LONG)
+
+rest: $(BUILT)  ## the other half
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(LONG))
 
 lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff check .
@@ -59,7 +67,7 @@ coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, to
 
 soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,000 steps of the law machine
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
-	$(BIN)/python tests/property/machine.py --steps 200000
+	PYTHONPATH=tests $(BIN)/python -m property.machine --steps 200000
 
 mutate: $(BUILT)  ## break one guard, wire or effect at a time: the law machine and the audit must notice each
 	$(BIN)/python -m pytest tests/property/test_faults.py tests/property/test_audit_faults.py -m "slow or not slow" -o faulthandler_timeout=0 -rs

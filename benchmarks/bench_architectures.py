@@ -44,10 +44,10 @@ from side_by_side import Figures, Side, compare, describe_machine, spread_of, ti
 from torch import fx, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "models")]
+sys.path.insert(0, str(ROOT / "tests"))
 
-from architectures import ARCHITECTURES, Architecture  # noqa: E402  # the path comes first
-from handmade import HANDMADE  # noqa: E402
+from models.architectures import ARCHITECTURES, Architecture  # noqa: E402  # the path comes first
+from models.handmade import HANDMADE  # noqa: E402
 
 import tripwire  # noqa: E402
 

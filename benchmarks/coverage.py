@@ -57,10 +57,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "models")]
+sys.path.insert(0, str(ROOT / "tests"))
 
-from architectures import ARCHITECTURES, Architecture  # noqa: E402  # the path comes first
-from handmade import HANDMADE  # noqa: E402
+from models.architectures import ARCHITECTURES, Architecture  # noqa: E402  # the path comes first
+from models.handmade import HANDMADE  # noqa: E402
 from support import tensors_of  # noqa: E402
 
 import tripwire  # noqa: E402

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,3 +26,12 @@ def compared_before() -> None:
     import torch
 
     torch.testing.assert_close(torch.ones(1), torch.ones(1))
+
+
+@pytest.fixture(scope="module")
+def light_collector() -> Iterator[None]:
+    """For tests that collect garbage again and again: the collector looks at theirs only."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from architectures import Architecture, MakeInputs
+from models.architectures import Architecture, MakeInputs
 from torch import nn
 
 BATCH = 2

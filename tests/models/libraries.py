@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree
-from architectures import Architecture, MakeInputs
+from models.architectures import Architecture, MakeInputs
 from torch import nn
 
 # --- torchvision ---------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from architectures import ARCHITECTURES
-from handmade import HANDMADE
+from models.architectures import ARCHITECTURES
+from models.handmade import HANDMADE
 from support import check_same, tensors_of
 from torch import nn
 

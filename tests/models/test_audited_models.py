@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
-from handmade import HANDMADE
-from libraries import LIBRARIES
+from models.architectures import ARCHITECTURES
+from models.handmade import HANDMADE
+from models.libraries import LIBRARIES
 
 from tripwire import Audit, Auditor, Status, compile
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import HANDMADE
-from modeltwins import (
+from models.handmade import HANDMADE
+from models.modeltwins import (
     BY_NAME,
     MORE_WRITES,
     WRITES,

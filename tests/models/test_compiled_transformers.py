@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
-from modeltwins import (
+from models.architectures import ARCHITECTURES
+from models.modeltwins import (
     BY_NAME,
     MORE_WRITES,
     REFUSED,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from modeltwins import BY_NAME
+from models.modeltwins import BY_NAME
 from torch import nn
 
 import tripwire

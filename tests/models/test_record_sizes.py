@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
+from models.architectures import ARCHITECTURES
 
 import tripwire
 from tripwire.recording.format import BESIDE, PER_TENSOR, Record

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, Architecture
+from models.architectures import ARCHITECTURES, Architecture
 from support import check_same, quiet_trace, tensors_of
 
 transformers = pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ JUDGES = {
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    from faults import FAULTS
+    from property.faults import FAULTS
 
     passed = [report.nodeid for report in terminalreporter.stats.get("passed", ())]
     for test, judge in JUDGES.items():

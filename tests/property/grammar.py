@@ -12,9 +12,9 @@ import textwrap
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
-from slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
-from traits import TRAITS, Trait
-from twins import Call, Do, Scenario, Step
+from property.slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
+from property.traits import TRAITS, Trait
+from property.twins import Call, Do, Scenario, Step
 
 # Productions that break a law today. They are drawn only where asked for: `machine.py --about`.
 _AWAITING_REPAIR: frozenset[str] = frozenset(

@@ -1,7 +1,7 @@
 """The law machine: draws scenarios, plays them, and shrinks what breaks a law to a script.
 
-`python tests/property/machine.py --steps 200000` runs it by itself, a process for each core, with a
-progress bar (a line every minute where there is no terminal). The script is printed;
+`python -m property.machine --steps 200000` in tests/ runs it by itself, a process for each core,
+with a progress bar (a line every minute where there is no terminal). The script is printed;
 LAWS_SAVE=folder in the environment keeps it there, as a test. `--about NAME` draws programs of one
 production only; `--awaiting` plays each that awaits repair and tells which still break a law.
 """
@@ -22,14 +22,14 @@ from unittest.mock import patch
 import click
 import hypothesis
 import torch
-from grammar import _AWAITING_REPAIR, BACKENDS, NAMES, scenarios
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture import engine
 from hypothesis.strategies import SearchStrategy
+from property.grammar import _AWAITING_REPAIR, BACKENDS, NAMES, scenarios
+from property.twins import Difference, Figures, Scenario, check
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from twins import Difference, Figures, Scenario, check
 
 BATCH = 200  # scenarios drawn from one seed: hypothesis remembers all of a batch
 SHRINKING = 60  # seconds at most
@@ -53,8 +53,8 @@ def write_script(scenario: Scenario, reason: str, seed: int) -> str:
     """A test that fails as the scenario did."""
     told = "\n".join(f"# {line}" for line in reason.splitlines())
     return (
-        f"# Found by the law machine, seed {seed}. Runs with PYTHONPATH=tests/property.\n{told}\n"
-        f"from twins import Call, Do, Scenario, check\n\n{scenario}\n\n"
+        f"# Found by the law machine, seed {seed}. Runs with PYTHONPATH=tests.\n{told}\n"
+        f"from property.twins import Call, Do, Scenario, check\n\n{scenario}\n\n"
         "def test_twins_agree() -> None:\n    check(SCENARIO)\n\n\n"
         'if __name__ == "__main__":\n    test_twins_agree()\n'
     )

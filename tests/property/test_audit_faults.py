@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults import FAULTS
+from property.faults import FAULTS
 from torch import nn
 
 import tripwire

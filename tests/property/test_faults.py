@@ -5,8 +5,8 @@ are drawn: a fault that one seed misses within its steps is tried with the next.
 """
 
 import pytest
-from faults import FAULTS, ROWS
-from machine import LawBroken, run
+from property.faults import FAULTS, ROWS
+from property.machine import LawBroken, run
 
 BUDGET = 2_000  # steps of each seed
 SEEDS = (1, 2, 3)

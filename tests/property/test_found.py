@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from twins import Call, Do, Figures, Scenario, check, check_twins
+from property.twins import Call, Do, Figures, Scenario, check, check_twins
 
 import tripwire
 

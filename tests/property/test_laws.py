@@ -11,10 +11,10 @@ import random
 import hypothesis
 import pytest
 import torch
-from grammar import BACKENDS, NAMES, scenarios
-from machine import LawBroken, follow, run, write_script
-from transcript import Writer, is_close
-from twins import Call, Difference, Do, Figures, Scenario, check, check_twins, play
+from property.grammar import BACKENDS, NAMES, scenarios
+from property.machine import LawBroken, follow, run, write_script
+from property.transcript import Writer, is_close
+from property.twins import Call, Difference, Do, Figures, Scenario, check, check_twins, play
 
 from tripwire.dispatch.dispatcher import Dispatcher
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from property.transcript import Numbers, Writer, find_difference, is_close
 from torch.nn.modules import module as nn_module
-from transcript import Numbers, Writer, find_difference, is_close
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher

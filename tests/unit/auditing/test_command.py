@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
-from faults import FAULTS_BY_NAME
+from property.faults import FAULTS_BY_NAME
 
 from tripwire.cli import main
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from faults import FAULTS_BY_NAME
+from property.faults import FAULTS_BY_NAME
 from torch import nn
 
 import tripwire

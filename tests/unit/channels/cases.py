@@ -1,17 +1,19 @@
 """All cases."""
 
-import cases_attributes
-import cases_branches
-import cases_containers
-import cases_effects
-import cases_functions
-import cases_inputs
-import cases_lookups
-import cases_modules
-import cases_python
-import cases_torch_state
-import cases_traps
-import cases_values
+from unit.channels import (
+    cases_attributes,
+    cases_branches,
+    cases_containers,
+    cases_effects,
+    cases_functions,
+    cases_inputs,
+    cases_lookups,
+    cases_modules,
+    cases_python,
+    cases_torch_state,
+    cases_traps,
+    cases_values,
+)
 
 FAMILIES = (
     cases_attributes.FAMILY,

@@ -1,6 +1,6 @@
 """Names and attributes: globals, closures, instances, classes, metaclasses, Python modules."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("attributes")
 case, everywhere = FAMILY.case, FAMILY.everywhere

@@ -1,6 +1,6 @@
 """Branches: values that Python takes out of tensors that are changed in place around them."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("branches")
 case = FAMILY.case

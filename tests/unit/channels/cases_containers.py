@@ -1,6 +1,6 @@
 """Containers and records: an element replaced, added, removed, moved; a field written."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("containers")
 case, everywhere = FAMILY.case, FAMILY.everywhere

@@ -1,6 +1,6 @@
 """Effects: what a call writes is written by every call, compiled or not, and is read again."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("effects")
 case = FAMILY.case

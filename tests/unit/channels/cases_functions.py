@@ -1,6 +1,6 @@
 """Functions as state: what is called, its code, its defaults, and what wraps it."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("functions")
 case, everywhere = FAMILY.case, FAMILY.everywhere

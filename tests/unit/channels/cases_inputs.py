@@ -1,6 +1,6 @@
 """Inputs: what a call is given changes from call to call, in each way that a program can see."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("inputs")
 case = FAMILY.case

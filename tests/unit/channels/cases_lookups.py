@@ -1,6 +1,6 @@
 """Lookups that run code: properties, descriptors, `__getattr__`, operators, isinstance, is."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("lookups")
 case, everywhere = FAMILY.case, FAMILY.everywhere

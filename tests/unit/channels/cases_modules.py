@@ -1,6 +1,6 @@
 """nn.Module: parameters, buffers, submodules, modes, hooks, parametrizations."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("modules")
 case = FAMILY.case

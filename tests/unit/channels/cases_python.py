@@ -1,6 +1,6 @@
 """Python itself: what a program is made of, each with some state that is written."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("python")
 case = FAMILY.case

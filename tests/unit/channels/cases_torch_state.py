@@ -1,6 +1,6 @@
 """State of torch and of the process: modes, flags, environment, contexts, threads."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("torch and process state")
 case = FAMILY.case

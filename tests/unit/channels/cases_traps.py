@@ -1,6 +1,6 @@
 """Traps: programs that once fooled a part of tripwire, or looked as if they could."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("traps")
 case = FAMILY.case

@@ -1,6 +1,6 @@
 """Values: plain globals told apart to the bit, and tensors whose values steer Python."""
 
-from channel import Family
+from unit.channels.channel import Family
 
 FAMILY = Family("values")
 case, everywhere = FAMILY.case, FAMILY.everywhere

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from channel import CALLS, Case, Program
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.modules import module as nn_module
+from unit.channels.channel import CALLS, Case, Program
 
 from tripwire import TripwireError
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from channel import Case
-from playing import REFUSALS, find_difference, play
+from unit.channels.channel import Case
+from unit.channels.playing import REFUSALS, find_difference, play
 
 import tripwire
 

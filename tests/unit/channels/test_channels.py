@@ -1,10 +1,10 @@
 """L1, channel by channel: whatever was written, a compiled call returns what a plain one does."""
 
 import pytest
-from cases import CASES
-from cases_branches import HOPELESS
-from channel import CALLS
-from playing import check_agree, find_difference, play
+from unit.channels.cases import CASES
+from unit.channels.cases_branches import HOPELESS
+from unit.channels.channel import CALLS
+from unit.channels.playing import check_agree, find_difference, play
 
 import tripwire
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES
-from share import TorchCompile, Tripwire, Verdict, classify, keep, load, render, share
+from unit.channels.cases import CASES
+from unit.channels.share import TorchCompile, Tripwire, Verdict, classify, keep, load, render, share
 
 import tripwire
 

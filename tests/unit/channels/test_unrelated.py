@@ -1,8 +1,8 @@
 """What wasn't read may be written: nothing is traced anew."""
 
 import pytest
-from cases import CASES
-from playing import check_agree, observe, world_of
+from unit.channels.cases import CASES
+from unit.channels.playing import check_agree, observe, world_of
 
 import tripwire
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sidebyside import BACKENDS, check_twins
+from unit.dispatch.sidebyside import BACKENDS, check_twins
 
 COUNTED = """
 N = [0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sidebyside import BACKENDS, check_twins
+from unit.dispatch.sidebyside import BACKENDS, check_twins
 
 import tripwire
 

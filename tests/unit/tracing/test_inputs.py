@@ -4,12 +4,12 @@ import functools
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
 
-import elsewhere
 import pytest
 import torch
 from support import check_same, quiet_trace, refusal_of
 from torch import nn
 from torch.utils import _pytree as pytree
+from unit.tracing import elsewhere
 
 import tripwire
 
@@ -220,7 +220,10 @@ def test_globals_of_other_modules_also_of_helpers_that_have_returned() -> None:
         return x * table + elsewhere.config.OFFSET
 
     trace = tripwire.trace(f, ones())
-    assert sources(trace)[1:] == ["G[elsewhere]['TABLE']", "G['elsewhere'].config.OFFSET"]
+    assert sources(trace)[1:] == [
+        "G[unit.tracing.elsewhere]['TABLE']",
+        "G['elsewhere'].config.OFFSET",
+    ]
 
 
 class Base:

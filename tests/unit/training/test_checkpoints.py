@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from pairs import BACKENDS, WIDTH, Mlp, Pair, square
 from support import check_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from unit.training.pairs import BACKENDS, WIDTH, Mlp, Pair, square
 
 import tripwire
 from tripwire.tracing.hooks import find_checkpoint

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import BACKENDS, WIDTH, Mlp, Pair, gradients, square
 from torch import nn
 from torch.nn import functional as F
+from unit.training.pairs import BACKENDS, WIDTH, Mlp, Pair, gradients, square
 
 import tripwire
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 import torch.distributed as dist
+from unit.training import processes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed")
 

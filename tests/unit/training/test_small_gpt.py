@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import Pair
 from torch import nn
 from torch.nn import functional as F
+from unit.training.pairs import Pair
 
 VOCABULARY, LENGTH, WIDTH, HEADS = 17, 16, 32, 4
 

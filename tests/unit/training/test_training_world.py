@@ -10,9 +10,9 @@ import functools
 
 import pytest
 import torch
-from pairs import BACKENDS, WIDTH, Mlp, Pair, square
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from unit.training.pairs import BACKENDS, WIDTH, Mlp, Pair, square
 
 import tripwire
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import BACKENDS
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from unit.training.pairs import BACKENDS
 
 import tripwire
 

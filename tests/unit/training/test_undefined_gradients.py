@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import BACKENDS, WIDTH, Pair
 from torch import nn
+from unit.training.pairs import BACKENDS, WIDTH, Pair
 
 import tripwire
 from tripwire.backends.backwards import find_feeds

@@ -16,7 +16,7 @@ from tripwire.writes.mutation import MutationTracker, ensure_patched, watch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays():
+def nothing_stays(light_collector):
     yield
     gc.collect()
     assert subscriptions.statistics() == (0, 0)

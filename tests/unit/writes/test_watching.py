@@ -23,7 +23,7 @@ from tripwire.writes.watching import ABSENT, GONE, ORDER, Change, watch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays():
+def nothing_stays(light_collector):
     yield
     gc.collect()
     assert subscriptions.statistics() == (0, 0)
