@@ -25,15 +25,20 @@ if TYPE_CHECKING:
         WrongResult,
     )
     from tripwire.explain import explain
-    from tripwire.recording.failures import record, record_last, record_on_error, save_record
-    from tripwire.recording.record import (
+    from tripwire.recording.capture.failures import (
+        record,
+        record_last,
+        record_on_error,
+        save_record,
+    )
+    from tripwire.recording.replay.record import (
         DummyModule,
         ExecutionRecord,
         ExecutionRecorder,
         ModuleRecord,
         load,
     )
-    from tripwire.recording.rerun import replay
+    from tripwire.recording.replay.rerun import replay
     from tripwire.tracing import Trace, Tracer
     from tripwire.validity import Cause, Change, Watch, watch
 
@@ -85,15 +90,20 @@ _HOME = {
     "tripwire.auditing.judge": ("Auditor", "audit"),
     "tripwire.backends.registry": ("list_backends",),
     "tripwire.explain": ("explain",),
-    "tripwire.recording.failures": ("record", "record_last", "record_on_error", "save_record"),
-    "tripwire.recording.record": (
+    "tripwire.recording.capture.failures": (
+        "record",
+        "record_last",
+        "record_on_error",
+        "save_record",
+    ),
+    "tripwire.recording.replay.record": (
         "DummyModule",
         "ExecutionRecord",
         "ExecutionRecorder",
         "ModuleRecord",
         "load",
     ),
-    "tripwire.recording.rerun": ("replay",),
+    "tripwire.recording.replay.rerun": ("replay",),
     "tripwire.tracing": ("Trace", "Tracer"),
     "tripwire.validity": ("Cause", "Change", "Watch", "watch"),
 }

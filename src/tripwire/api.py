@@ -17,7 +17,7 @@ from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
 
 if TYPE_CHECKING:
-    from tripwire.recording.failures import OnError
+    from tripwire.recording.capture.failures import OnError
 
 __all__ = ["compile", "statistics", "trace"]
 
@@ -130,7 +130,7 @@ def compile(
 def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:
     if not folder:
         return None
-    from tripwire.recording.failures import Failures  # only where it is asked for
+    from tripwire.recording.capture.failures import Failures  # only where it is asked for
 
     return Failures.into(folder)
 
@@ -141,7 +141,9 @@ def _note_failed(
     """Keep a failed call for `record_last`."""
     if not HAS_TELEMETRY:  # records need the same package
         return
-    from tripwire.recording.failures import note_failed  # no program that runs well needs it
+    from tripwire.recording.capture.failures import (
+        note_failed,  # no program that runs well needs it
+    )
 
     note_failed(dispatcher, args, kwargs, error)
 

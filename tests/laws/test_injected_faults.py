@@ -40,7 +40,8 @@ def test_faults_in_the_observer() -> None:
 
 
 def test_faults_around_a_call_that_may_be_recorded() -> None:
-    assert visit("--scene=records", "--only=recording/failures.py", "--share=0.3")["visited"] > 5
+    only = "--only=recording/capture/failures.py"
+    assert visit("--scene=records", only, "--share=0.3")["visited"] > 5
 
 
 def test_faults_while_an_object_is_watched() -> None:

@@ -32,7 +32,7 @@ from transcript import Numbers, Writer, find_difference, is_close
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
-from tripwire.recording import failures
+from tripwire.recording.capture import failures
 
 WORLD = "law_world"
 PRELUDE = """\
