@@ -193,10 +193,13 @@ def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
     if text.count(b"{") > MOST_ENTRIES + 3:
         raise damaged("tensors.safetensors has too many entries")
     try:
-        entries = msgspec.json.decode(text, type=dict[str, Entry])
+        entries = _HEADER.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise damaged(f"the header of tensors.safetensors: {error}") from None
     return entries, member.start + 8 + length
+
+
+_HEADER = msgspec.json.Decoder(dict[str, Entry])
 
 
 def find_blobs(source: Source, member: Member, packed: tuple[BlobRun, ...]) -> StoredBlobs:
