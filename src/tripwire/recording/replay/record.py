@@ -1,18 +1,22 @@
 """Record: what one execution had: its code, its variables, the modules that it looked into.
 
 `ExecutionRecorder` collects an execution by hand, `ExecutionRecord` is what comes of it, or what
-a file holds. A record that comes from a file is inert: code and objects are descriptions.
+a file holds. A record that comes from a file is inert: code and objects are descriptions. Both
+can be written, and what was written can be replayed.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
 import reprlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -21,11 +25,17 @@ from rich.text import Text
 from tripwire.callables import isinstance
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.outcomes import explain, printable, tell_redacted
-from tripwire.recording.format.container import write_members
-from tripwire.recording.format.file import Record
+from tripwire.recording.format.container import Content, write_members, write_new
+from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest, Where
 from tripwire.recording.replay.decode import view
-from tripwire.recording.replay.views import FunctionView, ModuleView
+from tripwire.recording.replay.views import (
+    ClassView,
+    FunctionView,
+    ModuleView,
+    ObjectView,
+    PartsView,
+)
 
 
 @dataclass
@@ -75,44 +85,52 @@ class ExecutionRecord:
     args: tuple[Any, ...] = ()
     kwargs: Variables = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # by the files they are from
+    call: object = None  # of a file: what was called, a module for one
+    origin: Path | bytes | None = field(default=None, repr=False)  # the file, or what was in it
 
     def dump(self, file: IO[bytes] | str | os.PathLike[str]) -> None:
         """Write it. A path that exists is left alone: the record gets another name beside it."""
-        if not isinstance(self.code, CodeType):
-            raise TypeError("This record came from a file; copy the file.")
+        if self.origin is not None:
+            with _open(self.origin) as record:
+                _write(record.contents(), file)
+        elif isinstance(self.code, CodeType):
+            _write(self._build(self.code).members(), file)
+        else:
+            raise TypeError("This record has no code, so there is nothing to write.")
+
+    def _build(self, code: CodeType) -> NewRecord:
+        """The record of a call of the code, with the arguments that are among the locals."""
         draft = RecordDraft()
         cells: Any = self.closure
         space = {name: _as_module(value) for name, value in self.globals.items()}
-        draft.add("call", FunctionType(self.code, space, self.code.co_name, None, cells or None))
-        draft.add("locals", {name: _as_module(value) for name, value in self.locals.items()})
+        draft.add("call", FunctionType(code, space, code.co_name, None, cells or None))
+        known = {name: _as_module(value) for name, value in self.locals.items()}
+        args, kwargs = (self.args, self.kwargs) if self.args or self.kwargs else _bind(code, known)
+        draft.add("args", tuple(args))
+        draft.add("kwargs", dict(kwargs))
+        draft.add("locals", known)
         draft.add("builtins", dict(self.builtins))
         draft.add("code_options", dict(self.code_options))
-        place = Where(self.code.co_qualname, self.code.co_filename, self.code.co_firstlineno)
-        manifest = Manifest(function=place)
-        if isinstance(file, str | os.PathLike):
-            draft.write(Path(file), manifest)
-        else:
-            write_members(file, draft.build(manifest).members())  # type: ignore[arg-type]
+        place = Where(code.co_qualname, code.co_filename, code.co_firstlineno)
+        return draft.build(Manifest(function=place))
 
     @classmethod
     def load(cls, file: IO[bytes] | str | os.PathLike[str]) -> ExecutionRecord:
         """Open one. Nothing of it runs and nothing is imported."""
-        if isinstance(file, str | os.PathLike):
-            opened = Record.open(file)
-        else:
-            opened = Record.of(file.read())
-        with opened as record:
-            return cls._of(record)
+        is_path = isinstance(file, str | os.PathLike)
+        origin = Path(cast("str", file)).absolute() if is_path else cast("IO[bytes]", file).read()
+        with _open(origin) as record:
+            return cls._of(record, origin)
 
     @classmethod
-    def _of(cls, record: Record) -> ExecutionRecord:
+    def _of(cls, record: Record, origin: Path | bytes) -> ExecutionRecord:
         roots: dict[str, Any] = view(record.table, record.blobs, record.read)
         call = roots.get("call")
-        code = call if isinstance(call, FunctionView) else None
+        code = _find_function(call)
         details: dict[str, Any] = dict(code.details) if code is not None else {}
         space, args = details.get("globals"), roots.get("args")
         return cls(
-            code if code is not None else call,
+            code,
             tuple(details.get("closure") or ()),
             dict(space.attributes) if isinstance(space, ModuleView) else {},
             _as_dict(roots.get("locals")),
@@ -122,7 +140,70 @@ class ExecutionRecord:
             args if isinstance(args, tuple) else (),
             _as_dict(roots.get("kwargs")),
             _read_sources(record),
+            call,
+            origin,
         )
+
+
+def _open(origin: Path | bytes) -> Record:
+    return Record.of(origin) if isinstance(origin, bytes) else Record.open(origin)
+
+
+def _write(
+    members: Mapping[str, tuple[Content, int]], file: IO[bytes] | str | os.PathLike[str]
+) -> None:
+    if isinstance(file, str | os.PathLike):
+        write_new(Path(cast("str", file)), members)
+    else:
+        write_members(cast("BinaryIO", file), members)
+
+
+def _bind(code: CodeType, known: Variables) -> tuple[tuple[Any, ...], Variables]:
+    """The arguments of a call, by the names of parameters; those that are missing are left out."""
+    end = code.co_argcount + code.co_kwonlyargcount
+    positional, keywords = (
+        code.co_varnames[: code.co_argcount],
+        code.co_varnames[code.co_argcount : end],
+    )
+    first = list(itertools.takewhile(known.__contains__, positional))
+    args = [known[name] for name in first]
+    kwargs = {name: known[name] for name in (*positional[len(first) :], *keywords) if name in known}
+    if code.co_flags & inspect.CO_VARARGS:
+        args += known.get(code.co_varnames[end], ())
+        end += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        kwargs |= known.get(code.co_varnames[end], {})
+    return tuple(args), kwargs
+
+
+_AROUND = ("method", "partial", "compiled", "dispatcher", "recorded")
+
+
+def _find_function(call: object) -> FunctionView | None:
+    """The function that runs first when something is called; None where a library's does."""
+    for _ in range(100):  # things around things
+        if isinstance(call, PartsView) and call.form in _AROUND and call.parts:
+            call = call.parts[0]
+        elif isinstance(call, ObjectView):
+            found = _find_method(call.cls)
+            return found if isinstance(found, FunctionView) else None
+        else:
+            break
+    return call if isinstance(call, FunctionView) else None
+
+
+def _find_method(cls: object) -> object:
+    """`forward`, or else `__call__`, of a class of the user's or of one that it inherits from."""
+    for name in ("forward", "__call__"):
+        waiting, met = [cls], set()
+        while waiting:
+            at = waiting.pop(0)
+            if isinstance(at, ClassView) and id(at) not in met:
+                met.add(id(at))
+                if name in at.attributes:
+                    return at.attributes[name]
+                waiting += at.bases
+    return None
 
 
 def _read_sources(record: Record) -> dict[str, str]:

@@ -92,15 +92,53 @@ def test_a_loaded_record_shows_the_closure(tmp_path) -> None:
     assert len(record.closure) == 1
 
 
-def test_a_loaded_record_of_a_module_shows_its_state(tmp_path) -> None:
+def test_a_loaded_record_of_a_librarys_module_shows_its_state(tmp_path) -> None:
     record = load(tripwire.save_record(tmp_path, nn.Linear(2, 3), torch.ones(2)))
     assert record.locals["input"].tolist() == [1.0, 1.0]
-    assert record.code is not None
+    assert record.code is None  # torch's own
+    assert record.call.attributes["in_features"] == 2
 
 
-def test_a_loaded_record_cannot_be_dumped(tmp_path) -> None:
-    record = load(tripwire.save_record(tmp_path, area, 5))
-    assert type(fail(record.dump, tmp_path / "again.rec")) is TypeError
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return x * self.scale + LIMIT
+
+
+class Deeper(Scaled):
+    pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Scaled(2.0), Deeper(2.0), Scaled(2.0).forward, tripwire.compile(Scaled(2.0), backend="eager")],
+    ids=["module", "inherited", "method", "compiled"],
+)
+def test_a_loaded_record_of_a_module_shows_code_and_globals(tmp_path, call) -> None:
+    record = load(tripwire.save_record(tmp_path, call, torch.ones(2)))
+    assert record.code.name == "Scaled.forward"
+    assert "x * self.scale" in record.code.source
+    assert record.globals == {"LIMIT": 3}
+    assert record.locals["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_loaded_record_can_be_dumped_again(tmp_path) -> None:
+    path = tripwire.save_record(tmp_path / "a.rec", area, 2)
+    load(path).dump(tmp_path / "again.rec")
+    assert (tmp_path / "again.rec").read_bytes() == path.read_bytes()
+    with open(path, "rb") as file:
+        record = ExecutionRecord.load(file)
+    path.unlink()
+    out = io.BytesIO()
+    record.dump(out)
+    assert out.getvalue() == (tmp_path / "again.rec").read_bytes()
+
+
+def test_a_record_without_code_is_not_dumped(tmp_path) -> None:
+    assert type(fail(ExecutionRecord(None).dump, tmp_path / "x.rec")) is TypeError
 
 
 def test_a_file_that_is_no_record_is_a_bad_record(tmp_path) -> None:
@@ -155,10 +193,36 @@ def test_a_dump_never_writes_over_a_file(tmp_path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_dumped_record_runs_with_arguments_of_ones_own(tmp_path) -> None:
+def test_a_dumped_record_replays_with_the_locals_that_are_arguments(tmp_path) -> None:
     path = tmp_path / "area.rec"
-    collected().dump(path)
-    error = fail(tripwire.replay, path, trust=True)
+    recorder = recorder_of(area)
+    recorder.add_local_var("radius", 2)
+    recorder.add_local_var("loud", None)
+    recorder.add_global_var("LIMIT", LIMIT)
+    recorder.add_global_var("math", math)
+    recorder.record_module_access(math, "pi", math.pi)
+    recorder.get_record().dump(path)
+    assert tripwire.replay(path, trust=True) == area(2)
+    assert load(path).args == (2, None)
+
+
+def takes_all(a, /, b, *rest, c, d=4, **named):
+    return a, b, rest, c, d, named
+
+
+def test_arguments_of_every_kind_are_found_among_the_locals(tmp_path) -> None:
+    recorder = recorder_of(takes_all)
+    known = {"a": 1, "b": 2, "rest": (3, 4), "c": 5, "d": 6, "named": {"e": 7}}
+    for name, value in known.items():
+        recorder.add_local_var(name, value)
+    recorder.get_record().dump(tmp_path / "x.rec")
+    found = tripwire.replay(tmp_path / "x.rec", trust=True)
+    assert found == takes_all(1, 2, 3, 4, c=5, d=6, e=7)
+
+
+def test_a_dumped_record_without_an_argument_says_which_is_missing(tmp_path) -> None:
+    recorder_of(area).get_record().dump(tmp_path / "x.rec")
+    error = fail(tripwire.replay, tmp_path / "x.rec", trust=True)
     assert isinstance(error, TypeError)
     assert "radius" in str(error)
 
