@@ -44,8 +44,9 @@ from side_by_side import (
 from torch import nn
 
 import tripwire
-from tripwire.recording import nodes
-from tripwire.recording.format import OBJECTS, Record
+from tripwire.recording.format import nodes
+from tripwire.recording.format.container import OBJECTS
+from tripwire.recording.format.file import Record
 
 ARMED, UNARMED = "armed", "unarmed"
 BARE, DECORATED = "bare", "decorated"

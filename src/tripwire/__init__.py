@@ -32,15 +32,15 @@ if TYPE_CHECKING:
         WrongResult,
     )
     from tripwire.explain import explain, preview
-    from tripwire.recording.failures import record_last
-    from tripwire.recording.record import (
+    from tripwire.recording.capture.failures import record_last
+    from tripwire.recording.replay.record import (
         DummyModule,
         ExecutionRecord,
         ExecutionRecorder,
         ModuleRecord,
         load_record,
     )
-    from tripwire.recording.rerun import replay
+    from tripwire.recording.replay.rerun import replay
     from tripwire.tracing import Trace, Tracer
     from tripwire.validity import Cause
     from tripwire.writes import Change, Watch, watch
@@ -101,15 +101,15 @@ _HOME = {
     "tripwire.auditing.judge": ("Auditor", "audit"),
     "tripwire.backends.registry": ("list_backends",),
     "tripwire.explain": ("explain", "preview"),
-    "tripwire.recording.failures": ("record_last",),
-    "tripwire.recording.record": (
+    "tripwire.recording.capture.failures": ("record_last",),
+    "tripwire.recording.replay.record": (
         "DummyModule",
         "ExecutionRecord",
         "ExecutionRecorder",
         "ModuleRecord",
         "load_record",
     ),
-    "tripwire.recording.rerun": ("replay",),
+    "tripwire.recording.replay.rerun": ("replay",),
     "tripwire.tracing": ("Trace", "Tracer"),
     "tripwire.validity": ("Cause",),
     "tripwire.writes": ("Change", "Watch", "watch"),

@@ -28,9 +28,9 @@ from tripwire.tracing import Trace, Tracer
 from tripwire.values.classes import isinstance, short_name_of
 
 if TYPE_CHECKING:
-    from tripwire.recording.calls import Writing
-    from tripwire.recording.failures import InBlock, OnError, OnRequest
-    from tripwire.recording.policy import Chooser
+    from tripwire.recording.capture.calls import Writing
+    from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
+    from tripwire.recording.capture.policy import Chooser
 
 __all__ = [
     "compile",
@@ -224,7 +224,7 @@ def compile(
 def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:
     if not folder:
         return None
-    from tripwire.recording.failures import Failures  # only where it is asked for
+    from tripwire.recording.capture.failures import Failures  # only where it is asked for
 
     return Failures.into(folder)
 
@@ -235,7 +235,9 @@ def _note_failed(
     """Keep a failed call for `record_last`."""
     if not HAS_TELEMETRY:  # records need the same package
         return
-    from tripwire.recording.failures import note_failed  # no program that runs well needs it
+    from tripwire.recording.capture.failures import (
+        note_failed,  # no program that runs well needs it
+    )
 
     note_failed(dispatcher, args, kwargs, error)
 
@@ -267,7 +269,7 @@ def record_on_error(
     max_bytes: above this many bytes in all, the largest tensors are kept as statistics.
     check: replay the record once, in a process of its own, and write the verdict into it.
     """
-    from tripwire.recording.failures import OnError
+    from tripwire.recording.capture.failures import OnError
 
     return OnError(_describe_writing(path, tensors, max_bytes, check))
 
@@ -286,7 +288,7 @@ def record_call(
     What is returned takes the callable and its arguments, runs the call, and returns where the
     record is. What the call raises is in the record, and isn't raised.
     """
-    from tripwire.recording.failures import OnRequest
+    from tripwire.recording.capture.failures import OnRequest
 
     return OnRequest(_describe_writing(path, tensors, max_bytes, check))
 
@@ -306,7 +308,7 @@ def record_block(
 
     What the block raises is raised, as without it.
     """
-    from tripwire.recording.failures import InBlock
+    from tripwire.recording.capture.failures import InBlock
 
     return InBlock(_describe_writing(path, tensors, max_bytes, check))
 
@@ -317,7 +319,7 @@ def _describe_writing(
     max_bytes: int | None,
     check: bool,
 ) -> Writing:
-    from tripwire.recording.calls import Writing
-    from tripwire.recording.policy import Policy
+    from tripwire.recording.capture.calls import Writing
+    from tripwire.recording.capture.policy import Policy
 
     return Writing.to(path, Policy(tensors, max_bytes), check)

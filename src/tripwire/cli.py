@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from tripwire.errors import TripwireError
-from tripwire.recording.format import Outcome
+from tripwire.recording.format.manifest import Outcome
 
 
 class _Group(click.Group):
@@ -53,8 +53,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print data for pro
 @click.option("--source", is_flag=True, help="Print the recorded source as well.")
 def show(file: str, as_json: bool, source: bool) -> None:
     """Show what is in a record. Nothing of it runs."""
-    from tripwire.recording.record import load_record
-    from tripwire.recording.showing import print_record
+    from tripwire.recording.replay.record import load_record, print_record
 
     record = load_record(file)
     if as_json:
@@ -76,7 +75,7 @@ def replay(
     file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
 ) -> None:
     """Run a record's call again."""
-    from tripwire.recording.rerun import check_trust, rebuilding
+    from tripwire.recording.replay.rerun import check_trust, rebuilding
     from tripwire.sandbox import run_sandboxed
 
     check_trust(trust)
@@ -88,14 +87,14 @@ def replay(
 
 
 def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
-    from tripwire.recording.outcomes import (
+    from tripwire.recording.capture.outcomes import (
         describe_error,
         describe_result,
         explain,
         is_same,
         tell_redacted,
     )
-    from tripwire.recording.texts import escape
+    from tripwire.recording.format.manifest import escape
 
     raised: Exception | None = None
     outcome: Outcome
@@ -127,7 +126,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
 @_json
 def repro(file: str, as_json: bool) -> None:
     """Print a script that makes the call again. Everything that it needs is in it."""
-    from tripwire.recording.repro import write_repro
+    from tripwire.recording.replay.repro import write_repro
 
     script, why = write_repro(file)
     if why:

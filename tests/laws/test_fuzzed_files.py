@@ -28,7 +28,7 @@ import torch
 import tripwire
 from tripwire.backends.artifacts import Artifact, Store
 from tripwire.errors import BadRecord, TelemetryError
-from tripwire.recording.container import Content, write_members
+from tripwire.recording.format.container import Content, write_members
 from tripwire.report import build_report, write_report
 from tripwire.telemetry import (
     CompilationMetrics,

@@ -20,7 +20,7 @@ AT_STATEMENTS = {
     "around a call that may be recorded": (
         5,
         "--scene=records",
-        "--only=recording/failures.py",
+        "--only=recording/capture/failures.py",
         "--share=0.3",
     ),
     "while an object is watched": (25, "--scene=watch", "--share=0.1"),

@@ -9,8 +9,8 @@ import torch
 from models.architectures import ARCHITECTURES
 
 import tripwire
-from tripwire.recording.format import BESIDE, PER_TENSOR, Record
-from tripwire.recording.nodes import Array, Tensor, TensorView
+from tripwire.recording.format.file import BESIDE, PER_TENSOR, Record
+from tripwire.recording.format.nodes import Array, Tensor, TensorView
 
 # Two layers, few tensors, much configuration: they have the least room. The others are slow.
 TIGHTEST = {"paligemma", "qwen3-next", "qwen2.5-vl", "llava"}

@@ -32,7 +32,7 @@ from torch.nn.modules import module as nn_module
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
-from tripwire.recording import failures
+from tripwire.recording.capture import failures
 
 WORLD = "law_world"
 PRELUDE = """\

@@ -33,12 +33,12 @@ LAYERS = [
     {"validity"},
     {"backends"},
     {"dispatch"},
-    {"explain", "auditing", "report", "format"},
-    {"capture"},
+    {"explain", "auditing", "report", "recording.format"},
+    {"recording.capture"},
     {"api"},
-    {"replay", "running", "doctor"},
+    {"recording.replay", "running", "doctor"},
     {"cli"},
-    {"__main__", ""},
+    {"__main__", "recording", ""},
 ]
 
 
@@ -70,7 +70,8 @@ def imports_of(path: Path) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    return module.removeprefix("tripwire").removeprefix(".").partition(".")[0]
+    top, _, below = module.removeprefix("tripwire").removeprefix(".").partition(".")
+    return top if top != "recording" or not below else f"{top}.{below.partition('.')[0]}"
 
 
 def imports_of_rooms() -> dict[str, set[str]]:

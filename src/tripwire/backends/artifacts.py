@@ -144,9 +144,8 @@ class Store:
         """Say that a folder of torch's isn't used, since others may have written in it."""
         error = BadStore(
             f"{variable} names {folder}, where other users may put code that torch would run: "
-            f"{why}.
-tripwire uses {self.folder} instead. To use {folder}, `chmod -R go-w` it, and "
-            "`chmod go-w` the folders above it.",
+            f"{why}.\ntripwire uses {self.folder} instead. To use {folder}, `chmod -R go-w` it, "
+            "and `chmod go-w` the folders above it.",
             slug="kernels-not-ours",
         )
         _tell(str(error))

@@ -30,7 +30,8 @@ from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import can_repeat
 from tripwire.validity.wires import NOBODY, Held, Kept, PulledWire
 from tripwire.values.classes import isinstance
-from tripwire.writes.sentry import Hidden, Sentry
+from tripwire.writes.sentry import Sentry
+from tripwire.writes.twin import Hidden
 
 if TYPE_CHECKING:
     from tripwire.validity.standing import Standing

@@ -34,7 +34,8 @@ from tripwire.values.classes import find_in_class, is_exactly, isinstance, mro, 
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
-from tripwire.writes.sentry import Hidden, Touch, same_items
+from tripwire.writes.sentry import same_items
+from tripwire.writes.twin import Hidden, Touch
 
 
 @dataclass(frozen=True, slots=True)

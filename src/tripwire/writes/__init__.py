@@ -5,9 +5,11 @@ from tripwire.writes.generation import (
     install_generation_tagging,
     is_dynamic_nn_module,
 )
-from tripwire.writes.mutation import MutationTracker, ensure_patched
+from tripwire.writes.mutation import MutationTracker
 from tripwire.writes.mutation import watch as watch_code
-from tripwire.writes.watching import ABSENT, GONE, ORDER, Change, Watch, watch
+from tripwire.writes.snapshots import ABSENT, GONE, ORDER
+from tripwire.writes.subscriptions import ensure_patched
+from tripwire.writes.watching import Change, Watch, watch
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 __all__ = [

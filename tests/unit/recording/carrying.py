@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from tripwire.recording import decode
-from tripwire.recording.code import Programs
-from tripwire.recording.encode import Encoder
-from tripwire.recording.format import Manifest, NewRecord, Record
-from tripwire.recording.policy import Policy
-from tripwire.recording.rebuild import Rebuilder
-from tripwire.recording.shelf import Shelf
-from tripwire.recording.tensors import Blobs
+from tripwire.recording.capture.code import Programs
+from tripwire.recording.capture.encode import Encoder
+from tripwire.recording.capture.policy import Blobs, Policy
+from tripwire.recording.capture.shelf import Shelf
+from tripwire.recording.format.file import NewRecord, Record
+from tripwire.recording.format.manifest import Manifest
+from tripwire.recording.replay import decode
+from tripwire.recording.replay.rebuild import Rebuilder
 
 HERE = importlib.util.MAGIC_NUMBER.hex()
 ELSEWHERE = "00000000"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tripwire.recording.format import Raised
-from tripwire.recording.outcomes import explain, is_same
-from tripwire.recording.record import ExecutionRecord, load_record
-from tripwire.recording.rerun import find_outcome
+from tripwire.recording.capture.outcomes import explain, is_same
+from tripwire.recording.format.manifest import Raised
+from tripwire.recording.replay.record import ExecutionRecord, load_record
+from tripwire.recording.replay.rerun import find_outcome
 
 SOURCE = Path(__file__).parents[3] / "src"
 

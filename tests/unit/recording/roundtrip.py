@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tripwire.recording import nodes
-from tripwire.recording.decode import rebuild, view
-from tripwire.recording.encode import Encoder, NoCodes
-from tripwire.recording.format import Manifest, NewRecord, Record
-from tripwire.recording.kept import Blobs
-from tripwire.recording.nodes import AnyNode, Slot
-from tripwire.recording.policy import KEEP_ALL, Policy
+from tripwire.recording.capture.encode import Encoder, NoCodes
+from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
+from tripwire.recording.format import nodes
+from tripwire.recording.format.file import NewRecord, Record
+from tripwire.recording.format.manifest import Manifest
+from tripwire.recording.format.nodes import AnyNode, Slot
+from tripwire.recording.replay.decode import rebuild, view
 
 
 def name_code(encoder: Encoder, value: object) -> AnyNode | None:

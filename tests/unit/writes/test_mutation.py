@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from tripwire.writes import subscriptions
-from tripwire.writes.mutation import MutationTracker, ensure_patched, watch
+from tripwire.writes.mutation import MutationTracker, watch
+from tripwire.writes.subscriptions import ensure_patched
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from tripwire.writes import subscriptions
-from tripwire.writes.watching import ABSENT, GONE, ORDER, Change, watch
+from tripwire.writes.snapshots import ABSENT, GONE, ORDER
+from tripwire.writes.watching import Change, watch
 
 
 @pytest.fixture(autouse=True)

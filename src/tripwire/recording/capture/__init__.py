@@ -1,0 +1,1 @@
+"""Capture: a call and all that it reaches become a record."""

@@ -1,0 +1,526 @@
+"""Data: plain values, containers and instances become nodes.
+
+Python's own exact types are known by their type. Of other objects, state is read from the dict and
+the slots that Python itself gave them. What keeps state that Python doesn't show, in C, is left out
+with a reason, but for what shows its state as plain data: enums, dates, NumPy's generators.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import io
+import logging
+import pathlib
+import random
+import re
+import struct
+import sys
+import threading
+import types
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from tripwire.recording.capture.insides import has_hidden_state, is_heap_type, is_kind, slot_count
+from tripwire.recording.format import nodes
+from tripwire.recording.format.manifest import Omission
+from tripwire.recording.format.nodes import AnyNode, Reference, Slot
+from tripwire.values.classes import class_dict, isinstance, mro
+from tripwire.values.contents import own_dict, read_slots
+
+if TYPE_CHECKING:
+    from tripwire.recording.capture.encode import Draft, Encoder
+
+
+_HASHED_PLAINLY = (str, int, bool, float, bytes, type(None))
+
+
+def is_utf8(text: str) -> bool:
+    """Whether JSON can hold a string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_text(text: str) -> AnyNode:
+    """A string that isn't written in place."""
+    if is_utf8(text):
+        return nodes.String(text)
+    return nodes.Text(text.encode("utf-8", "surrogatepass"))
+
+
+def _bits(value: float) -> str:
+    return struct.pack(">d", value).hex()
+
+
+def _encode_int(encoder: Encoder, value: int) -> AnyNode:
+    if not encoder.can_hold_int(value):
+        reason = f"it has {value.bit_length()} bits: more than the record has room for"
+        return encoder.leave_out(int, reason)
+    return nodes.BigInt(f"{value:x}")
+
+
+def _encode_float(encoder: Encoder, value: float) -> AnyNode:
+    return nodes.Bits(_bits(value))
+
+
+def _encode_complex(encoder: Encoder, value: complex) -> AnyNode:
+    return nodes.Complex(_bits(value.real), _bits(value.imag))
+
+
+def _encode_bytes(encoder: Encoder, value: bytes | bytearray) -> AnyNode:
+    if not encoder.can_hold_bytes(len(value)):
+        reason = f"it has {len(value)} bytes: more than the record has room for"
+        return encoder.leave_out(type(value), reason)
+    return nodes.Bytes(bytes(value), type(value) is bytearray)
+
+
+def _encode_range(encoder: Encoder, value: range) -> AnyNode:
+    return nodes.Range(*encoder.slots((value.start, value.stop, value.step)))
+
+
+def _encode_slice(encoder: Encoder, value: slice) -> AnyNode:
+    return nodes.Slice(*encoder.slots((value.start, value.stop, value.step)))
+
+
+# --- containers; each is given a subclass's instance too, as what it holds ---
+
+
+Build = Callable[[tuple[Slot, ...]], AnyNode]
+
+
+def _hold(encoder: Encoder, value: Any, items: list[Any], build: Build) -> AnyNode:
+    """A container with its items, unless they are too many."""
+    if encoder.can_hold(items):
+        return build(encoder.slots(items, is_paid=True))
+    reason = f"it has {len(items)} elements: more than the record has room for"
+    return encoder.leave_out(type(value), reason)
+
+
+def _encode_tuple(encoder: Encoder, value: tuple[object, ...]) -> AnyNode:
+    return _hold(encoder, value, list(tuple.__iter__(value)), nodes.Tuple)
+
+
+def _encode_list(encoder: Encoder, value: list[object]) -> AnyNode:
+    return _hold(encoder, value, list(list.__iter__(value)), nodes.List)
+
+
+def _encode_set(encoder: Encoder, value: set[object]) -> AnyNode:
+    items = list(set.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, False))
+
+
+def _encode_frozenset(encoder: Encoder, value: frozenset[object]) -> AnyNode:
+    items = list(frozenset.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, True))
+
+
+def _encode_deque(encoder: Encoder, value: collections.deque[object]) -> AnyNode:
+    limit = collections.deque.__dict__["maxlen"].__get__(value)
+    items = list(collections.deque.__iter__(value))
+    return _hold(encoder, value, items, lambda slots: nodes.Deque(slots, limit))
+
+
+def _ordered_items(value: dict[object, object]) -> list[tuple[object, object]]:
+    """Items in order. An OrderedDict looks its keys up as it goes, which may run their code."""
+    items = list(dict.items(value))
+    if is_kind(type(value), collections.OrderedDict):
+        if all(any(type(key) is kind for kind in _HASHED_PLAINLY) for key, _ in items):
+            order = list(collections.OrderedDict.__iter__(cast("Any", value)))
+            return [(key, dict.__getitem__(value, key)) for key in order]
+    return items
+
+
+def _key_step(key: object) -> str:
+    return f"[{key!r}]" if any(type(key) is kind for kind in _HASHED_PLAINLY) else "[...]"
+
+
+def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
+    """For one form of dict."""
+
+    def encode(encoder: Encoder, value: dict[object, object]) -> AnyNode:
+        items = _ordered_items(value)
+        if not encoder.can_hold([key for key, _ in items], [item for _, item in items]):
+            reason = f"it has {len(items)} items: more than the record has room for"
+            return encoder.leave_out(type(value), reason)
+        keys = tuple(encoder.slot(key, "[key]", is_paid=True) for key, _ in items)
+        values = tuple(encoder.slot(item, _key_step(key), is_paid=True) for key, item in items)
+        factory: Slot = None
+        if form == "default":
+            found = collections.defaultdict.__dict__["default_factory"].__get__(value)
+            factory = encoder.slot(found, ".default_factory")
+        return nodes.Dict(keys, values, form, factory)
+
+    return encode
+
+
+# Types whose instances can be subclassed and then hold something besides attributes.
+HOLDERS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
+    tuple: _encode_tuple,
+    list: _encode_list,
+    set: _encode_set,
+    frozenset: _encode_frozenset,
+    collections.deque: _encode_deque,
+    collections.OrderedDict: dict_encoder("ordered"),
+    collections.defaultdict: dict_encoder("default"),
+    dict: dict_encoder("dict"),
+}
+SCALARS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
+    int: _encode_int,
+    float: _encode_float,
+    complex: _encode_complex,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytes,
+    type(...): lambda _, __: nodes.Constant("Ellipsis"),
+    type(NotImplemented): lambda _, __: nodes.Constant("NotImplemented"),
+    range: _encode_range,
+    slice: _encode_slice,
+}
+# OrderedDict and Counter have attributes too, which are seldom used: see instances.py.
+# By id: a metaclass may have a hash of its own.
+PLAIN: Mapping[int, Callable[[Encoder, Any], AnyNode]] = {
+    id(cls): encode
+    for cls, encode in (*SCALARS.items(), *HOLDERS.items())
+    if cls is not collections.OrderedDict
+}
+
+
+# --- enums ---
+
+
+def is_member(cls: type) -> bool:
+    """Whether instances of a class are members of an enum."""
+    return is_kind(cls, enum.Enum)
+
+
+def encode_member(encoder: Encoder, value: object, cls: type) -> AnyNode:
+    """A member, by its class and its value."""
+    state = own_dict(value) or {}
+    name = state.get("_name_")
+    known = name if type(name) is str else None
+    return nodes.EnumMember(
+        encoder.reference(cls, ".__class__"), known, encoder.slot(state.get("_value_"), ".value")
+    )
+
+
+# --- values that a library's function makes again ---
+
+
+def _timezone(value: datetime.timezone) -> tuple[str, str, tuple[object, ...]]:
+    return "datetime", "timezone", (value.utcoffset(None), value.tzname(None))
+
+
+def _timedelta(value: datetime.timedelta) -> tuple[str, str, tuple[object, ...]]:
+    return "datetime", "timedelta", (value.days, value.seconds, value.microseconds)
+
+
+def _datetime(value: datetime.datetime) -> tuple[str, str, tuple[object, ...]]:
+    day = (value.year, value.month, value.day)
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return "datetime", "datetime", (*day, *time, value.tzinfo)
+
+
+def _time(value: datetime.time) -> tuple[str, str, tuple[object, ...]]:
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return "datetime", "time", (*time, value.tzinfo)
+
+
+def _path(value: pathlib.PurePath) -> tuple[str, str, tuple[object, ...]]:
+    pure = type(value).__name__.startswith("Pure")
+    return "pathlib", "PurePath" if pure else "Path", (str(value),)
+
+
+# Exact types alone: their methods are the library's own.
+_CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
+    datetime.timedelta: _timedelta,
+    datetime.timezone: _timezone,
+    datetime.datetime: _datetime,
+    datetime.time: _time,
+    datetime.date: lambda v: ("datetime", "date", (v.year, v.month, v.day)),
+    decimal.Decimal: lambda v: ("decimal", "Decimal", (str(v),)),
+    uuid.UUID: lambda v: ("uuid", "UUID", (str(v),)),
+    re.Pattern: lambda v: ("re", "compile", (v.pattern, v.flags)),
+    logging.Logger: lambda v: ("logging", "getLogger", (v.name,)),
+    pathlib.PosixPath: _path,
+    pathlib.WindowsPath: _path,
+    pathlib.PurePosixPath: _path,
+    pathlib.PureWindowsPath: _path,
+}
+
+_CALLS_BY_ID = {id(cls): make for cls, make in _CALLS.items()}
+
+
+# --- instances ---
+
+# What a class may be built on, and what of it is the content: most derived first.
+_CONTENT: Mapping[type, Callable[[Encoder, Any], Slot]] = {
+    **{cls: (lambda e, v, put=put: e.place(put(e, v), "")) for cls, put in HOLDERS.items()},  # type: ignore[misc]  # mypy can't type a lambda's default
+    int: lambda e, v: e.slot(int.__int__(v)),
+    float: lambda e, v: e.slot(float.__float__(v)),
+    complex: lambda e, v: e.slot(complex.__pos__(v)),
+    str: lambda e, v: e.slot(str.__str__(v)),
+    bytes: lambda e, v: e.slot(bytes.__getitem__(v, slice(None))),
+    bytearray: lambda e, v: e.slot(bytearray.__getitem__(v, slice(None))),
+    BaseException: lambda e, v: e.slot(BaseException.__dict__["args"].__get__(v), ".args"),
+    random.Random: lambda e, v: e.slot(random.Random.getstate(v)),
+}
+# C types whose instances are their dict and nothing more.
+_OPEN = (object, types.SimpleNamespace)
+# What has a dict and still can't come back: it stands for something outside.
+_LIVING: Mapping[type, str] = {
+    threading.Thread: "a thread",
+    weakref.WeakKeyDictionary: "a weak container",
+    weakref.WeakValueDictionary: "a weak container",
+    weakref.WeakSet: "a weak container",
+    weakref.ref: "a weak reference",
+    io.IOBase: "a stream",
+    threading.Event: "a lock",
+    threading.Condition: "a lock",
+    threading.local: "state of a thread",
+}
+# By id: a metaclass may have a hash of its own.
+_BASES = frozenset(map(id, (*_CONTENT, *_OPEN)))
+
+
+def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
+    """Any object that isn't a plain value, code or a tensor."""
+    made_by = _CALLS_BY_ID.get(id(cls))
+    if made_by is not None:
+        module, name, args = made_by(value)
+        return nodes.Call(encoder.place(nodes.Library(module, name)), encoder.slots(args))
+    if cls is collections.OrderedDict and not own_dict(value):
+        return HOLDERS[cls](encoder, value)
+    if cls is collections.Counter and not own_dict(value):
+        return dict_encoder("counter")(encoder, value)
+    if is_kind(cls, tuple) and _has_fields(cls) and not own_dict(value):
+        held = list(tuple.__iter__(value))
+        if not encoder.can_hold(held):
+            return encoder.leave_out(cls, "the record has no room left")
+        items = encoder.slots(held, is_paid=True)
+        return nodes.NamedTuple(encoder.reference(cls, ".__class__"), items)
+    if is_generator(cls):
+        return encode_generator(encoder, value, cls)
+    for living, reason in _LIVING.items():
+        if is_kind(cls, living):
+            return encoder.leave_out(cls, reason)
+    base = next((k for k in mro(cls) if id(k) in _BASES), object)
+    if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
+        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+    state = named(own_dict(value) or {})
+    if base is object and own_dict(value) is None and cls is not object and not _is_open(cls):
+        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+    put = _CONTENT.get(base)
+    if is_plain_module(cls):
+        return ModuleDraft(encoder, cls, state)
+    if not encoder.can_hold_attributes(state):
+        return encoder.leave_out(cls, "the record has no room left")
+    content = put(encoder, value) if put is not None else None
+    return ObjectDraft(encoder, value, cls, state, content)
+
+
+def _has_fields(cls: type) -> bool:
+    """Whether a tuple's class is a namedtuple or one of C's struct sequences."""
+    return any("_fields" in class_dict(k) or "n_sequence_fields" in class_dict(k) for k in mro(cls))
+
+
+def _is_open(cls: type) -> bool:
+    """Whether a class without a dict keeps all there is in slots: `class` statements alone do."""
+    return all(k is object or (is_heap_type(k) and "__slots__" in class_dict(k)) for k in mro(cls))
+
+
+def named(state: dict[Any, object]) -> dict[str, object]:
+    """Attributes whose names JSON can hold: a dict may have any key."""
+    return {name: value for name, value in state.items() if type(name) is str and is_utf8(name)}
+
+
+class ObjectDraft:
+    """An instance; its attributes are those that recorded code may take."""
+
+    def __init__(
+        self, encoder: Encoder, value: object, cls: type, state: dict[str, object], content: Slot
+    ) -> None:
+        self._encoder = encoder
+        self._kind = cls
+        self._cls: Reference = encoder.reference(cls, ".__class__")
+        self._content = content
+        self._state = state
+        self._slots = read_slots(value)
+        encoder.hold_attributes(self._slots)
+        self._taken: dict[str, Slot] = {}
+        self._taken_slots: dict[str, Slot] = {}
+        self.grow()
+
+    def grow(self) -> None:
+        for have, taken in ((self._state, self._taken), (self._slots, self._taken_slots)):
+            if len(have) == len(taken):
+                continue
+            for name, value in have.items():
+                if name not in taken and self._encoder.names.wants(self._kind, name):
+                    taken[name] = self._encoder.slot(value, f".{name}")
+
+    def node(self) -> AnyNode:
+        names = tuple(name for name in self._state if name in self._taken)
+        slots = tuple(name for name in self._slots if name in self._taken_slots)
+        return nodes.Object(
+            self._cls,
+            names,
+            tuple(self._taken[name] for name in names),
+            content=self._content,
+            slots=slots,
+            slot_values=tuple(self._taken_slots[name] for name in slots),
+        )
+
+
+# --- nn.Modules ---
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_SMALL = 1 << 31
+
+
+def is_plain_module(cls: type) -> bool:
+    """Whether instances are nn.Modules that keep everything in their dict."""
+    torch = sys.modules.get("torch")
+    if torch is None or not is_kind(cls, torch.nn.Module):
+        return False
+    return not has_hidden_state(cls, object) and not slot_count(cls)
+
+
+class ModuleDraft:
+    """An nn.Module: what a fresh one has too is left out, its tables are written in place."""
+
+    def __init__(self, encoder: Encoder, cls: type, state: dict[str, object]) -> None:
+        self._encoder = encoder
+        self._kind = cls
+        self._cls: Reference = encoder.reference(cls, ".__class__")
+        self._tables = {name: state[name] for name in _TABLES if _is_table(state.get(name))}
+        self._rows = {
+            name: {key: encoder.slot(item, f".{key}") for key, item in dict.items(table)}
+            for name, table in cast("dict[str, dict[str, object]]", self._tables).items()
+        }
+        self._state = _without_defaults(state, self._tables)
+        self._taken: dict[str, Slot] = {}
+        encoder.hold_module()
+        encoder.hold_attributes(self._state)
+        for row in self._rows.values():
+            encoder.hold_attributes(row)
+        self.grow()
+
+    def grow(self) -> None:
+        if len(self._state) == len(self._taken):
+            return
+        for name, value in self._state.items():
+            if name not in self._taken and self._encoder.names.wants(self._kind, name):
+                self._taken[name] = self._slot(value, name)
+
+    def _slot(self, value: object, name: str) -> Slot:
+        """A slot; `(3, 3)` is one node for a whole model of convolutions."""
+        if type(value) is tuple and all(type(item) is int for item in value):
+            if all(-_SMALL < item < _SMALL for item in value):
+                return self._encoder.share(nodes.Tuple(value))
+        return self._encoder.slot(value, f".{name}")
+
+    def node(self) -> AnyNode:
+        shared = [name for name, table in self._tables.items() if self._encoder.knows(table)]
+        if shared:  # something else refers to the table itself: it stays a dict of its own
+            taken = {
+                **{name: self._encoder.reference(self._tables[name]) for name in shared},
+                **self._taken,
+            }
+        else:
+            taken = self._taken
+        rows = {name: row for name, row in self._rows.items() if name not in shared}
+        keys = tuple(tuple(row) for row in rows.values())
+        form = nodes.ModuleForm(self._cls, tuple(taken), tuple(rows), keys)
+        values = (*taken.values(), *(slot for row in rows.values() for slot in row.values()))
+        return nodes.ModuleObject(self._encoder.share(form), values)
+
+
+def _is_table(value: object) -> bool:
+    return type(value) is dict and bool(value) and len(named(value)) == len(value)
+
+
+def _without_defaults(state: dict[str, object], tables: dict[str, object]) -> dict[str, object]:
+    torch = sys.modules["torch"]
+    kept = {name: value for name, value in state.items() if name not in tables}
+    for name, fresh in vars(torch.nn.Module()).items():
+        if name in kept and _is_same(kept[name], fresh):
+            del kept[name]
+    return kept
+
+
+def _is_same(value: object, fresh: object) -> bool:
+    if value is fresh:  # True, None
+        return True
+    kind = type(value)
+    if not any(kind is k for k in (dict, set, collections.OrderedDict)):
+        return False
+    return kind is type(fresh) and not value
+
+
+# --- generators ---
+#
+# A bit generator of NumPy's shows its state and its seed as plain data. A Generator or RandomState
+# draws from one, which others may draw from, too. None of them can be made empty: each is built
+# with what it draws from, and told its state when that is complete.
+
+
+_SOURCES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_NAMES = ("SeedSequence", "Generator", "RandomState", *_SOURCES)
+
+
+def is_generator(cls: type) -> bool:
+    """Whether a class is one of NumPy's; not what inherits from it."""
+    numpy = sys.modules.get("numpy.random")
+    return numpy is not None and any(cls is vars(numpy).get(name) for name in _NAMES)
+
+
+def encode_generator(encoder: Encoder, value: Any, cls: type) -> AnyNode:
+    """A generator as it stands now."""
+    content = encoder.slot(_find_content(encoder, value, cls))
+    return nodes.Object(encoder.reference(cls, ".__class__"), (), (), content=content)
+
+
+def _find_content(encoder: Encoder, value: Any, cls: type) -> tuple[object, ...]:
+    match cls.__name__:
+        case "SeedSequence":
+            entropy, key = _freeze(value.entropy), tuple(value.spawn_key)
+            return entropy, key, value.pool_size, value.n_children_spawned
+        case "Generator":
+            return (value.bit_generator,)
+        case "RandomState":
+            state = value.get_state(legacy=False)
+            return value._bit_generator, state["has_gauss"], state["gauss"]
+    seed = value.seed_seq
+    if seed is not None and not is_generator(type(seed)):
+        encoder.left_out.append(Omission(encoder.path(), "its seed: it spawns other generators"))
+        seed = None
+    return seed, value.state
+
+
+def _freeze(entropy: object) -> object:
+    """What a seed is made of: numbers, in something that is complete once it is made."""
+    return tuple(map(_freeze, entropy)) if isinstance(entropy, list | tuple) else entropy
+
+
+def build_generator(cls: Any, content: Any) -> object:
+    """A generator that draws from the right thing, wherever that stands."""
+    if cls.__name__ == "SeedSequence":
+        entropy, key, size, spawned = content
+        return cls(entropy, spawn_key=key, pool_size=size, n_children_spawned=spawned)
+    return cls(content[0])
+
+
+def restore_generator(made: Any, content: Any) -> None:
+    """Go on from the recorded state."""
+    name = type(made).__name__
+    if name in _SOURCES:
+        made.state = content[1]
+    elif name == "RandomState":
+        kept = dict(zip(("has_gauss", "gauss"), content[1:], strict=True))
+        made.set_state({**made.get_state(legacy=False), **kept})

@@ -1,0 +1,535 @@
+"""Failures: a call that raises leaves a record.
+
+Whatever goes wrong with the record is logged; the call's own exception is what is raised.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import functools
+import inspect
+import linecache
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, FunctionType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from tripwire.backends.registry import find_known, name_of
+from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.entry import Entry
+from tripwire.errors import BadOption, CannotReplay
+from tripwire.recording.capture.beginning import Beginning, log
+from tripwire.recording.capture.calls import Writing, replay_command, write_call
+from tripwire.recording.capture.outcomes import describe_error, describe_result
+from tripwire.recording.capture.wrapped import RECORDED
+from tripwire.recording.format.file import copy_record
+from tripwire.recording.format.manifest import Compiled, Outcome, Returned
+from tripwire.tracing.state import CURRENT
+from tripwire.values.classes import isinstance
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Records the failing calls of compiled callables (dispatch.options.Failures)."""
+
+    writing: Writing
+
+    @staticmethod
+    def into(place: str | os.PathLike[str] | OnError) -> Failures:
+        """Records go into a folder, each under a name of its own."""
+        return Failures(place.writing if isinstance(place, OnError) else Writing.to(place))
+
+    def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
+        try:
+            CURRENT.kept = beginning
+            result = dispatcher(*args, **kwargs)
+        except Exception as error:
+            CURRENT.kept = None
+            record_failure(self.writing, beginning, dispatcher.name, error, dispatcher)
+            raise
+        finally:
+            CURRENT.kept = None
+        beginning.succeed()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A call that is over, and all that a record of it needs."""
+
+    beginning: Beginning
+    name: str
+    outcome: Outcome
+    compiled: Compiled | None = None
+    backend: object = None
+
+    @staticmethod
+    def by(
+        error: Exception, beginning: Beginning, name: str, dispatcher: Dispatcher | None
+    ) -> Ended:
+        """A call that raised."""
+        run = Entry.run.__code__
+        hit = any(frame.f_code is run for frame, _ in traceback.walk_tb(error.__traceback__))
+        outcome = describe_error(error, None if hit else beginning.target)
+        return Ended(beginning, name, outcome, *_describe_compiled(dispatcher, hit))
+
+    def write(self, writing: Writing) -> Path:
+        """Write its record."""
+        return write_call(
+            writing, self.beginning, self.name, self.outcome, self.compiled, self.backend
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call whose record is in a file: what it was given may be another by now."""
+
+    path: Path
+    name: str
+    outcome: Outcome
+
+    def write(self, writing: Writing) -> Path:
+        """Write its record again."""
+        return copy_record(self.path, writing.find_path(self.name, self.outcome))
+
+
+def _describe_compiled(
+    dispatcher: Dispatcher | None, hit: bool = False
+) -> tuple[Compiled | None, object]:
+    if dispatcher is None:
+        return None, None
+    options = dispatcher.options
+    name = name_of(options.backend)
+    own = None if find_known(name) is options.backend else options.backend
+    return Compiled(name, options.fullgraph, hit, options.check), own
+
+
+def record_failure(
+    writing: Writing,
+    beginning: Beginning,
+    name: str,
+    error: Exception,
+    dispatcher: Dispatcher | None = None,
+) -> Path | None:
+    """Write the record of a call that raised, and say so in a note on the exception."""
+    try:
+        ended = Ended.by(error, beginning, name, dispatcher)
+        note_last(ended, error)
+        path = ended.write(writing)
+        note_last(Written(path, name, ended.outcome), error)
+        with contextlib.suppress(Exception):  # an exception of the user's may take no notes
+            error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
+    except Exception:
+        log.exception("The failing call of %s could not be recorded.", name)
+        return None
+    return path
+
+
+# --- plain callables ---
+
+
+def run_recorded(
+    writing: Writing, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a plain callable; record the call if it raises."""
+    if CURRENT.kept is not None or CURRENT.tracing:  # whoever is outside records
+        return target(*args, **kwargs)
+    beginning = CURRENT.kept = Beginning(target, args, kwargs, writing.policy)
+    try:
+        result = beginning.run_plainly(target, args, kwargs)
+    except Exception as error:
+        CURRENT.kept = None
+        record_failure(writing, beginning, name_of_callable(target), error)
+        raise
+    finally:
+        CURRENT.kept = None
+    beginning.succeed()
+    return result
+
+
+def name_of_callable(target: Any) -> str:
+    """What records call it."""
+    return str(getattr(target, "__qualname__", None) or type(target).__qualname__)
+
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """Records the calls of a function that raise (`tripwire.record_on_error`)."""
+
+    writing: Writing
+
+    def __call__(self, function: _F) -> _F:
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise BadOption(
+                f"{name_of_callable(function)} is a generator or a coroutine function: its code "
+                "runs after the call. Record the function that does the work.",
+                slug="not-recordable",
+            )
+        writing = self.writing
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            return run_recorded(writing, function, args, kwargs)
+
+        setattr(recorded, RECORDED, function)
+        return recorded  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class OnRequest:
+    """Runs one call and writes its record, however the call ends (`tripwire.record_call`)."""
+
+    writing: Writing
+
+    def __call__(self, fn: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Path:
+        """Where the record is. What the call raises is in the record, and isn't raised here."""
+        dispatcher = find_dispatcher(fn)
+        target = fn if dispatcher is None else dispatcher.target
+        name = name_of_callable(target) if dispatcher is None else dispatcher.name
+        beginning = Beginning(target, args, kwargs, self.writing.policy)
+        outer, CURRENT.kept = CURRENT.kept, beginning
+        try:
+            beginning.before_run()
+            if dispatcher is None:
+                result = beginning.run_plainly(fn, args, kwargs)
+            else:
+                result = dispatcher(*args, **kwargs)
+        except Exception as error:
+            ended = Ended.by(error, beginning, name, dispatcher)
+        else:  # trouble with describing it isn't the call's
+            ended = Ended(beginning, name, describe_result(result), *_describe_compiled(dispatcher))
+        finally:
+            CURRENT.kept = outer
+        return ended.write(self.writing)
+
+
+# --- the latest failure ---
+
+_last: Ended | Written | None = None
+_lock = threading.Lock()
+
+
+def note_last(ended: Ended | Written, error: Exception) -> None:
+    """Keep a failed call, in place of the one before, so that it can be recorded later."""
+    global _last
+    with _lock:
+        _last = None if _ran_out_of_memory(error) else ended
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Who ran out of memory needs it back."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # on the CPU
+            return True
+        error = error.__cause__
+    return False
+
+
+def note_failed(
+    dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """A compiled call that nobody armed raised (dispatch.options.Witness)."""
+    try:
+        beginning = Beginning(dispatcher.target, args, kwargs)
+        beginning.late = True
+        note_last(Ended.by(error, beginning, dispatcher.name, dispatcher), error)
+    except Exception:
+        log.exception("The failing call of %s could not be kept.", dispatcher.name)
+
+
+def record_last(path: str | os.PathLike[str]) -> Path:
+    """Write the record of the latest call that raised, compiled or decorated; returns where.
+
+    The call is kept until then, or until another one fails. Of a call that wasn't armed the
+    values are those that it left behind, and the record says so.
+    """
+    global _last
+    with _lock:
+        ended, _last = _last, None
+    if ended is None:
+        raise CannotReplay(
+            "There is no failed call to record: no compiled or decorated function has raised, "
+            "or its failure was recorded already.",
+            slug="nothing-failed",
+        )
+    return ended.write(Writing.to(path))
+
+
+# --- blocks ---
+
+
+class InBlock:
+    """Records the body of a `with` statement, however it ends (`tripwire.record_block`)."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self.path: Path | None = None  # of the record, once it is written
+
+    def __enter__(self) -> InBlock:
+        function, variables = build_block(sys._getframe(1))
+        self._beginning = Beginning(function, (), variables, self._writing.policy)
+        self._beginning.before_run()
+        self._outer, CURRENT.kept = CURRENT.kept, self._beginning
+        self._mode = self._beginning.keeping()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        CURRENT.kept = self._outer
+        if isinstance(error, Exception):
+            self.path = record_failure(self._writing, self._beginning, "block", error)
+        elif error is None:
+            try:
+                ended = Ended(self._beginning, "block", Returned(""))
+                self.path = ended.write(self._writing)
+            except Exception:
+                log.exception("The block could not be recorded.")
+
+
+# --- the block as a function ---
+
+
+def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
+    """A function that does what the `with` block at this frame does, and its arguments."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    lines = linecache.getlines(file, frame.f_globals)
+    block = _find_block(ast.parse("".join(lines)), line) if lines else None
+    if block is None:
+        raise _not_recordable(f"the source of {file}:{line} isn't at hand")
+    later = block.items[_find_item(block, frame) + 1 :]
+    parts: list[ast.AST] = [*later, *block.body]
+    for why, node in _find_obstacles(parts, in_loop=False):
+        raise _not_recordable(f"{why} at line {node.lineno}")
+    names = {node.id for part in parts for node in _names_in(part)}
+    known = {} if frame.f_locals is frame.f_globals else frame.f_locals
+    variables = {name: known[name] for name in sorted(names) if name in known}
+    assigned = sorted(_assigned(parts) & _globals_of(frame))
+    text = _write(block, later, lines, list(variables), assigned)
+    shown = f"<block in {file}>"
+    linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+    space: dict[str, object] = {}
+    exec(compile(text, shown, "exec", dont_inherit=True, flags=_future_flags(frame)), space)
+    made = space["block"]
+    assert isinstance(made, FunctionType)
+    return FunctionType(made.__code__, frame.f_globals, "block"), variables
+
+
+# --- finding it ---
+
+
+def _find_block(tree: ast.Module, line: int) -> ast.With | None:
+    """The innermost `with` statement whose header is at a line."""
+    found = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and node.lineno <= line <= _last_of_header(node):
+            found = node
+    return found
+
+
+def _find_item(block: ast.With, frame: FrameType) -> int:
+    """Which manager of a header a frame is about to enter."""
+    if len(block.items) == 1:
+        return 0
+    steps = list(dis.get_instructions(frame.f_code))
+    here = next(step.positions for step in steps if step.offset == frame.f_lasti)
+    assert here is not None
+    for number, item in enumerate(block.items):  # from Python 3.13 on it is told so
+        place = item.context_expr.lineno, item.context_expr.col_offset
+        if place == (here.lineno, here.col_offset):
+            return number
+    entered = [
+        step
+        for step in steps
+        if step.opname == "BEFORE_WITH" and step.positions == here and step.offset < frame.f_lasti
+    ]
+    return len(entered) % len(block.items)  # a `finally` is compiled more than once
+
+
+def _last_of_header(block: ast.With) -> int:
+    ends = [item.context_expr.end_lineno or 0 for item in block.items]
+    return max(ends)
+
+
+def _first_of_body(block: ast.With) -> int:
+    first = block.body[0]
+    decorators: list[ast.expr] = getattr(first, "decorator_list", [])
+    return min([first.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+# --- what can't be a function ---
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SUSPENDS = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
+
+
+def _find_obstacles(
+    nodes: Iterable[ast.AST], in_loop: bool
+) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
+    """What would leave the block, suspend it, or mean something else in a function."""
+    for node in nodes:
+        if isinstance(node, _SUSPENDS):
+            yield "it suspends the block", node
+        elif isinstance(node, ast.Break | ast.Continue) and not in_loop:
+            yield "it leaves the block", node
+        elif isinstance(node, ast.Name) and node.id == "super":
+            yield "it uses super()", node
+        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
+            yield "it uses a private name of a class", node
+        elif isinstance(node, ast.For | ast.While):
+            head = [node.target, node.iter] if isinstance(node, ast.For) else [node.test]
+            yield from _find_obstacles(iter(head), in_loop)
+            yield from _find_obstacles(node.body, True)
+            yield from _find_obstacles(node.orelse, in_loop)
+            continue
+        if not isinstance(node, (*_SCOPES, ast.ClassDef)):
+            yield from _find_obstacles(ast.iter_child_nodes(node), in_loop)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
+
+
+# --- names ---
+
+
+def _names_in(part: ast.AST) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(part) if isinstance(node, ast.Name))
+
+
+def _assigned(parts: Iterable[ast.AST]) -> set[str]:
+    """Names that parts of a block bind, themselves or in functions inside them."""
+    found: set[str] = set()
+    for node in (node for part in parts for node in ast.walk(part)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {(a.asname or a.name).partition(".")[0] for a in names}
+            case ast.ExceptHandler(name=str(name)):
+                found.add(name)
+    return found
+
+
+def _globals_of(frame: FrameType) -> set[str]:
+    """Names that are global in a frame, if code there assigns to them."""
+    code = frame.f_code
+    if frame.f_locals is frame.f_globals:  # a module's own lines
+        return set(code.co_names)
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class
+        return set()
+    return set(code.co_names) - {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+
+
+def _future_flags(frame: FrameType) -> int:
+    """`from __future__ import annotations` and its like."""
+    import __future__
+
+    known = (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+    flags = 0
+    for flag in known:
+        flags |= flag & frame.f_code.co_flags
+    return flags
+
+
+# --- writing it ---
+
+
+def _write(
+    block: ast.With,
+    later: list[ast.withitem],
+    lines: list[str],
+    names: list[str],
+    assigned: list[str],
+) -> str:
+    """The function's text: the body where it was, a `def` above it."""
+    first, column = _first_of_body(block), block.body[0].col_offset
+    indent, rest = _part(lines[first - 1], column)
+    is_inline = bool(indent.strip())  # `with record_block(path): f(x)`
+    head = f"def block({', '.join(names)}):"
+    given = f"global {', '.join(assigned)}" if assigned else ""
+    if later:
+        outer = _indent_of_header(block, lines, None if is_inline else indent)
+        first_lines = [head, f"{outer}{given}", ""] if given else [head, ""]
+        text = _above(block.lineno - len(first_lines) + 1) + "\n".join(first_lines)
+        text = _write_items(f"{text}{outer}with (", later, "".join(lines))
+    elif is_inline:
+        text = f"{_above(first)}{head} {given};" if given else f"{_above(first)}{head} "
+    elif given:
+        text = f"{_above(_last_of_header(block) - 1)}{head}\n{indent}{given}"
+    else:
+        text = f"{_above(_last_of_header(block))}{head}"
+    below = "".join(lines[first : block.body[-1].end_lineno])
+    if is_inline:
+        return _reach(text, first, column) + rest + below
+    return _reach(f"{text}\n", first, 0) + lines[first - 1] + below
+
+
+def _above(line: int) -> str:
+    """The lines before one."""
+    if line < 1:
+        raise _not_recordable("there are too few lines above it", "Nest the with statements")
+    return "\n" * (line - 1)
+
+
+def _indent_of_header(block: ast.With, lines: list[str], body: str | None) -> str:
+    """Where a header goes that stands between a `def` and the body."""
+    indent, _ = _part(lines[block.lineno - 1], block.col_offset)
+    if not indent and body is not None and not body.startswith("  "):
+        why = "its body is indented by less than two spaces"
+        raise _not_recordable(why, "Nest the with statements")
+    return indent or " "
+
+
+def _write_items(text: str, items: list[ast.withitem], source: str) -> str:
+    """The managers of a header, each where it was."""
+    for item in items:
+        expression = item.context_expr
+        text = _reach(text, expression.lineno, expression.col_offset)
+        shown = ast.get_source_segment(source, expression)
+        text += f"({shown})" if isinstance(expression, ast.NamedExpr) else f"{shown}"
+        target = item.optional_vars
+        if target is not None:
+            text = _reach(f"{text} as ", target.lineno, target.col_offset)
+            text += f"{ast.get_source_segment(source, target)}"
+        text += ","
+    return f"{text}):"
+
+
+def _part(line: str, column: int) -> tuple[str, str]:
+    """A line before and from a column, which counts bytes."""
+    data = line.encode()
+    return data[:column].decode(), data[column:].decode()
+
+
+def _reach(text: str, line: int, column: int) -> str:
+    """A text that goes on at a place; it may be there already."""
+    text += "\n" * (line - 1 - text.count("\n"))
+    return text + " " * (column - len(text.rpartition("\n")[2].encode()))
+
+
+def _not_recordable(why: str, advice: str = "Put it into a function, and record that") -> BadOption:
+    return BadOption(f"This block can't be recorded: {why}. {advice}.", slug="not-recordable")

@@ -1,0 +1,353 @@
+"""Origin: what a library holds is named in a record; what is the user's is put into it.
+
+A library is the standard library, an installed package, or tripwire itself: code that will be
+there, under the same names, where the record is replayed. A thing counts as a library's only if
+its module and its name lead to that very object, so a replaced or wrapped one is the user's.
+Nothing of the user's runs here: attributes are looked up in libraries' objects alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tripwire.recording.format.nodes import Library
+from tripwire.values.classes import class_dict, isinstance, mro
+from tripwire.values.contents import own_dict
+
+_OWN_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)) + os.sep
+_STDLIB_ROOTS = tuple(
+    {
+        os.path.abspath(path) + os.sep
+        for key in ("stdlib", "platstdlib")
+        if (path := sysconfig.get_path(key))
+    }
+)
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+@functools.cache
+def is_library_file(filename: str) -> bool:
+    """Whether a file belongs to the standard library, an installed package or tripwire."""
+    return filename.startswith(("<frozen ", _OWN_ROOT, *_STDLIB_ROOTS)) or any(
+        folder in filename for folder in _PACKAGE_FOLDERS
+    )
+
+
+_TORCH_FOLDERS = tuple(f"{folder}torch{os.sep}" for folder in _PACKAGE_FOLDERS)
+
+
+@functools.cache
+def is_base_file(filename: str) -> bool:
+    """Whether a file belongs to torch, the standard library or tripwire."""
+    if any(folder in filename for folder in _PACKAGE_FOLDERS):
+        return any(folder in filename for folder in _TORCH_FOLDERS)
+    return is_library_file(filename)
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+_dict_of_module = vars(types.ModuleType)["__dict__"].__get__
+_module_of_class = type.__dict__["__module__"].__get__
+_qualname_of_class = type.__dict__["__qualname__"].__get__
+
+
+def module_dict(module: types.ModuleType) -> dict[str, object]:
+    """A module's namespace, as it is."""
+    found: dict[str, object] = _dict_of_module(module)
+    return found
+
+
+def is_library_module(name: str) -> bool:
+    """Whether a module, by name, is a library's. Modules that aren't loaded are nobody's."""
+    module = sys.modules.get(name)
+    if name == "__main__" or not issubclass(type(module), types.ModuleType):
+        return False
+    assert module is not None
+    space = module_dict(module)
+    file = space.get("__file__")
+    if isinstance(file, str) and os.path.isabs(file):
+        return is_library_file(file)
+    paths = space.get("__path__")
+    if type(paths) is list and paths:
+        return all(isinstance(path, str) and is_library_file(path + os.sep) for path in paths)
+    top, dot, _ = name.partition(".")
+    if dot:  # made by its package: torch.ops, say
+        return is_library_module(top)
+    return name in sys.stdlib_module_names or file is not None
+
+
+def is_installed_module(name: str) -> bool:
+    """Whether a module is of a package that knows nothing of torch's or Python's conventions.
+
+    Those of torch, NumPy and the standard library ask objects for what their own classes have;
+    other packages may ask any object for anything.
+    """
+    if name.partition(".")[0] in (*_CONVENTIONAL, *sys.stdlib_module_names):
+        return False
+    return is_library_module(name)
+
+
+_CONVENTIONAL = ("torch", "numpy", "tripwire", "functorch")
+
+
+def module_name(module: types.ModuleType) -> str:
+    """The name that a module goes by."""
+    name = module_dict(module).get("__name__")
+    return name if isinstance(name, str) else "?"
+
+
+def find_library_namespace(space: dict[str, object]) -> Library | None:
+    """The library's module whose namespace this is."""
+    name = dict.get(space, "__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or not issubclass(type(module), types.ModuleType):
+        return None
+    if module_dict(module) is space and is_library_module(str(name)):
+        return Library(str(name), "__dict__")
+    return None
+
+
+# --- things in modules ---------------------------------------------------------------------------
+
+
+def find_library(value: object) -> Library | None:
+    """Where a library holds this very object; None if none does."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        return _find_module(value)
+    if issubclass(kind, type):
+        return _find_class(value)
+    if kind is types.FunctionType:
+        return _find_function(value)
+    if kind is types.BuiltinFunctionType:  # also methods of C objects
+        return _find_builtin(value)
+    if isinstance(value, _DESCRIPTORS):
+        return _find_descriptor(value)
+    return _find_object(value)
+
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def resolve(module: types.ModuleType, name: str) -> object:
+    """What a dotted name leads to, below a library's module."""
+    value: object = module
+    for part in name.split(".") if name else ():
+        value = getattr(value, part)
+    return value
+
+
+def _is_at(module: str, name: str, value: object) -> bool:
+    """Whether a library has this very object under that name."""
+    if not is_library_module(module):
+        return False
+    try:
+        return resolve(sys.modules[module], name) is value
+    except Exception:  # a library's own lookups may raise what they like: then it isn't there
+        return False
+
+
+def _find_module(module: object) -> Library | None:
+    assert isinstance(module, types.ModuleType)
+    name = module_name(module)
+    if sys.modules.get(name) is module and is_library_module(name):
+        return Library(name, "")
+    return None
+
+
+def _find_class(cls: object) -> Library | None:
+    module, qualname = _module_of_class(cls), _qualname_of_class(cls)
+    if isinstance(module, str) and isinstance(qualname, str):
+        if _is_at(module, qualname, cls):
+            return Library(module, qualname)
+        if is_library_module(module):
+            return _search(qualname.rpartition(".")[2], cls) or _search_values("types", cls)
+    return None
+
+
+def _find_function(function: object) -> Library | None:
+    assert isinstance(function, types.FunctionType)
+    if not is_library_file(function.__code__.co_filename):
+        # A library makes some of its functions from text; they still live in its namespace.
+        if not function.__code__.co_filename.startswith("<"):
+            return None
+        if find_library_namespace(function.__globals__) is None:
+            return None
+    module, qualname = function.__module__, function.__qualname__
+    if isinstance(module, str) and _is_at(module, qualname, function):
+        return Library(module, qualname)
+    space = function.__globals__.get("__name__")
+    if isinstance(space, str) and _is_at(space, qualname, function):
+        return Library(space, qualname)
+    # One that a library wrapped and put elsewhere: torch.manual_seed, once dynamo is imported.
+    return _search(function.__name__, function)
+
+
+def _find_builtin(function: object) -> Library | None:
+    assert isinstance(function, types.BuiltinFunctionType)
+    module, name = function.__module__, function.__name__
+    owner = function.__self__
+    if isinstance(owner, type):
+        found = _find_class(owner)
+        if found is not None and _is_at(found.module, f"{found.name}.{name}", function):
+            return Library(found.module, f"{found.name}.{name}")
+    if isinstance(module, str) and _is_at(module, function.__qualname__, function):
+        return Library(module, function.__qualname__)
+    if issubclass(type(owner), types.ModuleType):
+        return _search(name, function)
+    home = _module_of_class(type(owner))
+    if isinstance(home, str) and _is_at(home, name, function):  # random.random
+        return Library(home, name)
+    return _search(name, function) if owner is None or isinstance(owner, type) else None
+
+
+def _find_descriptor(descriptor: object) -> Library | None:
+    owner: type = descriptor.__objclass__  # type: ignore[attr-defined]
+    name: str = descriptor.__name__  # type: ignore[attr-defined]
+    found = _find_class(owner)
+    if found is not None and _is_at(found.module, f"{found.name}.{name}", descriptor):
+        return Library(found.module, f"{found.name}.{name}")
+    return None
+
+
+def _find_object(value: object) -> Library | None:
+    """An object that a library keeps in a module: `typing.Any`, `dataclasses.MISSING`."""
+    if value is sys.stdout or value is sys.stderr or value is sys.stdin:
+        names = ("stdout", "stderr", "stdin")
+        return Library("sys", next(name for name in names if value is getattr(sys, name)))
+    kind = type(value)
+    if _qualname_of_class(kind) == "cython_function_or_method":
+        return _find_cython_function(value, kind)
+    home = _module_of_class(kind)
+    if not isinstance(home, str) or home == "builtins" or not is_library_module(home):
+        return None
+    found = _search_values(home, value)
+    if found is not None:
+        return found
+    if kind.__name__ in ("OpOverload", "OpOverloadPacket") and home == "torch._ops":
+        name = f"ops.{value}"
+        return Library("torch", name) if _is_at("torch", name, value) else None
+    if home == "numpy" and kind.__name__ == "ufunc":
+        return _search(str(getattr(value, "__name__", "")), value)
+    said = own_dict(value) or {}  # a C object that goes for a function: np.linalg.norm
+    module, qualname = said.get("__module__"), said.get("__qualname__")
+    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
+        return Library(module, qualname)
+    return None
+
+
+def _find_cython_function(value: object, kind: type) -> Library | None:
+    """A function that Cython compiled. Each version of it has a type of its own for them."""
+    told: list[Any] = [class_dict(kind).get(name) for name in ("__module__", "__qualname__")]
+    if any(type(descriptor) not in _DESCRIPTORS for descriptor in told):
+        return None
+    module, qualname = (descriptor.__get__(value) for descriptor in told)
+    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
+        return Library(module, qualname)
+    return None
+
+
+def _search_values(module: str, value: object) -> Library | None:
+    """An object among the values of one library's module."""
+    for name, held in list(module_dict(sys.modules[module]).items()):
+        if held is value and isinstance(name, str):
+            return Library(module, name)
+    return None
+
+
+def _search(name: str, value: object) -> Library | None:
+    """An object by its name among all of the libraries' modules; the shortest path wins."""
+    homes = [
+        module
+        for module, space in _loaded()
+        if space.get(name) is value and is_library_module(module)
+    ]
+    if not homes:
+        return None
+    return Library(min(homes, key=lambda home: (home.count("."), home.startswith("_"), home)), name)
+
+
+def _loaded() -> Iterator[tuple[str, dict[str, object]]]:
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), types.ModuleType):
+            yield name, module_dict(module)
+
+
+# --- patches ---
+#
+# Libraries are named in a record, not put into it, so a replaced function would be the library's
+# own again at replay. Functions of the user's that stand in a library's module, or in a class of a
+# library's that the call met, are recorded with their place. They stand there while a replay runs.
+
+
+Patch = tuple[object, str, object]  # a module or class, a name in it, what is there
+
+_MISSING = object()
+
+
+def find_patches(met: Iterable[object]) -> list[Patch]:
+    """Every patch in a library's module, and those in classes among the values that were met."""
+    found: list[Patch] = []
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), types.ModuleType):
+            foreign = _find_foreign(module_dict(module))
+            if foreign and is_library_module(name):
+                found += [(module, key, value) for key, value in foreign]
+    classes: dict[int, type] = {}
+    for value in met:
+        cls = value if isinstance(value, type) else type(value)
+        classes.update((id(base), base) for base in mro(cls))
+    for cls in classes.values():
+        foreign = _find_foreign(class_dict(cls))
+        if foreign and find_library(cls) is not None:
+            found += [(cls, key, value) for key, value in foreign]
+    return found
+
+
+def _find_foreign(space: Any) -> list[tuple[str, object]]:
+    return [
+        (key, value)
+        for key, value in list(space.items())
+        if type(value) is types.FunctionType and type(key) is str and _is_users(value.__code__)
+    ]
+
+
+def _is_users(code: types.CodeType) -> bool:
+    return _is_users_file(code.co_filename)
+
+
+@functools.cache
+def _is_users_file(name: str) -> bool:
+    """Whether a function was written by the user: libraries make theirs from text, too."""
+    return not name.startswith("<") and not is_library_file(name)
+
+
+@contextlib.contextmanager
+def applied(patches: Iterable[Patch]) -> Iterator[None]:
+    """The patches of a record in their places; what was there comes back."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in patches:
+            before = vars(owner).get(name, _MISSING)
+            stack.callback(_put, owner, name, before)
+            setattr(owner, name, value)
+        yield
+
+
+def _put(owner: object, name: str, value: object) -> None:
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

@@ -1,0 +1,575 @@
+"""Tensors: bytes by storage, everything else by tensor.
+
+Each storage becomes one blob, trimmed to what the recorded tensors of it use, so what shared
+memory shares it again. What is kept and where it lies is settled when all tensors are known.
+Nothing here runs a tensor's Python: no torch function, no dispatch of a subclass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tripwire.recording.capture.data import named
+from tripwire.recording.capture.insides import is_kind
+from tripwire.recording.capture.policy import Blobs, Key, Treatment, redacted
+from tripwire.recording.format import nodes
+from tripwire.recording.format.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, StoredBlobs
+from tripwire.recording.format.container import CHUNK
+from tripwire.recording.format.manifest import Omission
+from tripwire.recording.format.nodes import AnyNode, default_strides
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import own_dict
+
+if TYPE_CHECKING:
+    from tripwire.recording.capture.encode import Draft, Encoder
+
+
+_ALIGNMENT = 16  # of trimmed starts: the largest element
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No mode, no subclass and no autograd sees the torch calls made here."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As torch prints it, without the `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def extent(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[int, int]:
+    """The elements of a storage that a view spans: the first, and one past the last."""
+    if 0 in shape:
+        return 0, 0
+    span = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset, offset + span + 1
+
+
+def find_refusal(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's bytes can't be kept; None where they can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside a torch.func transform"
+    if torch._is_functional_tensor(tensor):
+        return "a functionalised tensor"
+    dispatch = getattr(type(tensor), "__torch_dispatch__", None)
+    if dispatch is not torch._C._disabled_torch_dispatch_impl:
+        return "a tensor subclass that dispatches by itself, whose bytes are elsewhere"
+    if tensor.is_quantized:
+        return "a quantised tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a tensor with the layout {tensor.layout}"
+    if dtype_name(tensor.dtype) not in ITEM_SIZES:
+        return f"a tensor of {tensor.dtype}"
+    return None if tensor.device.type == "meta" else _find_missing_bytes(tensor)
+
+
+def _find_missing_bytes(tensor: torch.Tensor) -> str | None:
+    """Storages can be freed under their tensors; reading there would end the process."""
+    storage = tensor.untyped_storage()
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    end = extent(shape, stride, int(tensor.storage_offset()))[1] * tensor.dtype.itemsize
+    if end > storage.nbytes() or (end and not storage.data_ptr()):
+        return "a tensor whose memory isn't there"
+    return None
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """The word for a tensor's part in autograd."""
+    if type(tensor) is torch.nn.Parameter:
+        return "param" if tensor.requires_grad else "frozen"
+    if tensor.is_inference():
+        return "inference"
+    if not tensor.requires_grad:
+        return ""
+    return "grad" if tensor.is_leaf else "graph"
+
+
+# --- collecting ---
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A storage that recorded tensors use."""
+
+    storage: torch.UntypedStorage
+    uses: list[Use] = field(default_factory=list)
+    treatment: Treatment = Treatment.FULL
+    why: str = "policy"
+    first: int = 0
+    size: int = 0
+    blob: int = -1
+    shares: bool = True
+    whole: Use | None = None
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        start = self.storage.data_ptr()
+        return start, start + self.storage.nbytes()
+
+    def settle(self) -> None:
+        """Trim to the bytes in use; see whether one tensor is all of them."""
+        self.treatment = max(use.treatment for use in self.uses)
+        spans = [use.byte_extent() for use in self.uses]
+        spans = [span for span in spans if span[1] > span[0]]
+        if spans:
+            self.first = min(span[0] for span in spans) // _ALIGNMENT * _ALIGNMENT
+            self.size = max(span[1] for span in spans) - self.first
+        for use in self.uses:
+            if self.first == 0 and use.is_plain() and use.bytes() == self.size:
+                self.whole = use
+                break
+
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        if self.whole is None:
+            return "U8", (self.size,)
+        return STORED_NAMES[self.whole.dtype], self.whole.shape
+
+    def paths(self) -> list[str]:
+        return [use.path for use in self.uses]
+
+    def chunks(self) -> Iterator[memoryview | bytes]:
+        if not self.size:
+            return
+        storage = self.storage
+        if storage.device.type != "cpu":
+            with undisturbed():
+                storage = storage.cpu()  # type: ignore[no-untyped-call]
+        memory = memory_of(storage, self.first, self.size)
+        for start in range(0, self.size, CHUNK):
+            yield memory[start : start + CHUNK]
+
+    def keep(self) -> None:
+        """Whoever writes to a tensor is seen: see `put_back`."""
+
+
+def memory_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryview:
+    """A CPU storage's own memory. The storage must outlive it."""
+    kind = ctypes.c_ubyte * size
+    return memoryview(kind.from_address(storage.data_ptr() + first)).cast("B")
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """A tensor, over a storage. Becomes a node when all tensors are known."""
+
+    held: Held
+    tensor: torch.Tensor
+    path: str
+    treatment: Treatment
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+    kind: str
+    conjugated: bool
+    negated: bool
+
+    def bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+    def byte_extent(self) -> tuple[int, int]:
+        low, high = extent(self.shape, self.stride, self.offset)
+        return low * ITEM_SIZES[self.dtype], high * ITEM_SIZES[self.dtype]
+
+    def is_plain(self) -> bool:
+        return (
+            self.offset == 0
+            and not (self.conjugated or self.negated)
+            and self.dtype in STORED_NAMES
+            and self.stride == default_strides(self.shape)
+        )
+
+    def grow(self) -> None:
+        """Nothing more to find."""
+
+    def node(self) -> nodes.AnyNode:
+        held = self.held
+        if held.treatment is not Treatment.FULL:
+            return self._withheld(held.treatment)
+        whole = held.whole
+        if whole is not None and self.is_plain():
+            if (self.dtype, self.shape) == (whole.dtype, whole.shape):
+                return nodes.Tensor(held.blob, self.kind, self.device)
+        return nodes.TensorView(
+            held.blob,
+            self.shape,
+            self.offset,
+            self.kind,
+            self.dtype,
+            None if self.stride == default_strides(self.shape) else self.stride,
+            held.first,
+            self.device,
+            self.conjugated,
+            self.negated,
+        )
+
+    def _withheld(self, treatment: Treatment) -> nodes.Withheld:
+        statistics = None
+        if treatment is Treatment.STATISTICS:
+            with undisturbed():
+                statistics = measure(self.tensor)
+        return nodes.Withheld(
+            treatment.label, self.dtype, self.shape, self.stride, self.device, self.kind, statistics
+        )
+
+
+def use_tensor(
+    blobs: Blobs, tensor: torch.Tensor, path: str, at_least: Treatment
+) -> Use | nodes.Withheld:
+    """Keep a tensor: its node follows when all are known. Call it `undisturbed`."""
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
+    if device == "meta":  # no values to keep: its shape is all of it
+        return nodes.Withheld("shape", dtype, shape, stride, device, kind, None)
+    treatment = max(at_least, blobs.policy.treat(path, tensor))  # the user's, and may raise
+    held = _find_held(blobs, tensor.untyped_storage())
+    offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+    use = Use(held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg)
+    held.uses.append(use)
+    return use
+
+
+def key_of(storage: torch.UntypedStorage) -> Key:
+    """What memory a storage uses: two may use the same, those of torch.frombuffer or of DLPack."""
+    return str(storage.device), int(storage.data_ptr() or -storage._cdata)
+
+
+def put_back(blobs: Blobs, copies: Mapping[Key, torch.UntypedStorage]) -> None:
+    """Use bytes from before a call for the storages that it changed."""
+    for key, copied in copies.items():
+        held = blobs.find(key)
+        if isinstance(held, Held):
+            held.storage = copied
+
+
+def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> Held:
+    key = key_of(storage)
+    held = blobs.find(key)
+    if not isinstance(held, Held):
+        held = Held(storage)
+        blobs.add_once(key, held)
+    if storage.nbytes() > held.storage.nbytes():
+        held.storage = storage
+    return held
+
+
+# --- statistics ---
+
+
+def measure(tensor: torch.Tensor) -> tuple[float, ...] | None:
+    """Lowest, highest, mean and deviation of the finite values; counts of nan, inf and -inf.
+
+    Complex numbers are measured by their parts, as one row of reals.
+    """
+    if not tensor.numel():
+        return None
+    values = tensor.detach().resolve_conj().resolve_neg().cpu()
+    if values.is_complex():
+        values = torch.view_as_real(values.to(torch.complex128))
+    values = values.to(torch.float64)
+    finite = values[torch.isfinite(values)]
+    counts = (
+        float(torch.isnan(values).sum()),
+        float((values == math.inf).sum()),
+        float((values == -math.inf).sum()),
+    )
+    if not finite.numel():
+        return (0.0, 0.0, 0.0, 0.0, *counts)
+    low, high, mean = float(finite.min()), float(finite.max()), float(finite.mean())
+    deviation = float(finite.std(correction=0))
+    if not (math.isfinite(mean) and math.isfinite(deviation)):
+        mean, deviation = low / 2 + high / 2, 0.0
+    return (low, high, mean, deviation, *counts)
+
+
+def imitate(count: int, statistics: tuple[float, ...]) -> torch.Tensor:
+    """Values with those statistics, the same each time, in no order."""
+    low, high, mean, deviation, nans, highs, lows = statistics
+    special = [(math.nan, int(nans)), (math.inf, int(highs)), (-math.inf, int(lows))]
+    finite = max(count - sum(n for _, n in special), 0)
+    values = torch.empty(count, dtype=torch.float64)
+    values[:finite] = _spread(finite, low, high, mean, deviation)
+    position = finite
+    for value, many in special:
+        values[position : position + many] = value
+        position += many
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return values[shuffled]
+
+
+def _spread(count: int, low: float, high: float, mean: float, deviation: float) -> torch.Tensor:
+    """One value at each bound and two levels between that give the mean and the deviation."""
+    values = torch.full((count,), mean, dtype=torch.float64)
+    if count < 3 or deviation == 0:
+        if count == 2:
+            values[:] = torch.tensor([low, high], dtype=torch.float64)
+        return values
+    inner = count - 2
+    centre = (count * mean - low - high) / inner
+    squares = count * deviation**2 - (low - mean) ** 2 - (high - mean) ** 2
+    variance = max(squares / inner - (centre - mean) ** 2, 0.0)
+    down, up = max(centre - low, 0.0), max(high - centre, 0.0)
+    # The share p of the lower level: its distance is sqrt(variance * (1 - p) / p).
+    least = variance / (variance + down**2) if variance else 0.5
+    most = up**2 / (variance + up**2) if variance else 0.5
+    below = min(max(round((least + most) / 2 * inner), 1), inner - 1) if inner > 1 else 0
+    share = below / inner
+    step_down = math.sqrt(variance * (1 - share) / share) if below else 0.0
+    step_up = math.sqrt(variance * share / (1 - share)) if below else 0.0
+    values[0], values[1] = low, high
+    values[2 : 2 + below] = centre - step_down
+    values[2 + below :] = centre + step_up
+    return values.clamp_(low, high)
+
+
+# --- building ---
+
+
+class TensorBuilder:
+    """Makes a record's tensors again: one storage per blob, on the device where there is one."""
+
+    def __init__(self, blobs: StoredBlobs, find_device: Callable[[str], torch.device]) -> None:
+        self._blobs = blobs
+        self._find_device = find_device
+        self._storages: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+
+    def build(self, node: nodes.Tensor | nodes.TensorView) -> torch.Tensor:
+        """The tensor of a node that was checked against the blobs."""
+        with undisturbed():
+            if isinstance(node, nodes.Tensor):
+                blob = self._blobs[node.blob]
+                dtype, shape = TORCH_NAMES[blob.dtype], blob.shape
+                device, stride, offset = self._find_device(node.device), default_strides(shape), 0
+                conj = neg = False
+            else:
+                dtype, shape, stride = node.dtype, node.shape, node.strides
+                device = self._find_device(node.device)
+                offset = node.offset - node.first // ITEM_SIZES[dtype]
+                if 0 in shape:
+                    offset = 0
+                conj, neg = node.conjugated, node.negated
+            storage = self._storage(node.blob, device)
+            made = _empty(dtype, device)
+            made.set_(storage, offset, shape, stride)
+            made = torch._conj(made) if conj else made
+            made = torch._neg_view(made) if neg else made
+            return finish(made, node.kind)
+
+    def _storage(self, number: int, device: torch.device) -> torch.UntypedStorage:
+        found = self._storages.get((number, device))
+        if found is None:
+            size = self._blobs[number].size
+            found = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+            if size:
+                self._blobs.read_into(number, memory_of(found, 0, size))
+            if device.type != "cpu":
+                moved: Any = found
+                found = moved.to(device=device)
+            self._storages[number, device] = found
+        return found
+
+
+def _empty(dtype: str, device: torch.device) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
+        return torch.empty(0, dtype=getattr(torch, dtype), device=device)
+
+
+def present_device(text: str) -> torch.device:
+    """The device of that name, or the CPU where this machine has none such."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        return torch.device("cpu")
+    if device.type in ("cpu", "meta"):
+        return torch.device(device.type)
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    here = torch.accelerator.current_accelerator()
+    fits = here is not None and here.type == device.type
+    return device if fits and (device.index or 0) < torch.accelerator.device_count() else _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def build_withheld(
+    node: nodes.Withheld, find_device: Callable[[str], torch.device]
+) -> torch.Tensor:
+    """A stand-in for a tensor without its values."""
+    if node.policy == "redacted":
+        raise redacted("tensor", node.shape)
+    device = torch.device("meta") if node.device == "meta" else find_device(node.device)
+    dtype: torch.dtype = getattr(torch, node.dtype)
+    with undisturbed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is said to be experimental
+        made = torch.empty_strided(node.shape, node.stride, dtype=dtype, device=device)
+        if device.type != "meta":
+            _fill_like(made, node.statistics)
+        return finish(made, node.kind)
+
+
+def _fill_like(made: torch.Tensor, statistics: tuple[float, ...] | None) -> None:
+    """Fill all of a new tensor's storage; elements may lie on one another."""
+    count = made.untyped_storage().nbytes() // made.dtype.itemsize
+    flat = made.as_strided((count,), (1,), 0)
+    if statistics is None:
+        flat.zero_()
+    elif made.is_complex():
+        flat.copy_(torch.view_as_complex(imitate(2 * count, statistics).reshape(count, 2)))
+    else:
+        flat.copy_(imitate(count, statistics))
+
+
+class _Graft(torch.autograd.Function):
+    """Gives a tensor a history, so that autograd takes it for the result of an operation."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        return data.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def finish(made: torch.Tensor, kind: str) -> torch.Tensor:
+    """A plain tensor takes its part in autograd."""
+    match kind:
+        case "param" | "frozen":
+            return torch.nn.Parameter(made, requires_grad=kind == "param")
+        case "grad":
+            return made.requires_grad_()
+        case "graph":
+            anchor = torch.zeros((), requires_grad=True)
+            with torch.enable_grad():
+                return _Graft.apply(anchor, made)  # type: ignore[no-any-return, no-untyped-call]
+        case "inference":
+            with torch.inference_mode():
+                storage, offset = made.untyped_storage(), made.storage_offset()
+                inner = _empty(dtype_name(made.dtype), made.device)
+                return inner.set_(storage, offset, made.shape, made.stride())
+        case _:
+            return made
+
+
+def dress(tensor: object, cls: object) -> object:
+    """A tensor as an instance of a subclass; its constructor doesn't run."""
+    if not isinstance(cls, type) or not isinstance(tensor, torch.Tensor):
+        return tensor  # in a view classes and left-out tensors are descriptions
+    if not issubclass(cls, torch.Tensor):
+        raise ValueError(f"{cls.__name__} is no class of tensors")
+    with undisturbed():
+        needs = tensor.requires_grad
+        plain = tensor.detach() if needs else tensor
+        return torch.Tensor._make_subclass(cls, plain, needs)
+
+
+def attach(tensor: object, grad: object, attributes: dict[str, object]) -> None:
+    """Hang a gradient and attributes on a tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    with undisturbed():
+        if isinstance(grad, torch.Tensor):
+            try:
+                tensor.grad = grad
+            except RuntimeError as error:
+                raise ValueError(str(error)) from None
+    state = own_dict(tensor)
+    if state is not None:
+        state.update(attributes)
+
+
+# --- torch's own values ---
+
+
+# By id: a metaclass may have a hash of its own.
+_VALUES = {
+    id(torch.dtype): "dtype",
+    id(torch.device): "device",
+    id(torch.layout): "layout",
+    id(torch.memory_format): "memory_format",
+    id(torch.Size): "size",
+}
+
+
+def encode_torch(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft | None:
+    """A node for anything of torch's that is data; None for what isn't."""
+    if is_kind(cls, torch.Tensor):
+        with undisturbed():
+            return _encode_tensor(encoder, value, cls)
+    kind = _VALUES.get(id(cls))
+    if kind == "size":
+        return nodes.TorchValue(kind, ",".join(str(int(size)) for size in tuple.__iter__(value)))
+    if kind is not None:
+        return nodes.TorchValue(kind, str(value).removeprefix("torch."))
+    if cls is torch.Generator:
+        state = encoder.reference(value.get_state(), ".get_state()")
+        return nodes.Generator(str(value.device), state)
+    return None
+
+
+def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode | Draft:
+    reason = find_refusal(tensor)
+    if reason is not None:
+        return encoder.leave_out(cls, reason)
+    path = encoder.path()
+    use = use_tensor(encoder.blobs, tensor, path, encoder.strictness(tensor))
+    if isinstance(use, Use) and use.kind == "graph":
+        encoder.left_out.append(Omission(path, "its autograd history: it comes back as a result"))
+    grad = tensor.grad if tensor.is_leaf else None
+    state = named(own_dict(tensor) or {})
+    subclass = cls is not torch.Tensor and cls is not torch.nn.Parameter
+    if grad is None and not state and not subclass:
+        return use
+    if grad is not None and isinstance(use, Use):
+        encoder.treat_alike(grad, use.treatment)
+    encoder.hold_attributes(("grad", "class", *state))
+    return nodes.TensorExtras(
+        encoder.place(use),
+        encoder.slot(grad, ".grad"),
+        encoder.slot(cls, ".__class__") if subclass else None,
+        tuple(state),
+        tuple(encoder.slot(value, f".{name}") for name, value in state.items()),
+    )
+
+
+def build_torch_value(node: nodes.TorchValue) -> object:
+    """A dtype, device, layout, memory format or size; ValueError for a text that is none."""
+    match node.kind:
+        case "size":
+            sizes = [int(size) for size in node.text.split(",")] if node.text else []
+            return torch.Size(sizes)
+        case "device":
+            return torch.device(node.text)
+        case "dtype" | "layout" | "memory_format":
+            found = vars(torch).get(node.text)
+            if type(found) is getattr(torch, node.kind):
+                return found
+    raise ValueError(f"{node.kind} {node.text!r}")
+
+
+def build_generator(device: torch.device, state: torch.Tensor) -> torch.Generator:
+    """A generator that goes on from a state."""
+    made = torch.Generator(device)
+    made.set_state(state)
+    return made

@@ -1,0 +1,1 @@
+"""Format: a record as a file, read without trust."""

@@ -1,0 +1,391 @@
+"""Checks: what a file claims must be possible before anything is built from it.
+
+The text of the table is measured before it is held: lists, items and strings have a price, and all
+together a limit. Then every reference leads to a node, every blob exists, every view lies within
+its blob, every name has its value. The sums are Python ints, so no shape is too large to be
+refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from tripwire.errors import BadRecord
+from tripwire.recording.format import nodes
+from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
+from tripwire.recording.format.container import damaged
+from tripwire.recording.format.nodes import Table
+
+# What the text of a table and all that is decoded from it may take.
+MOST_MEMORY = 48 << 20
+# The same for the manifest, unless the file is larger.
+MOST_MANIFEST = 1 << 19
+# What JSON takes, beside its text: a list, an item of one, half of a string.
+_LIST, ITEM, _QUOTE = 64, 32, 24
+
+_INT64 = 1 << 63
+_KINDS = ("", "grad", "graph", "inference", "param", "frozen")
+_HEX = frozenset("0123456789abcdef-")
+
+
+# --- memory ---
+
+
+def estimate_memory(text: bytes) -> int:
+    """At most what this JSON and decoding it takes: lists and structs, their items, strings.
+
+    Of a text in pieces, the sum over the pieces is the same but for wide strings.
+    """
+    lists = text.count(b"[") + text.count(b"{")
+    return _LIST * lists + ITEM * text.count(b",") + _QUOTE * text.count(b'"') + 2 * len(text)
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_WIDE = re.compile(rb"[\xf0-\xff]|\\ud", re.IGNORECASE)
+_HALF_WIDE = re.compile(rb"[\xc4-\xff]|\\u")
+
+
+def estimate_wide(text: bytes | bytearray) -> int:
+    """What strings take beyond that: one wide character makes all of a string wide."""
+    if text.isascii() and b"\\u" not in text:
+        return 0
+    return sum(_widen(found[0]) for found in _STRING.finditer(text))
+
+
+def _widen(string: bytes) -> int:
+    if string.isascii() and b"\\u" not in string:
+        return 0
+    return len(string) * (3 if _WIDE.search(string) else 1 if _HALF_WIDE.search(string) else 0)
+
+
+def too_large(what: str) -> BadRecord:
+    """The error for a member that says too much."""
+    return BadRecord(
+        f"{what} would take more memory than a record may.\n"
+        "tripwire writes no such file; it may have been made to do harm.",
+        slug="record-too-large",
+    )
+
+
+# --- references ---
+
+
+_MANY = (tuple[nodes.Slot, ...], tuple[nodes.Reference, ...])
+
+
+@functools.cache
+def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a node that are slots, each with whether it is many."""
+    found = []
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        if hint in (nodes.Slot, nodes.Reference):
+            found.append((name, False))
+        elif hint in _MANY:
+            found.append((name, True))
+    return tuple(found)
+
+
+NODE_TYPES: tuple[type[nodes.Node], ...] = typing.get_args(nodes.AnyNode)
+for _kind in NODE_TYPES:  # now: it compiles, and reading a record compiles nothing
+    find_slot_fields(_kind)
+
+
+def slots_of(node: nodes.Node) -> Iterator[nodes.Slot]:
+    """Every slot of a node, in order."""
+    for name, many in find_slot_fields(type(node)):
+        value = getattr(node, name)
+        if many:
+            yield from value
+        else:
+            yield value
+
+
+def _check_slot(slot: nodes.Slot, count: int) -> None:
+    if type(slot) is tuple and slot[0] >= count:
+        raise damaged("objects.json refers to a node that it doesn't have")
+    if type(slot) is int and not -_INT64 <= slot < _INT64:
+        raise damaged("a number in objects.json has more than 64 bits")
+
+
+# --- tables ---
+
+
+def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object]) -> None:
+    """Raise `BadRecord` for a table that can't be built."""
+    for code in table.codes:
+        _check_member(code.source, "src/", members)
+        _check_member(code.marshalled, "code/", members)
+    count = len(table.nodes)
+    for slot in table.roots.values():
+        _check_slot(slot, count)
+    for node in table.nodes:
+        for slot in slots_of(node):
+            _check_slot(slot, count)
+        check = _CHECKS.get(type(node))
+        if check is not None:
+            check(node, table, blobs)
+    _check_copies(table, blobs)
+    for name, wanted in _ROOTS.items():
+        if name in table.roots:
+            _check_root(name, wanted, table)
+
+
+def _check_member(name: str | None, folder: str, members: Mapping[str, object]) -> None:
+    if name is not None and not (name.startswith(folder) and name in members):
+        raise damaged("a source or code that objects.json names isn't there")
+
+
+def _check_copies(table: Table, blobs: StoredBlobs) -> None:
+    """Each array has its own copy of the bytes; the first is as large as the file says."""
+    arrays = [node.blob for node in table.nodes if isinstance(node, nodes.Array)]
+    copied = sum(blobs[blob].size for blob in arrays) - sum(blobs[b].size for b in set(arrays))
+    if copied > MOST_MEMORY:
+        raise too_large("Copies of arrays")
+
+
+def _node_of(slot: nodes.Slot, table: Table) -> nodes.Node | None:
+    return table.nodes[slot[0]] if type(slot) is tuple else None
+
+
+def _check_root(name: str, wanted: type[nodes.Node], table: Table) -> None:
+    node = _node_of(table.roots[name], table)
+    if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
+        raise damaged(f"its {name} are no {wanted.__name__.lower()}")
+    if name in _NAMED and isinstance(node, nodes.Dict):
+        for key in node.keys:
+            if type(key) is not str and not isinstance(_node_of(key, table), _TEXTS):
+                raise damaged("the name of an argument or of a generator isn't a text")
+
+
+# What the roots of a call are.
+_ROOTS: Mapping[str, type[nodes.Node]] = {
+    "args": nodes.Tuple,
+    "kwargs": nodes.Dict,
+    "locals": nodes.Dict,
+    "builtins": nodes.Dict,
+    "code_options": nodes.Dict,
+    "generators": nodes.Dict,
+    "patches": nodes.List,
+}
+_NAMED = ("locals", "generators")  # with texts for keys; a keyword may be of a class of its own
+_TEXTS = (nodes.String, nodes.Text)
+
+
+# --- nodes ---
+
+
+def _check_pairs(names: Sequence[object], values: Sequence[object]) -> None:
+    if len(names) != len(values):
+        raise damaged("there are more names or keys than values, or less")
+
+
+_Named = nodes.TensorExtras | nodes.Class | nodes.Namespace | nodes.Module
+
+
+def _check_named(node: _Named, *_: object) -> None:
+    _check_pairs(node.names, node.values)
+
+
+def _check_object(node: nodes.Object, *_: object) -> None:
+    _check_pairs(node.names, node.values)
+    _check_pairs(node.slots, node.slot_values)
+
+
+def _check_dict(node: nodes.Dict, *_: object) -> None:
+    _check_pairs(node.keys, node.values)
+    if node.form not in ("dict", "ordered", "default", "counter"):
+        raise damaged("a dict has a form that isn't known")
+
+
+def _check_form(node: nodes.ModuleForm, *_: object) -> None:
+    _check_pairs(node.tables, node.keys)
+
+
+def _check_module(node: nodes.ModuleObject, table: Table, _: object) -> None:
+    form = _node_of(node.form, table)
+    if not isinstance(form, nodes.ModuleForm):
+        raise damaged("a module has a form that isn't one")
+    if len(node.values) != len(form.names) + sum(map(len, form.keys)):
+        raise damaged("a module has other values than names")
+
+
+def _check_function(node: nodes.Function, table: Table, _: object) -> None:
+    if node.code >= len(table.codes):
+        raise damaged("objects.json refers to a code that it doesn't have")
+
+
+def _check_digits(text: str, length: int | None = None) -> None:
+    if not text or not _HEX.issuperset(text) or "-" in text[1:] or text == "-":
+        raise damaged("a number isn't hexadecimal")
+    if length is not None and (len(text) != length or "-" in text):
+        raise damaged("a number has the wrong length")
+
+
+def _check_int(node: nodes.BigInt, *_: object) -> None:
+    _check_digits(node.digits)
+
+
+def _check_bits(node: nodes.Bits, *_: object) -> None:
+    _check_digits(node.digits, 16)
+
+
+def _check_complex(node: nodes.Complex, *_: object) -> None:
+    _check_digits(node.real, 16)
+    _check_digits(node.imag, 16)
+
+
+def _check_constant(node: nodes.Constant, *_: object) -> None:
+    if node.name not in ("Ellipsis", "NotImplemented"):
+        raise damaged("a constant has a name that isn't known")
+
+
+def _check_range(node: nodes.Range, *_: object) -> None:
+    for slot in (node.start, node.stop, node.step):
+        if type(slot) is not int and type(slot) is not tuple:  # a large int is a node
+            raise damaged("a range isn't made of ints")
+    if node.step == 0:
+        raise damaged("a range has the step 0")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in _KINDS:
+        raise damaged("a tensor has a kind that isn't known")
+
+
+def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if dtype not in ITEM_SIZES:
+        raise damaged("a tensor has a dtype that isn't known")
+    if len(shape) != len(stride) or len(shape) > 64:
+        raise damaged("a tensor has another number of strides than of sizes")
+    if any(number >= 1 << 62 for number in (*shape, *stride)) or math.prod(shape) >= 1 << 62:
+        raise damaged("a tensor has a shape that no tensor has")
+
+
+def _check_blob(blob: int, blobs: StoredBlobs) -> None:
+    if blob >= len(blobs):
+        raise damaged("objects.json refers to a blob that isn't there")
+
+
+def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
+    _check_kind(node.kind)
+    if len(node.device) > 64:
+        raise damaged("a tensor has a device that isn't one")
+
+
+def _check_view(node: nodes.TensorView, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
+    _check_kind(node.kind)
+    stride = node.strides
+    _check_geometry(node.dtype, node.shape, stride)
+    item = ITEM_SIZES[node.dtype]
+    if 0 in node.shape:
+        return
+    if node.first % item:
+        raise damaged("a tensor begins inside an element")
+    low = node.offset * item - node.first
+    span = sum((size - 1) * step for size, step in zip(node.shape, stride, strict=True))
+    high = low + (span + 1) * item
+    if low < 0 or high > blobs[node.blob].size:
+        raise damaged("a tensor reaches beyond its blob")
+    if (node.conjugated or node.negated) and not _can_flip(node):
+        raise damaged("a tensor that isn't complex is conjugated")
+
+
+def _can_flip(node: nodes.TensorView) -> bool:
+    return node.dtype.startswith("complex") or (not node.conjugated and node.dtype.startswith("fl"))
+
+
+def _check_withheld(node: nodes.Withheld, *_: object) -> None:
+    if node.policy not in ("statistics", "shape", "redacted"):
+        raise damaged("a tensor was left out by a policy that isn't known")
+    if node.statistics is not None and len(node.statistics) != 7:
+        raise damaged("a tensor's statistics aren't seven numbers")
+    if node.kind == "array":
+        return
+    _check_kind(node.kind)
+    _check_geometry(node.dtype, node.shape, node.stride)
+
+
+def _check_array(node: nodes.Array, _: object, blobs: StoredBlobs) -> None:
+    _check_blob(node.blob, blobs)
+    if len(node.shape) > 64 or any(size >= 1 << 62 for size in node.shape):
+        raise damaged("an array has a shape that no array has")
+    size = array_item_size(node.dtype)
+    if size is None or math.prod(node.shape) * size != blobs[node.blob].size:
+        raise damaged("an array isn't as large as its blob")
+    if node.scalar and node.shape:
+        raise damaged("a scalar has a shape")
+
+
+def array_item_size(dtype: str) -> int | None:
+    """Bytes per element of a NumPy dtype written as `<f8`; None for one that isn't plain."""
+    order, kind, digits = dtype[:1], dtype[1:2], dtype[2:].partition("[")[0]
+    if order not in "<>|" or not digits.isdecimal() or not digits.isascii() or len(digits) > 9:
+        return None
+    if kind not in "biufcSUVmM" or (dtype.count("[") and kind not in "mM"):
+        return None
+    return int(digits) * (4 if kind == "U" else 1)
+
+
+def _check_wrapped(node: nodes.Wrapped, *_: object) -> None:
+    count = WRAPPED.get(node.form)
+    if count is None:
+        raise damaged("something is wrapped in a form that isn't known")
+    if len(node.parts) != count and (node.form != "called" or not node.parts):
+        raise damaged(f"a {node.form} has another number of parts than it is made of")
+
+
+# The forms of `wrapped`, and how many parts each has; "called" has any number of arguments.
+WRAPPED: Mapping[str, int] = {
+    "method": 2,
+    "builtin": 2,
+    "member": 2,
+    "called": 1,
+    "partial": 5,
+    "staticmethod": 1,
+    "classmethod": 1,
+    "property": 4,
+    "cached_property": 2,
+    "lru_cache": 4,
+    "singledispatch": 4,
+    "weakref": 1,
+    "proxy": 1,
+    "derived": 4,
+    "compiled": 7,
+    "dispatcher": 7,
+    "recorded": 1,
+    "alias": 2,
+    "generic": 2,
+    "union": 1,
+    "typevar": 6,
+    "forward": 1,
+}
+
+_CHECKS: Mapping[type, Callable[[typing.Any, Table, StoredBlobs], None]] = {
+    nodes.BigInt: _check_int,
+    nodes.Bits: _check_bits,
+    nodes.Complex: _check_complex,
+    nodes.Constant: _check_constant,
+    nodes.Range: _check_range,
+    nodes.Dict: _check_dict,
+    nodes.Tensor: _check_tensor,
+    nodes.TensorView: _check_view,
+    nodes.Withheld: _check_withheld,
+    nodes.TensorExtras: _check_named,
+    nodes.Array: _check_array,
+    nodes.Object: _check_object,
+    nodes.ModuleForm: _check_form,
+    nodes.ModuleObject: _check_module,
+    nodes.Function: _check_function,
+    nodes.Wrapped: _check_wrapped,
+    nodes.Class: _check_named,
+    nodes.Namespace: _check_named,
+    nodes.Module: _check_named,
+}

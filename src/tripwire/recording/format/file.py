@@ -1,0 +1,339 @@
+"""File: a record as a file, version 5 of the format.
+
+A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
+checks every byte of it against the manifest and every number against the file, and builds
+nothing. docs/record-format.md is the specification.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from tripwire.errors import BadRecord
+from tripwire.recording.format import nodes
+from tripwire.recording.format.blobs import (
+    MAX_HEADER,
+    MOST_ENTRIES,
+    BlobRun,
+    NewBlob,
+    StoredBlobs,
+    build_content,
+    build_header,
+    find_blobs,
+    pack_blobs,
+)
+from tripwire.recording.format.checks import (
+    MOST_MANIFEST,
+    MOST_MEMORY,
+    check_table,
+    estimate_memory,
+    estimate_wide,
+    too_large,
+)
+from tripwire.recording.format.container import (
+    OBJECTS,
+    Content,
+    Member,
+    Source,
+    damaged,
+    find_members,
+    replace,
+    write_new,
+)
+from tripwire.recording.format.manifest import (
+    SCHEMA,
+    Manifest,
+    Verdict,
+    encode_json,
+    encode_manifest,
+)
+from tripwire.recording.format.nodes import Table
+
+MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
+
+# What a record may take beside its tensors' bytes and its source: so much for each tensor, and
+# so much in all, some of it for the verdict, which is stamped later.
+PER_TENSOR, BESIDE, _VERDICT = 64, 8192, 512
+_MEMBER, _ENDING = 220, 124  # what the zip and the manifest have for a member, and at the end
+_TENSORS = (nodes.Tensor, nodes.TensorView, nodes.Withheld, nodes.Array)
+
+_PIECE = 1 << 16  # bytes of source that are looked at together
+
+_T = TypeVar("_T")
+
+
+class _Schema(msgspec.Struct):
+    schema: str
+
+
+class _Objects(Table, frozen=True, forbid_unknown_fields=True):
+    """objects.json: the table, and the blobs that share an entry of tensors.safetensors."""
+
+    packed: tuple[BlobRun, ...] = ()
+
+
+# --- writing ---
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """All that a record is to hold."""
+
+    manifest: Manifest  # without its members
+    table: Table
+    blobs: Sequence[NewBlob]
+    files: Mapping[str, bytes]  # src/N.py and code/N
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file, whole or not at all, never over another; returns where."""
+        return write_new(Path(path), self.members())
+
+    def members(self) -> dict[str, tuple[Content, int]]:
+        """What the file is made of, each with its checksum."""
+        parts = _encode_parts(self.table)
+        own = self._count_entries(_encode_objects(parts, pack_blobs(self.blobs, 0)).size)
+        contents = {
+            OBJECTS: _encode_objects(parts, pack_blobs(self.blobs, own)),
+            TENSORS: build_content(self.blobs, own),
+            **{name: Content.of(data) for name, data in self.files.items()},
+        }
+        digests = {name: content.digest() for name, content in contents.items()}
+        members = {name: (contents[name].size, sha) for name, (sha, _) in digests.items()}
+        head = encode_manifest(msgspec.structs.replace(self.manifest, members=members))
+        rest = {name: (content, digests[name][1]) for name, content in contents.items()}
+        return {MANIFEST: (head, head.digest()[1]), **rest}
+
+    def _count_entries(self, objects: int) -> int:
+        """How many blobs have an entry of their own: as many as the promised size has room for.
+
+        `objects` is the size of objects.json if none has.
+        """
+        tensors = sum(isinstance(node, _TENSORS) for node in self.table.nodes)
+        room = PER_TENSOR * tensors + BESIDE - _VERDICT - objects
+        room -= encode_manifest(self.manifest).size + 2 * _MEMBER + _ENDING
+        room -= _MEMBER * (1 + len(self.files))
+        own = min(MOST_ENTRIES, len(self.blobs))
+        while own and len(build_header(self.blobs, own)) > min(room, MAX_HEADER):
+            own -= 1
+        return own
+
+
+def _encode_parts(table: Table) -> dict[str, object]:
+    return {
+        "roots": table.roots,
+        "nodes": [[node.__struct_config__.tag, *_shorten(node)] for node in table.nodes],
+        "codes": [_shorten(code) for code in table.codes],
+    }
+
+
+def _encode_objects(parts: dict[str, object], packed: tuple[BlobRun, ...]) -> Content:
+    return Content.deflate(encode_json({**parts, "packed": packed} if packed else parts))
+
+
+def _shorten(node: msgspec.Struct) -> list[object]:
+    """A node's fields, without those at the end that have their default."""
+    fields = list(msgspec.structs.astuple(node))
+    defaults = type(node).__struct_defaults__
+    least = len(fields) - len(defaults)
+    while len(fields) > least and _is_equal(fields[-1], defaults[len(fields) - 1 - least]):
+        fields.pop()
+    return fields
+
+
+def _is_equal(value: object, default: object) -> bool:
+    return type(value) is type(default) and value == default
+
+
+def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
+    """Put a verdict into a record; a reader sees the file before or after, never between."""
+    with Record.open(path) as record:
+        head = encode_manifest(msgspec.structs.replace(record.manifest, verdict=verdict))
+        replace(Path(path), {**record.contents(), MANIFEST: (head, head.digest()[1])})
+
+
+def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
+    """The same record in another file, never over one that is there; returns where."""
+    with Record.open(path) as record:
+        return write_new(Path(to), record.contents())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    source: Source
+    member: Member
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.source.chunks(self.member.start, self.member.size)
+
+
+# --- reading ---
+
+
+class Record:
+    """A record's file, checked. It stays open: the bytes of tensors are read when asked for."""
+
+    def __init__(
+        self,
+        source: Source,
+        members: Mapping[str, Member],
+        manifest: Manifest,
+        table: Table,
+        blobs: StoredBlobs,
+    ) -> None:
+        self.source = source
+        self.members = members
+        self.manifest = manifest
+        self.table = table
+        self.blobs = blobs
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Record:
+        """Open and check a file."""
+        return Record._read(Source.open(path))
+
+    @staticmethod
+    def of(data: bytes) -> Record:
+        """The same for a file's bytes."""
+        return Record._read(Source.of(data))
+
+    @staticmethod
+    def _read(source: Source) -> Record:
+        with contextlib.ExitStack() as stack:
+            stack.callback(source.close)
+            record = _read_record(source)
+            stack.pop_all()
+            return record
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a stored member."""
+        member = self.members[name]
+        return self.source.read(member.start, member.size)
+
+    def contents(self) -> dict[str, tuple[Content, int]]:
+        """The members as they are in the file, each with its checksum."""
+        return {
+            name: (Content(one.size, _Pieces(self.source, one), one.inflated), one.crc)
+            for name, one in self.members.items()
+        }
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _read_record(source: Source) -> Record:
+    members = find_members(source)
+    for name in (MANIFEST, OBJECTS, TENSORS):
+        if name not in members:
+            raise damaged(f"it has no {name}")
+    manifest = _read_manifest(source, members[MANIFEST])
+    _check_members(source, members, manifest)
+    objects = _read_objects(source, members[OBJECTS])
+    blobs = find_blobs(source, members[TENSORS], objects.packed)
+    table = Table(objects.roots, objects.nodes, objects.codes)
+    check_table(table, blobs, members)
+    return Record(source, members, manifest, table, blobs)
+
+
+def _read_manifest(source: Source, member: Member) -> Manifest:
+    if zlib.crc32(source.read(member.start, member.size)) != member.crc:
+        raise damaged("its manifest was changed")
+    # The schema first: of a newer version nothing else need be as it is here.
+    schema = _read_json(source, member, _SCHEMA).schema
+    version = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", schema, re.ASCII)
+    if version is None:
+        raise damaged("its manifest has no schema version")
+    major, ours = int(version[1]), int(SCHEMA.partition(".")[0])
+    if major > ours:
+        raise BadRecord(
+            f"This record has the format {schema}; this tripwire reads up to {SCHEMA}.\n"
+            "Update tripwire, or write the record again with this version.",
+            slug="record-newer",
+        )
+    if major < ours:
+        raise BadRecord(
+            f"This record has the format {schema}; this tripwire reads {ours}.x.\n"
+            "Write the record again with this version, or open it with the tripwire it is from.",
+            slug="record-older",
+        )
+    return _read_json(source, member, _MANIFEST)
+
+
+def _check_members(source: Source, members: Mapping[str, Member], manifest: Manifest) -> None:
+    if set(members) - {MANIFEST} != set(manifest.members):
+        raise damaged("its manifest names other members than it has")
+    for name, (size, sha) in manifest.members.items():
+        if members[name].size != size or source.digest(members[name]) != sha:
+            raise damaged(f"{name} isn't what the manifest says")
+        if name.startswith("src/"):
+            _check_text(source, members[name])
+
+
+def _check_text(source: Source, member: Member) -> None:
+    """Source is UTF-8. A piece at a time: as a text it may take four times as much."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    end = member.start + member.size
+    try:
+        for start in range(member.start, end, _PIECE):
+            decoder.decode(source.read(start, min(_PIECE, end - start)))
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
+
+
+def _read_objects(source: Source, member: Member) -> _Objects:
+    """The table: its text is gone through once before any of it is held."""
+    memory = size = 0
+    for piece in source.inflate(member):
+        memory += estimate_memory(piece)
+        size += len(piece)
+        if memory > MOST_MEMORY:
+            raise too_large(member.name)
+    text, position = bytearray(size), 0
+    for piece in source.inflate(member):
+        text[position : position + len(piece)] = piece
+        position += len(piece)
+    if memory + estimate_wide(text) > MOST_MEMORY:
+        raise too_large(member.name)
+    return _decode(text, member, _OBJECTS)
+
+
+def _read_json(source: Source, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
+    text = source.read(member.start, member.size)
+    if estimate_memory(text) + estimate_wide(text) > max(MOST_MANIFEST, source.size):
+        raise too_large(member.name)
+    return _decode(text, member, decoder)
+
+
+def _decode(text: bytes | bytearray, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"{member.name}: {error}") from None
+
+
+_SCHEMA = msgspec.json.Decoder(_Schema)
+_MANIFEST = msgspec.json.Decoder(Manifest)
+_OBJECTS = msgspec.json.Decoder(_Objects)

@@ -1,0 +1,1 @@
+"""Replay: a record is looked at, rebuilt, and run again."""

@@ -1,0 +1,282 @@
+"""Views: what a record says of things that aren't data, as inert descriptions.
+
+Nothing here can be called into life. A view knows names and holds other views, so a record can
+be looked through without trust.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tripwire.errors import TripwireError
+from tripwire.recording.format import nodes
+from tripwire.recording.format.container import damaged
+from tripwire.recording.format.nodes import Slot
+
+Value = Callable[[Slot], object]
+_MOST_SOURCE = 48 << 20  # characters of functions, which may lie in one another
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """Something of a record that isn't data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryView(View):
+    """Something of an installed library."""
+
+    module: str
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<{'.'.join(filter(None, (self.module, self.name)))}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassView(View):
+    """A class of the user's."""
+
+    name: str
+    module: str
+    attributes: dict[str, object] = field(default_factory=dict)
+    bases: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<class {self.module}.{self.name}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionView(View):
+    """A function of the user's."""
+
+    name: str
+    file: str
+    line: int
+    source: str | None
+    details: dict[str, object] = field(default_factory=dict)  # defaults, closure, ...
+
+    def __repr__(self) -> str:
+        return f"<function {self.name} at {self.file}:{self.line}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleView(View):
+    """A module of the user's, or the globals of one: the names that recorded code uses."""
+
+    name: str
+    attributes: dict[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<module {self.name} with {len(self.attributes)} names>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsView(View):
+    """A thing made of others: a method, a partial, a cell, a call."""
+
+    form: str
+    parts: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<{self.form} of {len(self.parts)}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectView(View):
+    """An instance, with its attributes; `parts` is what it holds if it is a list, dict, ..."""
+
+    cls: object
+    attributes: dict[str, object] = field(default_factory=dict)
+    parts: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<object of {self.cls!r} with {len(self.attributes)} attributes>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormView(View):
+    """What modules of one class have in common."""
+
+    cls: object
+    node: nodes.ModuleForm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberView(View):
+    """A member of an enum."""
+
+    cls: object
+    name: str | None
+    value: list[object] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<member {self.name} of {self.cls!r}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TupleView(View):
+    """A namedtuple."""
+
+    cls: object
+    items: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        return f"<namedtuple of {self.cls!r} with {len(self.items)} items>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithheldView(View):
+    """A tensor or an array without its values."""
+
+    policy: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    statistics: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AbsentView(View):
+    """A tensor, an array or another value of a library that isn't installed here."""
+
+    node: nodes.AnyNode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpaqueView(View):
+    """Something that the record doesn't hold."""
+
+    cls: str
+    reason: str
+
+
+def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, object]:
+    """The attributes of an nn.Module of that form."""
+    rest = iter(values)
+    state: dict[str, object] = {name: next(rest) for name in form.names}
+    for table, keys in zip(form.tables, form.keys, strict=True):
+        state[table] = {key: next(rest) for key in keys}
+    return state
+
+
+class Viewer:
+    """Makes views: the maker of a decoder for files that nobody trusts."""
+
+    live = False
+
+    def __init__(
+        self, codes: tuple[nodes.Code, ...], read: Callable[[str], bytes] | None = None
+    ) -> None:
+        self._codes = codes
+        self._read = read
+        self._lines: dict[str, list[str]] = {}
+        self._texts: dict[tuple[str, int, int], str] = {}
+        self._shown = 0
+
+    def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
+        match node:
+            case nodes.Object(cls=cls) | nodes.EnumMember(cls=cls) | nodes.ModuleForm(cls=cls):
+                yield cls
+            case nodes.ModuleObject(form=form):
+                yield form
+            case nodes.NamedTuple(cls=cls, items=items):
+                yield cls
+                yield from items
+
+    def make(self, node: nodes.AnyNode, value: Value) -> object:
+        match node:
+            case nodes.Library(module, name):
+                return LibraryView(module, name)
+            case nodes.Class():
+                return ClassView(node.qualname, node.module)
+            case nodes.Function():
+                return self._function(node)
+            case nodes.Namespace(module=name) | nodes.Module(name=name):
+                return ModuleView(name)
+            case nodes.Wrapped(form=form):
+                return PartsView(form)
+            case nodes.Cell():
+                return PartsView("cell")
+            case nodes.Call():
+                return PartsView("call")
+            case nodes.Object():
+                return ObjectView(value(node.cls))
+            case nodes.ModuleForm():
+                return FormView(value(node.cls), node)
+            case nodes.ModuleObject():
+                shape = value(node.form)
+                assert isinstance(shape, FormView)  # the table was checked
+                return ObjectView(shape.cls)
+            case nodes.EnumMember():
+                return MemberView(value(node.cls), node.name)
+            case nodes.NamedTuple():
+                return TupleView(value(node.cls), tuple(map(value, node.items)))
+            case nodes.Withheld():
+                return WithheldView(
+                    node.policy, node.dtype, node.shape, node.device, node.statistics
+                )
+            case nodes.Opaque():
+                return OpaqueView(node.cls, node.reason)
+        raise ValueError(type(node).__name__)
+
+    def _function(self, node: nodes.Function) -> FunctionView:
+        if node.code >= len(self._codes):
+            raise ValueError("a function without code")
+        code = self._codes[node.code]
+        return FunctionView(node.qualname, code.file, code.line, self._source(code))
+
+    def _source(self, code: nodes.Code) -> str | None:
+        if code.source is None or self._read is None:
+            return None
+        lines = self._lines.get(code.source)
+        if lines is None:
+            text = self._read(code.source).decode("utf-8", "replace")
+            lines = self._lines[code.source] = io.StringIO(text).readlines()
+        before, count = code.lines
+        at = code.source, before, count
+        if at not in self._texts:  # functions of one code share it
+            text = self._texts[at] = "".join(lines[before : before + count] if count else lines)
+            self._shown += len(text)
+            if self._shown > _MOST_SOURCE:
+                raise ValueError("more source than a record has")
+        return self._texts[at]
+
+    def fill(self, node: nodes.AnyNode, made: object, value: Value) -> None:
+        match node, made:
+            case nodes.Class(), ClassView():
+                made.attributes.update(zip(node.names, map(value, node.values), strict=True))
+                made.bases.extend(map(value, node.bases))
+            case nodes.Function(), FunctionView():
+                made.details["defaults"] = value(node.defaults)
+                made.details["kwdefaults"] = value(node.kwdefaults)
+                made.details["closure"] = [value(cell) for cell in node.closure]
+                made.details["globals"] = value(node.namespace)
+                made.details["attributes"] = value(node.attributes)
+            case ((nodes.Namespace() | nodes.Module()), ModuleView()):
+                made.attributes.update(zip(node.names, map(value, node.values), strict=True))
+            case nodes.Wrapped(), PartsView():
+                made.parts.extend(map(value, node.parts))
+            case nodes.Cell(), PartsView():
+                made.parts.extend([] if node.empty else [value(node.content)])
+            case nodes.Call(), PartsView():
+                made.parts.extend([value(node.function), *map(value, node.args)])
+            case nodes.Object(), ObjectView():
+                names, values = node.names + node.slots, node.values + node.slot_values
+                made.attributes.update(zip(names, map(value, values), strict=True))
+                if node.content is not None:
+                    made.parts.append(value(node.content))
+            case nodes.ModuleObject(), ObjectView():
+                form = value(node.form)
+                assert isinstance(form, FormView)  # the table was checked
+                made.attributes.update(module_state(form.node, map(value, node.values)))
+            case nodes.EnumMember(), MemberView():
+                made.value.append(value(node.value))
+
+    def take(self, node: nodes.Object, made: object, content: object) -> None:
+        """Views hold their content as a part."""
+
+    def explain(self, node: nodes.AnyNode, error: Exception) -> TripwireError:
+        return damaged(f"a {type(node).__name__} node makes no sense ({error})")

@@ -1,0 +1,171 @@
+"""What looks like a secret isn't in a record; what a record holds is told before it is shared."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import tripwire
+from tripwire.cli import main
+from tripwire.recording.capture.outcomes import check_record
+from tripwire.recording.format.file import Record
+
+TOKEN = "hf_" + "aZ3kT9wQ5rB7xN1mC4vL8pY2sD6"
+PASSWORD = "swordfish-42"
+DATABASE = f"postgres://bob:{PASSWORD}@db.example/x"
+OPTIONS = {"api_key": "k3y-of-mine", "lr": 0.1, "nested": [{"password": b"in-bytes-9"}]}
+
+
+class Client:
+    secret = "of-the-class-7"
+
+    def __init__(self) -> None:
+        self.auth_token = "of-the-object-8"
+        self.scale = 2.0
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def make_closure():
+    passphrase = "in-a-cell-5"
+
+    def inner():
+        return passphrase
+
+    return inner
+
+
+CLOSURE = make_closure()
+CLIENT = Client()
+PIECES = ["in-a-list-3"]
+SECRETS = PIECES
+
+
+def fails(x, client_secret, plain, access_key="a-default-6"):
+    """Log in with password = 'in-a-docstring'."""
+    # the old password: "in-a-comment-1"
+    pwd = "in-the-source-4"
+    Text(client_secret)
+    if TOKEN and DATABASE and OPTIONS and CLIENT.auth_token and CLOSURE() and SECRETS and pwd:
+        raise ValueError(f"{plain} was refused {PASSWORD}")
+    return x
+
+
+HIDDEN = [
+    *(TOKEN, PASSWORD, "k3y-of-mine", "in-bytes-9", "of-the-class-7", "of-the-object-8"),
+    *("in-a-cell-5", "in-a-list-3", "a-default-6", "in-the-source-4", "in-a-comment-1"),
+    *("given-by-position-2", "in-a-docstring"),
+]
+
+
+def write(tmp_path: Path) -> Path:
+    folder = tmp_path / "records"
+    recorded = tripwire.record_on_error(folder)(fails)
+    with pytest.raises(ValueError, match="was refused"):
+        recorded(torch.ones(2), Text("given-by-position-2"), "a plain word")
+    (path,) = folder.glob("*.rec")
+    return path
+
+
+def find_in(path: Path, text: str) -> bool:
+    return text.encode() in path.read_bytes()
+
+
+def test_a_secret_is_nowhere_in_a_record_wherever_it_stood(tmp_path):
+    path = write(tmp_path)
+    assert [text for text in HIDDEN if find_in(path, text)] == []
+    for text in ("a plain word", "db.example", "scale", "nested"):
+        assert find_in(path, text), text
+
+
+def test_tripwire_redact_0_keeps_everything(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIPWIRE_REDACT", "0")
+    path = write(tmp_path)
+    elsewhere = {"in-bytes-9", "of-the-class-7"}  # in base64; not read, so not there
+    assert {text for text in HIDDEN if not find_in(path, text)} == elsewhere
+    with Record.open(path) as record:
+        assert record.manifest.redacted == ()
+
+
+def test_the_manifest_says_what_is_in_a_record_and_what_is_not(tmp_path):
+    with Record.open(write(tmp_path)) as record:
+        manifest = record.manifest
+    for kind in ("source code", "texts", "values of tensors", "paths of files"):
+        assert kind in manifest.holds
+    assert "the message of an error" in manifest.holds
+    assert {"api_key", "auth_token", "client_secret", "passphrase"} <= set(manifest.redacted)
+
+
+def test_show_begins_with_what_one_would_share(tmp_path):
+    shown = CliRunner().invoke(main, ["show", str(write(tmp_path))]).output.splitlines()
+    assert shown[0].startswith("holds of yours: source code")
+    assert "values are redacted" in shown[1]
+    assert "before you share it" in shown[2]
+
+
+def test_a_replay_without_the_secrets_runs_and_says_so(tmp_path, caplog):
+    path = write(tmp_path)
+    with pytest.raises(ValueError, match="a plain word was refused <redacted"):
+        tripwire.replay(path, trust=True)
+    assert "values are redacted" in caplog.text
+    told = CliRunner().invoke(main, ["replay", str(path), "--trust"]).output
+    assert "It reproduces." in told
+    assert "may end otherwise" in told
+
+
+def test_the_verdict_of_a_record_without_its_secrets_says_so(tmp_path):
+    verdict = check_record(write(tmp_path))
+    assert verdict.outcome == "reproduces"
+    assert "may end otherwise" in verdict.text
+
+
+def test_equal_secrets_stay_equal_and_different_ones_different(tmp_path):
+    first = {"password": "one-of-two-1"}
+
+    def compares(x, other):
+        if first["password"] == other:
+            raise ValueError("equal")
+        raise ValueError("different")
+
+    for number, (other, said) in enumerate([("one-of-two-1", "equal"), ("x-22-y", "different")]):
+        folder = tmp_path / str(number)
+        with pytest.raises(ValueError, match=said):
+            tripwire.record_on_error(folder)(compares)(torch.ones(1), other)
+        (path,) = folder.glob("*.rec")
+        with pytest.raises(ValueError, match=said):
+            tripwire.replay(path, trust=True)
+
+
+def test_a_call_that_needs_the_secret_is_told_to_differ(tmp_path):
+    settings = {"password": "12345678"}
+
+    def needs(x):
+        if int(settings["password"]) > 0:
+            raise ValueError("it was a number")
+
+    with pytest.raises(ValueError, match="it was a number"):
+        tripwire.record_on_error(tmp_path)(needs)(torch.ones(1))
+    (path,) = tmp_path.glob("*.rec")
+    verdict = check_record(path)
+    assert verdict.outcome == "differs"
+    assert "1 value is redacted (password)" in verdict.text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_records_and_their_folders_are_for_this_user_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        path = write(tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    check_record(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
