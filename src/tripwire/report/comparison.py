@@ -19,13 +19,13 @@ from tripwire.report.details import Details
 from tripwire.report.model import (
     Comparison,
     Compile,
-    Difference,
     Graph,
     GraphChange,
     Groups,
     NodeChange,
     NodeRow,
     Report,
+    RowChange,
     UserLine,
     Verdict,
 )
@@ -60,7 +60,7 @@ def compare(built: tuple[Report, Details], earlier: tuple[Report, Details]) -> C
     """`built` is the run that the report is about."""
     after, before = built[0], earlier[0]
 
-    def changes(side: Callable[[Report], Side]) -> list[Difference]:
+    def changes(side: Callable[[Report], Side]) -> list[RowChange]:
         return _match(side(after), side(before))
 
     graphs, same_graphs = _compare_graphs(built, earlier)
@@ -79,11 +79,11 @@ def compare(built: tuple[Report, Details], earlier: tuple[Report, Details]) -> C
     )
 
 
-def _match(after: Side, before: Side, in_order: bool = False) -> list[Difference]:
+def _match(after: Side, before: Side, in_order: bool = False) -> list[RowChange]:
     found = []
     for key in dict.fromkeys([*after, *before]):
         now, then = after.get(key), before.get(key)
-        change = Difference(name=key[0], place=key[1], verdict=_judge(now, then))
+        change = RowChange(name=key[0], place=key[1], verdict=_judge(now, then))
         if now is not None:
             change.count_after, change.us_after, change.nodes_after = now.count, now.us, now.nodes
         if then is not None:
@@ -111,7 +111,7 @@ def _judge(after: Sum | None, before: Sum | None) -> Verdict:
 _RANK: dict[str, int] = {"new": 0, "slower": 1, "more": 2, "gone": 3, "faster": 4, "fewer": 5}
 
 
-def _weigh(change: Difference) -> tuple[int, int]:
+def _weigh(change: RowChange) -> tuple[int, int]:
     us = (change.us_after or 0) - (change.us_before or 0)
     count = (change.count_after or 0) - (change.count_before or 0)
     return _RANK.get(change.verdict, 6), -abs(us or count)

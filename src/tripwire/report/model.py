@@ -215,7 +215,7 @@ class Skipped(Struct):
     span_names: int = 0
 
 
-class Difference(Struct, kw_only=True):
+class RowChange(Struct, kw_only=True):
     """One line of a comparison; a missing side is None."""
 
     name: str
@@ -261,16 +261,16 @@ class Comparison(Struct, kw_only=True):
     """This run against an earlier one."""
 
     other: str
-    figures: list[Difference]
-    functions: list[Difference]
+    figures: list[RowChange]
+    functions: list[RowChange]
     graphs: list[GraphChange]  # those that differ
     same_graphs: int
-    phases: list[Difference]
-    spans: list[Difference]
-    retirements: list[Difference]
-    refusals: list[Difference]
-    recompiles: list[Difference]
-    counters: list[Difference]
+    phases: list[RowChange]
+    spans: list[RowChange]
+    retirements: list[RowChange]
+    refusals: list[RowChange]
+    recompiles: list[RowChange]
+    counters: list[RowChange]
 
 
 class Report(Struct, kw_only=True):
