@@ -24,7 +24,7 @@ from tripwire.recording.replay.views import module_state
 Value = Callable[[Slot], object]
 
 
-class Rebuilder(Protocol):
+class LiveMaker(Protocol):
     """Makes functions, classes, modules, namespaces, cells and what lies in libraries."""
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:
@@ -42,7 +42,7 @@ class ObjectMaker:
 
     live = True
 
-    def __init__(self, rebuilder: Rebuilder) -> None:
+    def __init__(self, rebuilder: LiveMaker) -> None:
         self._rebuilder = rebuilder
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:
