@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tripwire.recording.capture.encode import Encoder, NoCodes
+from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
 from tripwire.recording.format import nodes
 from tripwire.recording.format.file import NewRecord, Record
@@ -46,7 +46,7 @@ class ByName:
 def encode(value: object, policy: Policy = KEEP_ALL, **names: Any) -> tuple[NewRecord, Encoder]:
     """A record with one root, "value"."""
     blobs = Blobs(policy)
-    encoder = Encoder(blobs, NoCodes(), policy, encode_code=name_code, **names)
+    encoder = Encoder(blobs, policy, encode_code=name_code, **names)
     root = encoder.slot(value, "value")
     table = encoder.finish({"value": root})
     manifest = Manifest(omissions=tuple(encoder.left_out), policy=policy.describe())

@@ -45,7 +45,6 @@ class RecordDraft:
         self._roots: dict[str, nodes.Slot] = {}
         self._encoder = Encoder(
             self.blobs,
-            self._programs.codes,
             policy,
             encode_code=self._programs.encode,
             names=self._programs.names,

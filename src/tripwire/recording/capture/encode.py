@@ -11,7 +11,6 @@ import collections
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.recording.capture.data import (
@@ -52,7 +51,7 @@ class Draft(Protocol):
         """The node, when nothing grows any more."""
 
 
-class Names(Protocol):
+class Wishes(Protocol):
     """Which attributes of objects recorded code can take."""
 
     def wants(self, cls: type, name: str) -> bool:
@@ -64,20 +63,6 @@ class AllNames:
 
     def wants(self, cls: type, name: str) -> bool:
         return True
-
-
-class Codes(Protocol):
-    """The code objects of a record."""
-
-    def add(self, code: CodeType) -> int:
-        """Keep a code object; its place in the table of codes."""
-
-
-class NoCodes:
-    """A record without code."""
-
-    def add(self, code: CodeType) -> int:
-        raise TypeError("this record keeps no code")
 
 
 CodeEncoder = Callable[["Encoder", object], "AnyNode | Draft | None"]
@@ -98,16 +83,14 @@ class Encoder:
     def __init__(
         self,
         blobs: Blobs,
-        codes: Codes,
         policy: Policy,
         *,
         encode_code: CodeEncoder = no_code,
-        names: Names | None = None,
+        names: Wishes | None = None,
     ) -> None:
         self.blobs = blobs
-        self.codes = codes
         self.policy = policy
-        self.names: Names = names if names is not None else AllNames()
+        self.names: Wishes = names if names is not None else AllNames()
         self.left_out: list[Omission] = []
         self._encode_code = encode_code
         self._nodes: list[AnyNode | Draft | None] = []

@@ -172,10 +172,10 @@ _KEPT = (
     "PROGRAMDATA PROGRAMFILES NUMBER_OF_PROCESSORS PROCESSOR_ARCHITECTURE"
 )
 _KEPT_FAMILIES = ("LC_", "TRIPWIRE_")
-_REPLAY = "from tripwire.recording.replay.rerun import print_finding; print_finding()"
+_REPLAY = "from tripwire.recording.replay.rerun import print_replayed; print_replayed()"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Replayed(msgspec.Struct, frozen=True):
     """What a replay in another process came to."""
 
     outcome: Outcome | None
@@ -199,18 +199,18 @@ def _judge(path: Path, recorded: Outcome) -> Verdict:
     if path.stat().st_size > LARGEST_CHECKED:
         return Verdict("not checked", f"larger than {LARGEST_CHECKED} bytes")
     try:
-        finding = _replay_elsewhere(path)
+        replayed = _replay_elsewhere(path)
     except (subprocess.SubprocessError, msgspec.MsgspecError, OSError) as error:
         return Verdict("not checked", f"{type(error).__name__}: {error}")
-    here = platform.python_version(), finding.torch
-    if finding.outcome is None:
-        return Verdict("differs", finding.trouble, *here)
-    if is_same(recorded, finding.outcome):
-        return Verdict("reproduces", explain(finding.outcome), *here)
-    return Verdict("differs", f"replayed to {explain(finding.outcome)}", *here)
+    here = platform.python_version(), replayed.torch
+    if replayed.outcome is None:
+        return Verdict("differs", replayed.trouble, *here)
+    if is_same(recorded, replayed.outcome):
+        return Verdict("reproduces", explain(replayed.outcome), *here)
+    return Verdict("differs", f"replayed to {explain(replayed.outcome)}", *here)
 
 
-def _replay_elsewhere(path: Path) -> Finding:
+def _replay_elsewhere(path: Path) -> Replayed:
     """In a folder and an environment of its own: nothing of the user's is found by accident."""
     with tempfile.TemporaryDirectory(prefix="tripwire-") as folder:
         done = subprocess.run(
@@ -222,7 +222,7 @@ def _replay_elsewhere(path: Path) -> Finding:
             timeout=LONGEST_CHECK,
             check=True,
         )
-    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Finding)
+    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Replayed)
 
 
 def _small_environment(known: Mapping[str, str]) -> dict[str, str]:

@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-class Bytes(Protocol):
+class Chunked(Protocol):
     """Bytes to be written."""
 
     def chunks(self) -> Iterator[memoryview | bytes]:
@@ -86,7 +86,7 @@ class NewBlob:
     dtype: str  # as safetensors names it
     shape: tuple[int, ...]
     size: int
-    data: Bytes
+    data: Chunked
 
 
 @dataclass(frozen=True, slots=True)

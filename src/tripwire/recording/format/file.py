@@ -169,7 +169,7 @@ def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Pat
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _MemberPieces:
     source: Source
     member: Member
 
@@ -223,7 +223,7 @@ class Record:
     def contents(self) -> dict[str, tuple[Content, int]]:
         """The members as they are in the file, each with its checksum."""
         return {
-            name: (Content(one.size, _Pieces(self.source, one), one.inflated), one.crc)
+            name: (Content(one.size, _MemberPieces(self.source, one), one.inflated), one.crc)
             for name, one in self.members.items()
         }
 

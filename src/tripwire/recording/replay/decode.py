@@ -20,7 +20,7 @@ from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.checks import slots_of
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.replay.objects import ObjectMaker, Rebuilder
+from tripwire.recording.replay.objects import LiveMaker, ObjectMaker
 from tripwire.recording.replay.views import AbsentView, Viewer
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def view(
     return Decoder(table, blobs, Viewer(table.codes, read)).roots()
 
 
-def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: Rebuilder) -> dict[str, object]:
+def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: LiveMaker) -> dict[str, object]:
     """The roots of a record that is trusted, as live objects."""
     return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
 

@@ -26,7 +26,7 @@ from tripwire.values.contents import own_dict
 Value = Callable[[Slot], object]
 
 
-class Rebuilder(Protocol):
+class LiveMaker(Protocol):
     """Makes functions, classes, modules, namespaces, cells and what lies in libraries."""
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:
@@ -44,7 +44,7 @@ class ObjectMaker:
 
     live = True
 
-    def __init__(self, rebuilder: Rebuilder) -> None:
+    def __init__(self, rebuilder: LiveMaker) -> None:
         self._rebuilder = rebuilder
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:

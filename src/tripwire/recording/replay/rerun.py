@@ -17,7 +17,7 @@ from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording.capture.flags import PRECISIONS, USUAL, flags_set
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
-    Finding,
+    Replayed,
     describe_error,
     describe_result,
     tell_redacted,
@@ -269,18 +269,18 @@ def _set_flags(
 # --- in a process that checks a record ---
 
 
-def find(path: str) -> Finding:
+def _replay_and_tell(path: str) -> Replayed:
     """Replay a record that this user's own process wrote a moment ago."""
     try:
         outcome = find_outcome(path)
     except TripwireError as error:  # it can't even be built
-        return Finding(None, str(error))
+        return Replayed(None, str(error))
     torch = sys.modules.get("torch")
-    return Finding(outcome, "", "" if torch is None else str(torch.__version__))
+    return Replayed(outcome, "", "" if torch is None else str(torch.__version__))
 
 
-def print_finding() -> None:
+def print_replayed() -> None:
     """What a process that checks a record runs: the path is its argument."""
-    finding = find(sys.argv[1])
-    sys.stdout.flush()  # what the replay prints comes before; the last line is the finding
-    sys.stdout.buffer.write(b"\n" + encode_json(finding))
+    replayed = _replay_and_tell(sys.argv[1])
+    sys.stdout.flush()  # what the replay prints comes before; the last line is ours
+    sys.stdout.buffer.write(b"\n" + encode_json(replayed))

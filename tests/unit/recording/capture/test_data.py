@@ -28,7 +28,7 @@ import torch
 from roundtrip import again, encode, name_code, seen
 
 from tripwire.errors import BadRecord, CannotReplay
-from tripwire.recording.capture.encode import Encoder, NoCodes
+from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.names import _names_of_code
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs
 from tripwire.recording.format import nodes
@@ -437,7 +437,7 @@ def test_names_may_become_wanted_while_encoding() -> None:
             return nodes.Constant("Ellipsis")
 
     blobs = Blobs(KEEP_ALL)
-    encoder = Encoder(blobs, NoCodes(), KEEP_ALL, encode_code=name_code, names=wants)
+    encoder = Encoder(blobs, KEEP_ALL, encode_code=name_code, names=wants)
     root = encoder.slot([Point(1, [5])])
     encoder.place(Late())
     table = encoder.finish({"value": root})

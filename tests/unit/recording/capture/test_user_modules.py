@@ -243,7 +243,7 @@ with rebuilder.importable():
 def test_a_clean_process_needs_none_of_the_files(caller, tmp_path) -> None:
     functions = [caller.chain, caller.far, caller.by_string, caller.asks_lazy]
     path = Carried(value=functions).write(tmp_path / "x.rec")
-    source = Path(__file__).parents[3] / "src"
+    source = Path(__file__).parents[4] / "src"
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)],
         env={"PYTHONPATH": str(source)},

@@ -244,7 +244,7 @@ from tripwire.recording.format import file
 with file.Record.open(sys.argv[2]) as record:
     print(decode.view(record.table, record.blobs)["value"])
 blobs = policy.Blobs(policy.KEEP_ALL)
-encoder = encode.Encoder(blobs, encode.NoCodes(), policy.KEEP_ALL)
+encoder = encode.Encoder(blobs, policy.KEEP_ALL)
 table = encoder.finish({"value": encoder.slot([1, {2: (3,)}])})
 path = file.NewRecord(file.Manifest(), table, blobs.settled, {}).write(sys.argv[3])
 with file.Record.open(path) as record:

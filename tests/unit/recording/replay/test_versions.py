@@ -18,7 +18,7 @@ import corpus
 import pytest
 from carrying import Carried
 
-SOURCE = Path(__file__).parents[3] / "src"
+SOURCE = Path(__file__).parents[4] / "src"
 
 READER = """
 import json, sys
