@@ -427,9 +427,12 @@ class _Planner:
         fetched: list[str] = []
         carried_names = {str(c.source): c for c in completion.effects.carried}
         for item in self.reach.aliases:  # an argument that is state as well
+            kept = writer.constant(Kept(item))
             if id(item) in writer.variables:
-                kept, variable = writer.constant(Kept(item)), writer.variables[id(item)]
+                variable = writer.variables[id(item)]
                 writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
+            elif id(item) in self.reach.fresh:  # no guard comes to it: its name there isn't read
+                writer.add(str(self.reach.fresh[id(item)]), f"{kept}.get()", item)
         for tensor, sources in zip(completion.tensors, completion.sources, strict=True):
             by_state = None
             if carried_names:
