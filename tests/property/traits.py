@@ -499,6 +499,9 @@ _IDENTITIES = (
 # --- containers that a run stores, and a later call reads -----------------------------------------
 
 _STORES = (
+    "if x.dim() > 1 and %l:\n    t = t + %l[0].sum()\nelse:\n    %l = [t.detach(), y * 2]",
+    "if x.dim() > 1:\n    t = t + len(%d)\nelse:\n    %d = {'a': t.detach(), 'n': 2.0}",
+    "if x.dim() > 1 and %p:\n    t = t * %p[1]\nelse:\n    %p = (t.detach(), 3.0)",
     "if %l:\n    t = t + %l[0].sum()\n%l = [t.detach(), y * 2]",
     "for m in %l:\n    t = t + m.sum()\n%l = [x.detach()]",
     "%l = [*%l[-1:], t.detach()]\nt = t + len(%l)",
