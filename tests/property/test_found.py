@@ -7,6 +7,7 @@ import torch
 from property.twins import Call, Do, Figures, Scenario, check, check_twins
 
 import tripwire
+from tripwire.reading import reader
 
 CALL = Call("new(4), new(4)", times=3)
 FOUND = {
@@ -216,6 +217,145 @@ OF_ARGUMENTS = {
         ["Config.scales[0] = torch.zeros(4)", "Config.scales = [torch.ones(4)] * 2"],
     ),
 }
+
+
+# What a class holds and a branch names that doesn't run: a write to it retires nothing.
+_QUIET = "class Quiet: on = False\nquiet = Quiet()\n"
+UNREAD = {
+    "attribute of an object's class": (
+        "class C: k = 2.0\no = C()\ndef call(x, y): return x * o.k if quiet.on else x * 2",
+        ["C.k = 3.0", "del C.k", "C.k = property(lambda self: 5.0)"],
+    ),
+    "attribute of a class of `self`": (
+        "class Net(nn.Module):\n    k = 2.0\n    def forward(self, x, y):\n"
+        "        if quiet.on: x = x * self.k\n        return x * 2\ncall = Net()",
+        ["Net.k = 3.0", "Net.other = 1.0", "del Net.k"],
+    ),
+    "attribute that is asked of the class": (
+        "class C:\n    k = 2.0\n"
+        "def call(x, y):\n    try: return x * 2\n    except ValueError: return x * C.k",
+        ["C.k = 3.0", "type.__setattr__(C, 'k', 4.0)"],
+    ),
+    "method of a base": (
+        "class B:\n    def m(self, t): return t * 3\nclass C(B): pass\no = C()\n"
+        "def call(x, y):\n    while quiet.on: x = o.m(x)\n    return x * 2",
+        ["B.m = lambda self, t: t * 5", "C.m = lambda self, t: t * 7", "del C.m"],
+    ),
+    "property": (
+        "class C:\n    p = property(lambda self: self.h)\nfirst, o = C.p, C()\no.h = 2.0\n"
+        "def call(x, y):\n    for _ in range(x.dim() - 1): x = x * o.p\n    return x * 2",
+        ["C.p = property(lambda self: 3.0)", "C.p = 4.0", "C.h = 5.0"],
+    ),
+    "attribute of a metaclass": (
+        "class K(type): k = 2.0\nclass C(metaclass=K): pass\n"
+        "def call(x, y): return x * 2 if not quiet.on else x * C.k",
+        ["K.k = 3.0", "C.k = 4.0"],
+    ),
+    "attribute that a function names which isn't called": (
+        "class C: k = 2.0\no = C()\n"
+        "def call(x, y):\n    def unused(t): return t * o.k\n    return x * 2",
+        ["C.k = 3.0"],
+    ),
+}
+# Ways to what a class holds past the objects that a run was given.
+_KLASS = "class B: k = 2.0\nclass C(B): pass\n"
+ASKED_OF_CLASSES = {
+    "an object that the run made": "return x * C().k",
+    "a subclass that the run made": "class D(C): pass\n    return x * D().k",
+    "an object of a subclass that nobody names": "return x * hidden[0]().k",
+    "its subclasses": "return x * C.__subclasses__()[0].k",
+    "an object of its subclasses": "return x * B.__subclasses__()[0]().k",
+    "`super` of the class": "return x * super(C, C()).k",
+    "`super` under another name": "return x * up(C, C()).k",
+    "a class under a computed name": "return x * getattr(Box, 'in' + 'ner')().k",
+    "a class under a name that C code spells": "return x * attrgetter('inner')(Box)().k",
+    "a class that a property makes": "return x * Made().p.k",
+    "a lookup that raises": ("try: return x * Raises().p\n    except ValueError: return x * C().k"),
+    "a class that answers itself": "return x * Answers().k",
+    "a metaclass that answers itself": "return x * AnswersToo.k",
+    "a lookup past the class's own": "return x * object.__getattribute__(C(), 'k')",
+    "the class's dict": "return x * vars(B)['k']",
+    "a pattern": "match C():\n        case C(k=k): return x * k",
+    "a copy": "return x * copy.copy(made).k",
+    "a generator": "return x * next(c().k for c in (C,))",
+    "the forward of a Function": "return F1.apply(x)",
+    "the backward of a Function": "return F2.apply(x)",
+    "a context manager": "with Enter() as k: return x * k",
+    "an operator": "return x * (Enter() @ 1)",
+}
+_WAYS = (
+    f"{_KLASS}from operator import attrgetter\nup, made = super, C()\n"
+    "class Hidden(C): pass\nhidden = [Hidden]\ndel Hidden\n"
+    "class Box: inner = C\n"
+    "class Made:\n    @property\n    def p(self): return C()\n"
+    "class Raises:\n    @property\n    def p(self):\n        if C.k: raise ValueError\n"
+    "class Answers(C):\n    def __getattribute__(self, n): return super().__getattribute__(n)\n"
+    "class Meta(type):\n"
+    "    def __getattribute__(cls, n): return type.__getattribute__(cls, n)\n"
+    "class AnswersToo(C, metaclass=Meta): pass\n"
+    "class Enter:\n    def __enter__(self): return C.k\n    def __exit__(self, *a): pass\n"
+    "    def __matmul__(self, v): return C().k\n"
+    "class F1(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, t): return t * C().k\n"
+    "    @staticmethod\n    def backward(ctx, g): return g\n"
+    "class F2(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, t): return t * 2\n"
+    "    @staticmethod\n    def backward(ctx, g): return g * C().k\n"
+)
+
+
+# State that hangs on an argument as well, under a name that the call doesn't read.
+HANGING = {
+    "object": ("class C: pass\ns = C()\ns.v = 2.0", "x * s.v", "s.v = 3.0"),
+    "object with slots": (
+        "class C: __slots__ = ('v', '__weakref__')\ns = C()\ns.v = 2.0",
+        "x * s.v",
+        "s.v = 3.0",
+    ),
+    "object in an object": (
+        "class C: pass\ns = C()\ns.c = C()\ns.c.v = 2.0",
+        "x * s.c.v",
+        "s.c.v = 3.0",
+    ),
+    "list": ("s = [2.0]", "x * sum(s)", "s.append(3.0)"),
+    "dict": ("s = {'a': 2.0}", "x * s['a']", "s['a'] = 3.0"),
+    "set": ("s = {2.0}", "x * len(s)", "s.add(3.0)"),
+    "deque": ("s = collections.deque([2.0])", "x * s[0]", "s.appendleft(3.0)"),
+    "bytes": ("s = bytearray(b'ab')", "x * s[0]", "s[0] = 7"),
+    "module": ("s = nn.Linear(4, 4)\ns.v = 2.0", "s(x) * s.v", "s.v = 3.0"),
+    "tensor in an object": (
+        "class C: pass\ns = C()\ns.v = torch.ones(4)",
+        "x * s.v",
+        "s.v = torch.zeros(4)",
+    ),
+    "function": ("def s(t, k=2.0): return t * k", "s(x)", "s.__defaults__ = (3.0,)"),
+}
+
+
+@pytest.mark.parametrize("name", HANGING)
+@pytest.mark.parametrize("place", ["{}", "[{}]", "types.SimpleNamespace(own={})"])
+def test_state_that_hangs_on_an_argument_as_well_is_watched(name, place) -> None:
+    setup, use, write = HANGING[name]
+    call = Call(f"tagged(new(4), {place.format('s')}), new(4)", times=3)
+    program = f"{setup}\ndef call(x, y): return {use}\n"
+    check_twins(program, [call, Do(write), call, Do("s = copy.deepcopy(s)"), call])
+
+
+@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.skipif(reader.Reader is reader.Twin, reason="the twin tells by names")
+def test_a_class_is_not_read_by_a_name_in_a_branch_that_did_not_run(name) -> None:
+    program, writes = UNREAD[name]
+    steps = (CALL, *[step for text in writes for step in (Do(text), CALL)])
+    check(Scenario(_QUIET + program, steps, calm=True))
+
+
+@pytest.mark.parametrize("way", ASKED_OF_CLASSES)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_class_is_read_by_whatever_way(way, backend) -> None:
+    program = f"{_WAYS}def call(x, y):\n    {ASKED_OF_CLASSES[way]}\n"
+    call = Call("new(4).requires_grad_(), new(4)", times=3)
+    writes = ["B.k = 3.0", "C.k = 4.0", "del C.k", "B.k = property(lambda self: 7.0)"]
+    check(Scenario(program, (call, *[s for w in writes for s in (Do(w), call)]), backend))
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -1,8 +1,9 @@
 """Traits: what a program can be about beside its slots, with the calls and writes that show it.
 
 The first table asks for something of a call's arguments or of torch's state. The others are classes
-of programs, one production each: counters, identity, custom autograd, results, and what torch may
-hand back instead of a copy. A production's name is what `machine.py --about NAME` takes.
+of programs, one production each: counters, identity, containers that a run stores, stand-ins,
+custom autograd, results, and what torch may hand back instead of a copy. A production's name is
+what `machine.py --about NAME` takes.
 """
 
 from __future__ import annotations
@@ -495,6 +496,151 @@ _IDENTITIES = (
     ),
 )
 
+# --- containers that a run stores, and a later call reads -----------------------------------------
+
+_STORES = (
+    "if x.dim() > 1 and %l:\n    t = t + %l[0].sum()\nelse:\n    %l = [t.detach(), y * 2]",
+    "if x.dim() > 1:\n    t = t + len(%d)\nelse:\n    %d = {'a': t.detach(), 'n': 2.0}",
+    "if x.dim() > 1 and %p:\n    t = t * %p[1]\nelse:\n    %p = (t.detach(), 3.0)",
+    "if %l:\n    t = t + %l[0].sum()\n%l = [t.detach(), y * 2]",
+    "for m in %l:\n    t = t + m.sum()\n%l = [x.detach()]",
+    "%l = [*%l[-1:], t.detach()]\nt = t + len(%l)",
+    "%l = [y, y]\nif %l[0] is %l[1]:\n    t = t * 2",
+    "%l.append(y * 2)\nif len(%l) > 2:\n    %l = []",
+    "t = t + len(%l)\n%l = %l[1:] or [t.detach(), x.detach()]",
+    "if 'a' in %d:\n    t = t + %d['a'].sum()\n%d = {'a': t.detach(), 'n': 1.0}",
+    "%d = {**%d, 'n': %d.get('n', 0.0) + 1}\nt = t * %d['n']",
+    "t = t + len(%d)\n%d = {k: v for k, v in %d.items() if k != 'n'}",
+    "%d = {'a': y, 'b': [t.detach()]}\nt = t + %d['b'][0].sum()",
+    "%d['a'] = t.detach()\n%d = dict(%d)",
+    "%l = %d['l'] = [t.detach()]\n%d['l'].append(y)",
+    "if %p:\n    t = t + %p[0].sum() * %p[1]\n%p = (t.detach(), len(%p) + 1.0)",
+    "a, b = %p or (y, 1.0)\nt = t + a.sum() * b\n%p = (t.detach(), b)",
+    "%p = (x, 2.0)\nt = t * %p[1]",
+    "if %p and %p[0] is x:\n    t = t * 3\n%p = (x, 1.0)",
+)
+_STORED_SITES = (
+    "%l = []",
+    "%l = [torch.ones(4)]",
+    "%l.append(torch.ones(4))",
+    "%l[0] = torch.zeros(4)",
+    "%d = {}",
+    "%d['n'] = 5.0",
+    "%d.pop('a', None)",
+    "%p = ()",
+    "%p = (torch.ones(4), 4.0)",
+    "%p[0].mul_(2)",
+)
+
+
+def _store(
+    place: str, path: str, setup: str, sites: tuple[str, ...] = (), helper: bool = False
+) -> Trait:
+    """`path` with `%s` for what is stored there: a list, a dict, a pair."""
+
+    def fill(text: str) -> str:
+        for mark, name in (("%l", "maps"), ("%d", "table"), ("%p", "pair")):
+            text = text.replace(mark, path.replace("%s", name))
+        return text
+
+    around = (
+        "def keep%n(t, x, y):\n    global maps, table, pair\n    %b\n    return t",
+        "t = keep%n(t, x, y)",
+    )
+    return Trait(
+        f"containers stored in {place}",
+        tuple(map(fill, _STORES)),
+        ("new(4), new(4)", "new(2, 4), new(4)", "new(4).requires_grad_(), new(4)"),
+        sites=(*map(fill, _STORED_SITES), *sites),
+        setup=fill(f"{setup}\n%l, %d, %p = [], {{}}, ()"),
+        helper=around if helper else None,
+    )
+
+
+_STORED = (
+    _store(
+        "an attribute",
+        "keep.%s",
+        "class Keep: pass\nkeep = Keep()",
+        ("keep = copy.copy(keep)", "keep = copy.deepcopy(keep)"),
+    ),
+    _store(
+        "a module's attribute",
+        "keep.%s",
+        "keep = nn.Linear(4, 4)",
+        ("keep = copy.deepcopy(keep)", "keep.eval()"),
+    ),
+    _store("a class", "Keep.%s", "class Keep: pass"),
+    _store("a slot", "keep.%s", "class Keep: __slots__ = 'maps', 'table', 'pair'\nkeep = Keep()"),
+    _store("a dict item", "keep['%s']", "keep = {}", ("keep = dict(keep)",)),
+    _store("a global", "%s", "", helper=True),
+)
+
+# --- stand-ins: objects whose class says that it is another ---------------------------------------
+
+_STAND_INS = (
+    Trait(
+        "stand-ins",
+        (
+            "t = t * mocked.scale",
+            "if isinstance(mocked, Conf):\n    t = t + 1",
+            "t = mocked.gain(t)",
+            "mocked.gain(1.0)\nt = t + mocked.gain.call_count",
+            "t = t * lazy.scale",
+            "t = lazy.gain(t)",
+            "if isinstance(lazy, Conf) and type(lazy) is Lazy:\n    t = t * 2",
+            "lazy.scale = lazy.scale + 1.0\nt = t * lazy.scale",
+            "if lazy.__class__ is Conf:\n    t = t - 1",
+            "t = t * (2 if isinstance(liar, nn.Module) else 3)",
+            "t = t * liar.scale if issubclass(liar.__class__, nn.Linear) else t + liar.scale",
+            "if isinstance(like, torch.Tensor):\n    t = t * like.scale",
+            "t = t + len(listed)\nif isinstance(listed, list):\n    t = t * 2",
+            "t = t * x.tag.scale if isinstance(x.tag, Conf) else t + x.tag.scale",
+            "t = x.tag.gain(t) if isinstance(x.tag, Conf) else t",
+            "match x.tag:\n    case Conf(scale=s): t = t * s\n    case _: t = t + 7",
+        ),
+        (
+            "tagged(new(4), lazy), new(4)",
+            "tagged(new(4), Conf()), new(4)",
+            "tagged(new(4), liar), new(4)",
+            "tagged(new(4), Lazy(Conf)), new(4)",
+            "tagged(new(4), mocked), new(4)",
+        ),
+        sites=(
+            "mocked.scale = 3.0",
+            "mocked.gain.side_effect = lambda t: t * 5",
+            "mocked.gain.reset_mock()",
+            "mocked.mock_add_spec(nn.Linear)",
+            "lazy.scale = 5.0",
+            "lazy = Lazy(Conf)",
+            "lazy.__dict__['made'] = None",
+            "lazy.__dict__['make'] = Other",
+            "Conf.scale = 7.0",
+            "Lazy.__class__ = property(lambda self: int)",
+            "liar.says = Conf",
+            "liar.scale = 9.0",
+            "like.says = int",
+            "listed.says = tuple",
+            "listed.of = 5",
+        ),
+        setup="from unittest import mock\n"
+        "class Conf:\n    scale = 2.0\n    def gain(self, t): return t * 3\n"
+        "class Other(Conf): scale = 4.0\n"
+        "class Lazy:\n    def __init__(self, make): self.__dict__.update(make=make, made=None)\n"
+        "    def there(self):\n        if self.made is None:\n"
+        "            self.__dict__['made'] = self.make()\n        return self.made\n"
+        "    def __getattr__(self, name): return getattr(self.there(), name)\n"
+        "    def __setattr__(self, name, v): setattr(self.there(), name, v)\n"
+        "    __class__ = property(lambda self: type(self.there()))\n"
+        "class Liar:\n    scale = 3.0\n    def __init__(self, says): self.says = says\n"
+        "    def gain(self, t): return t * 2\n    __class__ = property(lambda self: self.says)\n"
+        "class Sized(Liar):\n    of = 2\n    def __len__(self): return self.of\n"
+        "lazy, liar, like, listed = Lazy(Conf), Liar(nn.Linear), Liar(torch.Tensor), Sized(list)\n"
+        "mocked = mock.NonCallableMagicMock(spec=Conf, scale=2.0)\n"
+        "mocked.gain.side_effect = lambda t: t * 4",
+    ),
+)
+
 # --- custom autograd: what a body does ------------------------------------------------------------
 
 _METER = (
@@ -775,4 +921,7 @@ _NOTES = (
     ),
 )
 
-TRAITS = (*_ASKED, *_COUNTERS, *_IDENTITIES, *_AUTOGRAD, *_MEMORY, *_RESULTS, *_NOTES)
+TRAITS = (
+    *(*_ASKED, *_COUNTERS, *_IDENTITIES, *_STORED, *_STAND_INS),
+    *(*_AUTOGRAD, *_MEMORY, *_RESULTS, *_NOTES),
+)

@@ -6,6 +6,10 @@
    gets a new one when it is hooked; none is needed afterwards, since nothing is specialised for a
    class with a `tp_getattro` of its own.
 
+   Of a class that is watched every lookup passes here that can find something in it: of its objects,
+   met or not, of itself (its metaclass is hooked, `type` among them), and through `super`. Of these
+   the names alone are noted, whoever asked and whatever came of it.
+
    Invariants:
    - Classes in the table are kept alive by it; the last reader to stop empties it.
    - A reader's objects are kept alive by whoever met them, as long as the reader.
@@ -151,6 +155,25 @@ static int hook_class(PyTypeObject *cls) {
     return 0;
 }
 
+/* `type` and `super` have functions of their own: C code calls `PyType_Type.tp_getattro` for objects
+   of other metaclasses, pybind11's among them. No bytecode is specialised for objects of these. */
+static getattrofunc of_type, of_super; /* the originals; NULL where they aren't hooked */
+static PyObject *read_of_type(PyObject *object, PyObject *name);
+static PyObject *read_of_super(PyObject *object, PyObject *name);
+
+static int hook_watched(PyTypeObject *cls) {
+    if (of_type == NULL) {
+        of_type = PyType_Type.tp_getattro;
+        of_super = PySuper_Type.tp_getattro;
+        PyType_Type.tp_getattro = read_of_type;
+        PySuper_Type.tp_getattro = read_of_super;
+    }
+    if (hook_class(cls) < 0) {
+        return -1;
+    }
+    return Py_IS_TYPE(cls, &PyType_Type) ? 0 : hook_class(Py_TYPE(cls));
+}
+
 static void let_go_of_classes(void) {
     Hooked *hooked = classes;
     Py_ssize_t n = n_classes;
@@ -166,6 +189,11 @@ static void let_go_of_classes(void) {
         Py_DECREF(hooked[i].cls);
     }
     PyMem_Free(hooked);
+    if (of_type != NULL) {
+        PyType_Type.tp_getattro = of_type;
+        PySuper_Type.tp_getattro = of_super;
+        of_type = of_super = NULL;
+    }
 }
 
 /* ---- Readers --------------------------------------------------------------------------------- */
@@ -190,6 +218,10 @@ typedef struct Reader {
     PyObject *tables; /* names under which an empty dict is noted and not told */
     PyObject *own_folder; /* code in files below it is tripwire's */
     PyObject *go_betweens; /* code of tripwire's that reads for its caller */
+    PyObject *on_name;
+    PyObject *waiting; /* a dict: on_name is told of names that are keys of it */
+    PyObject *watched; /* a list of classes; NULL once closed */
+    PyObject *names; /* a set: under which anything was asked for that a class could hold */
     Table table;
     Met *met;
     Py_ssize_t n_met, room;
@@ -235,13 +267,15 @@ static int is_leaf(PyObject *value) {
            PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || PyBytes_CheckExact(value);
 }
 
-static int tell(Reader *self, PyObject *object, PyObject *name, PyObject *value) {
+static int tell(Reader *self, PyObject *whom, PyObject *a, PyObject *b, PyObject *c) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     Py_INCREF(self);
+    Py_INCREF(whom);
     self->is_busy = 1;
-    PyObject *result = PyObject_CallFunctionObjArgs(self->on_read, object, name, value, NULL);
+    PyObject *result = PyObject_CallFunctionObjArgs(whom, a, b, c, NULL);
     self->is_busy = 0;
+    Py_DECREF(whom);
     Py_DECREF(self);
     if (result == NULL) {
         Py_XDECREF(type);
@@ -308,7 +342,32 @@ static int note(Reader *self, PyObject *object, PyObject *name, PyObject *value)
             return found < 0 ? -1 : 0;
         }
     }
-    return tell(self, object, name, value);
+    return tell(self, self->on_read, object, name, value);
+}
+
+/* A name is looked up, by whoever and with whatever outcome. */
+static int note_name(PyObject *name) {
+    if (!PyUnicode_CheckExact(name)) { /* the lookup itself will say what is wrong with it */
+        if (!PyUnicode_Check(name)) {
+            return 0;
+        }
+        PyObject *exact = PyUnicode_FromObject(name);
+        int result = exact == NULL ? -1 : note_name(exact);
+        Py_XDECREF(exact);
+        return result;
+    }
+    Reader *reader = current;
+    Py_ssize_t n = PySet_GET_SIZE(reader->names);
+    for (Reader *at = reader; at != NULL; at = at->outer) {
+        if (PySet_Add(at->names, name) < 0) {
+            return -1;
+        }
+    }
+    if (n == PySet_GET_SIZE(reader->names) || reader->on_name == NULL) {
+        return 0;
+    }
+    int found = PyDict_Contains(reader->waiting, name);
+    return found <= 0 ? found : tell(reader, reader->on_name, name, NULL, NULL);
 }
 
 static PyObject *read_attribute(PyObject *object, PyObject *name) {
@@ -320,6 +379,9 @@ static PyObject *read_attribute(PyObject *object, PyObject *name) {
             cls->tp_getattro = original; /* a copy of a base's slot, left over */
         }
         return original(object, name);
+    }
+    if (note_name(name) < 0) {
+        return NULL;
     }
     Py_INCREF(reader);
     PyObject *value = original(object, name);
@@ -339,6 +401,26 @@ static PyObject *read_attribute(PyObject *object, PyObject *name) {
     }
     Py_DECREF(reader);
     return value;
+}
+
+/* A metaclass that is made meanwhile copies the slot, and keeps it. */
+static PyObject *read_of_type(PyObject *object, PyObject *name) {
+    getattrofunc original = of_type != NULL ? of_type : PyType_Type.tp_getattro;
+    if (current != NULL && !current->is_busy && note_name(name) < 0) {
+        return NULL;
+    }
+    if (n_readers == 0 && Py_TYPE(object)->tp_getattro == read_of_type) {
+        Py_TYPE(object)->tp_getattro = original;
+    }
+    return original(object, name);
+}
+
+static PyObject *read_of_super(PyObject *object, PyObject *name) {
+    getattrofunc original = of_super != NULL ? of_super : PySuper_Type.tp_getattro;
+    if (current != NULL && !current->is_busy && note_name(name) < 0) {
+        return NULL;
+    }
+    return original(object, name);
 }
 
 static void forget_objects(Reader *self) {
@@ -384,20 +466,30 @@ static void stop_working(Reader *self) {
 }
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"on_read", "own_folder", "go_betweens", "accessors", "tables", NULL};
-    PyObject *on_read, *own_folder, *go_betweens, *accessors, *tables;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUO!O!O!", names, &on_read, &own_folder,
+    static char *names[] = {"on_read", "own_folder", "go_betweens", "accessors",
+                            "tables",  "on_name",    "waiting",     NULL};
+    PyObject *on_read, *own_folder, *go_betweens, *accessors, *tables, *on_name, *waiting;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUO!O!O!OO!", names, &on_read, &own_folder,
                                      &PyTuple_Type, &go_betweens, &PyTuple_Type, &accessors,
-                                     &PyFrozenSet_Type, &tables)) {
+                                     &PyFrozenSet_Type, &tables, &on_name, &PyDict_Type,
+                                     &waiting)) {
         return NULL;
     }
     Reader *self = (Reader *)type->tp_alloc(type, 0);
     if (self != NULL) {
+        self->watched = PyList_New(0);
+        self->names = PySet_New(NULL);
+        if (self->watched == NULL || self->names == NULL) {
+            Py_DECREF(self);
+            return NULL;
+        }
         self->on_read = Py_NewRef(on_read);
         self->own_folder = Py_NewRef(own_folder);
         self->go_betweens = Py_NewRef(go_betweens);
         self->accessors = Py_NewRef(accessors);
         self->tables = Py_NewRef(tables);
+        self->on_name = Py_NewRef(on_name);
+        self->waiting = Py_NewRef(waiting);
     }
     return (PyObject *)self;
 }
@@ -410,6 +502,11 @@ static PyObject *reader_start(Reader *self, PyObject *Py_UNUSED(none)) {
         n_readers++;
         for (Py_ssize_t i = 0; i < self->n_met; i++) {
             if (hook_class(Py_TYPE(self->met[i].object)) < 0) {
+                return NULL;
+            }
+        }
+        for (Py_ssize_t i = 0; self->watched && i < PyList_GET_SIZE(self->watched); i++) {
+            if (hook_watched((PyTypeObject *)PyList_GET_ITEM(self->watched, i)) < 0) {
                 return NULL;
             }
         }
@@ -435,6 +532,20 @@ static PyObject *reader_meet(Reader *self, PyObject *object) {
         self->met[self->n_met++] = (Met){object, NULL, 0, 0};
     }
     if (self->is_working && hook_class(Py_TYPE(object)) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *reader_watch(Reader *self, PyObject *cls) {
+    if (!PyType_Check(cls)) {
+        PyErr_SetString(PyExc_TypeError, "watch() takes a class");
+        return NULL;
+    }
+    if (self->watched == NULL) {
+        Py_RETURN_NONE;
+    }
+    if (PyList_Append(self->watched, cls) < 0 || (self->is_working && hook_watched((PyTypeObject *)cls) < 0)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -469,9 +580,15 @@ static PyObject *reader_first_of(Reader *self, PyObject *const *args, Py_ssize_t
     return PyErr_Occurred() ? NULL : Py_NewRef(args[2]);
 }
 
+static void forget_listeners(Reader *self) {
+    Py_CLEAR(self->on_read);
+    Py_CLEAR(self->on_name);
+    Py_CLEAR(self->watched);
+}
+
 static PyObject *reader_close(Reader *self, PyObject *Py_UNUSED(none)) {
     stop_working(self);
-    Py_CLEAR(self->on_read);
+    forget_listeners(self);
     Py_RETURN_NONE;
 }
 
@@ -479,15 +596,23 @@ static PyObject *has_lost_sight(PyObject *self, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(((Reader *)self)->has_lost);
 }
 
+static PyObject *names_looked_up(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyFrozenSet_New(((Reader *)self)->names);
+}
+
 static int reader_traverse(Reader *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->on_read);
+    Py_VISIT(self->on_name);
+    Py_VISIT(self->waiting);
+    Py_VISIT(self->watched);
     return 0;
 }
 
 static int reader_clear(Reader *self) {
     stop_working(self);
-    Py_CLEAR(self->on_read);
+    forget_listeners(self);
+    Py_CLEAR(self->waiting);
     return 0;
 }
 
@@ -500,6 +625,7 @@ static void reader_dealloc(Reader *self) {
     Py_CLEAR(self->go_betweens);
     Py_CLEAR(self->accessors);
     Py_CLEAR(self->tables);
+    Py_CLEAR(self->names);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -508,6 +634,7 @@ static PyMethodDef reader_methods[] = {
     {"start", (PyCFunction)reader_start, METH_NOARGS, NULL},
     {"stop", (PyCFunction)reader_stop, METH_NOARGS, NULL},
     {"meet", (PyCFunction)reader_meet, METH_O, NULL},
+    {"watch", (PyCFunction)reader_watch, METH_O, NULL},
     {"names_of", (PyCFunction)reader_names_of, METH_O, NULL},
     {"first_of", (PyCFunction)(void (*)(void))reader_first_of, METH_FASTCALL, NULL},
     {"close", (PyCFunction)reader_close, METH_NOARGS, NULL},
@@ -516,6 +643,7 @@ static PyMethodDef reader_methods[] = {
 
 static PyGetSetDef reader_getset[] = {
     {"has_lost_sight", has_lost_sight, NULL, NULL, NULL},
+    {"names_looked_up", names_looked_up, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -551,7 +679,7 @@ static PyObject *after_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
 }
 
 static PyObject *count_hooked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
-    return PyLong_FromSsize_t(n_classes);
+    return PyLong_FromSsize_t(n_classes + 2 * (of_type != NULL));
 }
 
 static PyMethodDef module_methods[] = {

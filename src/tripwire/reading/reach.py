@@ -70,6 +70,7 @@ from tripwire.reading.reader import (
     LOOKUPS,
     MODULE_TABLES,
     Twin,
+    answers_itself,
     build_reader,
     can_be_read,
     is_shadowed,
@@ -176,17 +177,20 @@ class Reach:
     ) -> None:
         self._on_tensor = on_tensor
         self._aside = aside  # calls a function, and records nothing meanwhile
-        self.reader = build_reader(self._on_read)
+        self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
+        self.reader = build_reader(self._on_read, self._on_name, self._waiting)
         self.names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
         self._found_own: set[tuple[int, str]] = set()  # what the run wrote before it read it
         self._held: dict[int, list[Holder]] = {}  # of objects that were met, by identity
-        self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
         self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
         self._started: set[int] = set()  # code objects, by identity
         self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
         self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
         self._walked: set[int] = set()  # classes
+        self._watched: set[int] = set()  # classes through which lookups are told
+        self._looks_unseen = False  # a class answers itself, or was met after the run
+        self._is_over = False
         self._is_open = False  # attributes may be looked up behind the reader's back
         self._met: dict[int, object] = {}  # objects whose reads are told
         self._sources: dict[int, Source] = {}
@@ -222,6 +226,7 @@ class Reach:
     def close(self) -> None:
         """The run is over: keep what was read, and let go of the state, which holds this."""
         self.reader.close()
+        self._is_over = True
         self.names_read = {key: self.reader.names_of(met) for key, met in self._met.items()}
         self._on_tensor, self._aside = _ignore, _ignore
 
@@ -241,6 +246,24 @@ class Reach:
         """Names under which anything was read."""
         return frozenset().union(*self.names_read.values())
 
+    @property
+    def names_looked_up(self) -> frozenset[str] | None:
+        """Names under which anything was asked for that a user's class holds; None: untold."""
+        return None if self._looks_unseen else self.reader.names_looked_up
+
+    def _watch_class(self, cls: type) -> None:
+        """Have lookups told that pass a class: of its objects, of itself, and of those below it."""
+        waiting = [cls]
+        while waiting:
+            one = waiting.pop()
+            if id(one) not in self._watched:
+                self._watched.add(id(one))
+                self._alive.append(one)
+                self._looks_unseen |= answers_itself(one) or answers_itself(type(one))
+                self._looks_unseen |= self._is_over
+                self.reader.watch(one)
+                waiting += type.__subclasses__(one)
+
     def attributes_of(self, owner: object) -> frozenset[str]:
         """The names of attributes of its own that an object had before the run."""
         held = (h.keys for h in self._held.get(id(owner), ()) if h.kind is ATTRIBUTES)
@@ -254,6 +277,9 @@ class Reach:
             if name not in (own_dict(owner) or ()) and self._find_step(owner, name, value) is None:
                 return
         self._aside(self._take_read, owner, name, value)
+
+    def _on_name(self, name: str) -> None:
+        self._aside(self._walk_waiting, frozenset({name}))
 
     def _take_read(self, owner: Any, name: str, value: object) -> None:
         """Meet what was found under a name for the first time."""
@@ -757,6 +783,7 @@ class Reach:
             self._alive.append(base)
             self.classes.append((base, path))
             self.holders.remember(base, CLASS_DICT, path, True)
+            self._watch_class(base)
             yield from self._held_by_class(base, path)
         if type(cls) is not type and not is_library_class(type(cls)):
             yield from self._class_children(type(cls), TypeOf(path))
@@ -765,7 +792,7 @@ class Reach:
         """What a class holds, under the names that are in use; the rest has to wait."""
         if class_dict(cls).get("__hash__") is not None:
             self._open_sets()
-        names = self._names
+        names = self._names | (self.reader.names_looked_up or frozenset())
         for name, value in at_once(class_dict(cls).items):
             if id(type(value)) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue

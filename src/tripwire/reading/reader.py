@@ -6,9 +6,11 @@ takes part in the lookup itself (`_reader.c`), for the thread that runs. The cla
 twin: it sees no read, and takes for one what the names in the code that ran could read. So it
 says too much or the truth, and the C reader the truth.
 
-What neither sees: reads of Python modules, of classes themselves and of functions, which are told
-by the names in the code; objects whose class answers with a `__getattribute__` of its own, which
-count as read whole.
+Of a class that it is told to watch, a reader knows under which names anything was asked for that
+may have been found there: by objects that the run made itself, too, and by the class itself.
+
+What neither sees: reads of Python modules and of functions, which are told by the names in the
+code; objects whose class answers with a `__getattribute__` of its own, which count as read whole.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 OnRead = Callable[[Any, str, object], None]
+OnName = Callable[[str], None]
 
 # These look into `__dict__` for one name, and that name is what is read.
 ACCESSORS: tuple[CodeType, ...] = tuple(
@@ -92,6 +95,8 @@ class Twin:
         go_betweens: tuple[CodeType, ...] = (),
         accessors: tuple[CodeType, ...] = (),
         tables: frozenset[str] = frozenset(),
+        on_name: OnName | None = None,
+        waiting: dict[str, Any] | None = None,
     ) -> None:
         self._on_read: OnRead | None = on_read
         self._met: list[object] = []
@@ -108,6 +113,14 @@ class Twin:
         """Tell of reads of this object from now on. Whoever calls this keeps it alive."""
         self._met.append(item)
         self._look_at(item, self._names)
+
+    def watch(self, cls: type) -> None:
+        """Note the names of lookups that may find something in this class, from now on."""
+
+    @property
+    def names_looked_up(self) -> frozenset[str] | None:
+        """Names under which watched classes, among others, were looked into; None: untold."""
+        return None
 
     def names_of(self, item: object) -> frozenset[str]:
         """The names under which an object was read; `__dict__` stands for all of them."""
@@ -177,10 +190,13 @@ else:
     Reader = _choose()
 
 
-def build_reader(on_read: OnRead) -> Reader:
-    """A reader that tells of what is no plain value, and of tables only if they hold something."""
+def build_reader(on_read: OnRead, on_name: OnName, waiting: dict[str, Any]) -> Reader:
+    """A reader that tells of what is no plain value, and of tables only if they hold something.
+
+    A name that waits is told before the first lookup under it in a watched class.
+    """
     tables = frozenset({*MODULE_TABLES, *HOOK_TABLES})
-    return Reader(on_read, OWN_FOLDER, tuple(_go_betweens), ACCESSORS, tables)
+    return Reader(on_read, OWN_FOLDER, tuple(_go_betweens), ACCESSORS, tables, on_name, waiting)
 
 
 _go_betweens: list[CodeType] = []

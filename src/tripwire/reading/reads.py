@@ -1,9 +1,10 @@
 """Reads: what a run read. Compiled code is right as long as all of it is unchanged.
 
-Attributes of objects are read as the reader saw it, each under its own name (reader.py). Globals,
-cells, attributes of classes and Python modules, and keys of containers are told by the names in
-the code that ran: every class that has `scale` was read if any executed line says `.scale`. That
-is more than what was read, never less. Absences are part of it. docs/design/0006 tells why.
+Attributes of objects are read as the reader saw it, each under its own name (reader.py), and so
+are attributes of a user's classes: each that has `scale` was read if anything was asked for a
+`scale`. Globals, cells, attributes of torch's classes and of Python modules, and keys of containers
+are told by the names in the code that ran. That is more than what was read, never less. Absences
+are part of it. docs/design/0006 tells why.
 """
 
 from __future__ import annotations
@@ -159,12 +160,19 @@ def _name_of(step: Source) -> str | None:
 class ReadSet:
     """Everything that one run could read, narrowed to what its code names."""
 
-    def __init__(self, reach: Reach, codes: list[CodeType], computed: frozenset[str]) -> None:
+    def __init__(
+        self,
+        reach: Reach,
+        codes: list[CodeType],
+        computed: frozenset[str],
+        adopted: set[int],
+    ) -> None:
         self.holders = reach.holders.all
         self._reach = reach
         self._codes = codes
         # Names that the run computed, for getattr and its like, and names that C code looks up.
         self._computed = computed | reach.spelled_names
+        self._adopted = adopted  # codes that may run out of sight, by identity
         self._executed = {id(code) for code in codes}
         # By identity, of objects that the reach keeps alive.
         self._names_of: dict[int, frozenset[str] | None] = {}
@@ -284,6 +292,19 @@ class ReadSet:
 
     @cached_property
     def _class_names(self) -> frozenset[str]:
+        """Names that a user's class was asked for. A name in a branch that didn't run is none."""
+        asked = self._reach.names_looked_up
+        if asked is None or any(code.co_name == "__getattribute__" for code in self._codes):
+            return self._library_names
+        unseen = (find_uses(code).attributes for code in self._codes if self._looks_unseen(code))
+        return asked.union(self._stored, SPECIAL, *unseen)
+
+    def _looks_unseen(self, code: CodeType) -> bool:
+        """Whether code looks up attributes where no reader is told."""
+        return id(code) in self._adopted or (_ASKS_SUPER_UNSEEN and "super" in code.co_names)
+
+    @cached_property
+    def _library_names(self) -> frozenset[str]:
         return self.names | SPECIAL
 
     def is_executed(self, function: FunctionType) -> bool:
@@ -305,6 +326,8 @@ class ReadSet:
                 return None
             case ThreadLocal():
                 return self.names
+            case LibraryClass():
+                return self._library_names
             case ClassDict():
                 return self._class_names
             case Items():
@@ -533,7 +556,7 @@ def _is_library(holder: Holder) -> bool:
     return isinstance(holder.kind, (LibraryClass, LibraryNames))
 
 
-# Functions through which attributes are looked up: names in them are names at their callers.
+_ASKS_SUPER_UNSEEN = "LOAD_SUPER_ATTR" in dis.opmap  # which asks no `tp_getattro`
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (Attributes, Slots)
 

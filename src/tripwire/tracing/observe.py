@@ -98,6 +98,7 @@ class Observer:
         self._listener: Listener = listener
         self._seen: dict[int, CodeType] = {}  # by identity: hashing code costs microseconds
         self._own: set[int] = set()  # those of tripwire itself
+        self.adopted: set[int] = set()  # those that may run out of sight
         self._imports = _count_imports(sys._getframe())
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
@@ -139,6 +140,7 @@ class Observer:
 
     def adopt(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Report a code object that started while paused."""
+        self.adopted.add(id(code))
         if id(code) not in self._seen:
             self._seen[id(code)] = code
             self._listener.on_start(code, namespace)

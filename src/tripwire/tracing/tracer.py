@@ -231,6 +231,7 @@ class _Session:
         self.complete = complete
         self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
         self.codes: list[CodeType] = []
+        self.adopted: set[int] = set()  # those of them that may run out of sight, by identity
         self.blind = Observer.blind
         self.recorder: Recorder | None = None
         self.namespaces: dict[str, dict[str, Any]] = {}
@@ -332,6 +333,7 @@ class _Session:
         if observer is not None:
             self.blind = observer.blind
             self.codes = observer.codes()
+            self.adopted = observer.adopted
             observer.forget()
 
     def freeze(self, result: object, torch_state: tuple[object, ...]) -> Run:
@@ -468,7 +470,7 @@ class _Session:
             codes.insert(0, function.__code__)
         # Library code is asked by the user's for annotations and fields of the user's classes.
         reach.walk_names(reach.find_made(name for c in codes for name in find_uses(c).attributes))
-        return ReadSet(reach, codes, frozenset(self.state.computed_names))
+        return ReadSet(reach, codes, frozenset(self.state.computed_names), self.adopted)
 
     def _check_reads(self, reads: ReadSet) -> None:
         """Refuse reads that can't be seen (L2)."""

@@ -148,9 +148,12 @@ class Admission:
         for counted in completion.effects.counted:
             self._write_counted(writer, counted)
         for item in self.reach.aliases:  # an argument that is state as well
+            kept = writer.constant(Kept(item))
             if id(item) in writer.variables:
-                kept, variable = writer.constant(Kept(item)), writer.variables[id(item)]
+                variable = writer.variables[id(item)]
                 writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
+            elif id(item) in self.reach.fresh:  # no guard comes to it: its name there isn't read
+                writer.add(str(self.reach.fresh[id(item)]), f"{kept}.get()", item)
         fetched = self._write_inputs(writer)
         for tensor, path in completion.asked:  # no call got it, and yet it is an argument
             if id(tensor) in writer.tensors:

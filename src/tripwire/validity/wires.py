@@ -168,6 +168,10 @@ class Kept:
             except TypeError:
                 self._value = value
 
+    def get(self) -> object:
+        """The value; None where it is gone."""
+        return self._value if self._ref is None else self._ref()
+
     def is_same(self, value: object) -> bool:
         """Whether a value is still this one, or an equal plain one."""
         value = unhooked(value)

@@ -375,8 +375,20 @@ def test_tensors_made_of_numbers_that_are_in_tensors(fn, backend) -> None:
     assert compiled.statistics().hits == 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fn", LEAVES, ids=lambda fn: fn.__name__)
+# Those whose kernels are quickly compiled.
+_QUICK = (leaf, leaf_made_of_another, leaf_that_is_used, parameter)
+
+
+def _leaf_and_backend(fn, backend):
+    is_slow = backend == "inductor" and fn not in _QUICK
+    marks = pytest.mark.slow if is_slow else ()
+    return pytest.param(fn, backend, id=f"{fn.__name__}-{backend}", marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("fn", "backend"),
+    [_leaf_and_backend(fn, backend) for fn in LEAVES for backend in (*BACKENDS, "inductor")],
+)
 def test_what_is_made_inside_keeps_its_class_and_its_gradient(fn, backend) -> None:
     compiled = check_like_plain(lambda: fn, [(matrix,)] * 3, backend)
     assert compiled.statistics().hits == 2
@@ -391,7 +403,7 @@ def test_what_is_made_inside_keeps_its_class_and_its_gradient(fn, backend) -> No
         (lambda: put_number, numbers(0, 1, -1, 0)),
         (lambda: from_bound, numbers([0], [1], [0])),
         *((lambda f=f: f, SIZED) for f in (indices, doubled_where, distinct)),
-        *((lambda f=f: f, [(matrix,)] * 3) for f in (of_numbers, parameter, leaf_that_is_used)),
+        (lambda: of_numbers, [(matrix,)] * 3),
     ],
 )
 def test_the_same_with_inductor(make, calls) -> None:

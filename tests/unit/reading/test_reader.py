@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import threading
 import weakref
 
 import pytest
+import torch
 
 from tripwire.env import OWN_FOLDER
 from tripwire.reading.reader import Twin
@@ -32,13 +34,24 @@ class Point:
 class Reading:
     """A reader at work, with what it told."""
 
-    def __init__(self, *objects, accessors=(), tables=frozenset()) -> None:
+    def __init__(
+        self, *objects, accessors=(), tables=frozenset(), watched=(), waiting=(), on_read=None
+    ) -> None:
         self.told: list[tuple[object, str, object]] = []
+        self.named: list[str] = []
         self.reader = _reader.Reader(
-            lambda *read: self.told.append(read), OWN_FOLDER, (), accessors, tables
+            on_read or (lambda *read: self.told.append(read)),
+            OWN_FOLDER,
+            (),
+            accessors,
+            tables,
+            self.named.append,
+            dict.fromkeys(waiting),
         )
         for item in objects:
             self.reader.meet(item)
+        for cls in watched:
+            self.reader.watch(cls)
 
     def __enter__(self) -> Reading:
         self.reader.start()
@@ -101,11 +114,7 @@ def test_an_object_that_is_met_while_reading_is_noted_from_then_on() -> None:
             self.point = Point()
 
     holder = Holder()
-    reading = Reading(holder)
-    reading.reader = _reader.Reader(
-        lambda owner, name, value: reading.reader.meet(value), OWN_FOLDER, (), (), frozenset()
-    )
-    reading.reader.meet(holder)
+    reading = Reading(holder, on_read=lambda owner, name, value: reading.reader.meet(value))
     with reading:
         assert holder.point.x == 1
     assert reading.names_of(holder.point) == {"x"}
@@ -246,14 +255,8 @@ def test_an_error_in_telling_comes_out_and_nothing_stays_hooked() -> None:
         raise RuntimeError("broken")
 
     point = Point()
-    reader = _reader.Reader(fail, OWN_FOLDER, (), (), frozenset())
-    reader.meet(point)
-    reader.start()
-    try:
-        with pytest.raises(RuntimeError, match="broken"):
-            point.items  # noqa: B018
-    finally:
-        reader.stop()
+    with Reading(point, on_read=fail), pytest.raises(RuntimeError, match="broken"):
+        point.items  # noqa: B018
     assert point.items == [1]
     assert _reader.count_hooked() == 0
 
@@ -324,3 +327,105 @@ def test_the_twin_takes_for_read_what_the_names_in_the_code_could_read() -> None
     other = Point()
     twin.meet(other)
     assert told[1:] == [(other, "items", other.items)]
+
+
+# --- classes that are watched ---
+
+
+class Below(Point):
+    extra = 1
+
+    def method(self) -> int:
+        return super().method()
+
+    def fail(self) -> None:
+        raise ValueError
+
+    broken = property(fail)
+
+
+class Meta(type):
+    of_meta = 1
+
+
+class WithMeta(metaclass=Meta):
+    own = 2
+
+
+def _ask_broken() -> None:
+    with pytest.raises(ValueError):
+        Below().broken  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda: Below().extra, "extra"),  # of an object that the run made
+        (lambda: Below.kind, "kind"),
+        (lambda: WithMeta.own, "own"),
+        (lambda: WithMeta.of_meta, "of_meta"),
+        (lambda: super(Below, Below()).double, "double"),
+        (lambda: hasattr(Below, "absent"), "absent"),
+        (lambda: getattr(Below, "".join(["ki", "nd"])), "kind"),
+        (lambda: operator.attrgetter("kind")(Below), "kind"),
+        (_ask_broken, "broken"),
+    ],
+)
+def test_a_watched_class_tells_whatever_it_was_asked_for(ask, name) -> None:
+    for _ in range(100):  # bytecode specialises
+        ask()
+    with Reading(watched=[Below, WithMeta]) as reading:
+        ask()
+    assert name in reading.reader.names_looked_up
+    for _ in range(100):
+        ask()
+
+
+def test_a_name_that_nobody_asks_for_is_not_looked_up() -> None:
+    with Reading(watched=[Point]) as reading:
+        if not Point().x:
+            Point().method()
+    assert "x" in reading.reader.names_looked_up
+    assert "method" not in reading.reader.names_looked_up
+
+
+def test_a_name_that_waits_is_told_once_before_the_first_lookup() -> None:
+    with Reading(watched=[Point], waiting=["kind"]) as reading:
+        assert (Point().x, reading.named) == (1, [])
+        assert [Point.kind, Point().kind] == ["point"] * 2
+    assert reading.named == ["kind"]
+
+
+def test_metaclasses_whose_lookup_is_in_c_are_read_as_before() -> None:
+    """pybind11's calls the slot of `type`, which is hooked, for its own classes."""
+    kind = type(torch._C.Graph)
+    assert kind is not type
+    with Reading(watched=[Point, kind, torch._C.Graph]) as reading:
+        assert torch._C.Graph.nodes
+    assert "nodes" in reading.reader.names_looked_up
+
+
+def test_type_and_super_are_as_before_afterwards() -> None:
+    with pytest.raises(ZeroDivisionError), Reading(watched=[Below]):
+
+        class Late(Meta):
+            pass
+
+        made = Late("made", (), {"a": 1})
+        1 / 0  # noqa: B018
+    assert _reader.count_hooked() == 0
+    assert [made.a for _ in range(50)] == [1] * 50
+    assert [Below().method() for _ in range(50)] == [1] * 50
+
+
+def test_watched_classes_die_after_the_run() -> None:
+    class Short:
+        pass
+
+    with Reading(watched=[Short]) as reading:
+        assert not hasattr(Short, "x")
+    reading.reader.close()
+    gone = weakref.ref(Short)
+    del Short
+    gc.collect()
+    assert gone() is None

@@ -89,7 +89,7 @@ def dtypes(result):
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 def test_every_call_is_cast_like_the_plain_one(fn, backend, caplog) -> None:
     compiled, x = tripwire.compile(fn, backend=backend), torch.ones(2, 3)

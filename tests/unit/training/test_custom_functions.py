@@ -392,8 +392,31 @@ def play(program, backend):
     return shown, call
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("program", READS, ids=lambda program: program.__name__)
+# Inductor gets one graph of all of these, and compiles it once.
+QUICK = {
+    *(class_attribute, item_of_a_dict, element_of_a_list, cell, object_that_is_passed),
+    *(only_in_the_backward, appends, appends_to_an_argument, counts_on_its_class),
+}
+
+
+def on_backends(programs):
+    """Each program behind each back end; behind Inductor the slow ones as slow tests."""
+    return pytest.mark.parametrize(
+        ("program", "backend"),
+        [
+            pytest.param(
+                program,
+                backend,
+                id=f"{program.__name__}-{backend}",
+                marks=pytest.mark.slow if backend == "inductor" and program not in QUICK else (),
+            )
+            for program in programs
+            for backend in ("eager", "aot_eager", "inductor")
+        ],
+    )
+
+
+@on_backends(READS)
 def test_what_a_custom_function_reads_is_read_on_every_call(program, backend) -> None:
     shown, compiled = play(program, backend)
     for mine, plain in zip(shown, play(program, None)[0], strict=True):
@@ -401,8 +424,7 @@ def test_what_a_custom_function_reads_is_read_on_every_call(program, backend) ->
     assert compiled.statistics().hits > 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("program", WRITES, ids=lambda program: program.__name__)
+@on_backends(WRITES)
 def test_what_a_custom_function_writes_is_written_once_per_call(program, backend) -> None:
     shown, _ = play(program, backend)
     for mine, plain in zip(shown, play(program, None)[0], strict=True):
