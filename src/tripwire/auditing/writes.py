@@ -41,7 +41,6 @@ from tripwire.auditing.holdings import (
 )
 from tripwire.auditing.places import Kind, Place
 from tripwire.auditing.walking import Ran, Walk, plain_function
-from tripwire.reading.torchstate import find_matmul_precision, setting
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro
 
 # Replacing these would break the class, not the call.
@@ -418,15 +417,25 @@ def _environment(walk: Walk) -> Iterator[Write]:
 
 
 def _flags() -> Iterator[Write]:
-    is_one_word = isinstance(find_matmul_precision(), str)
     for name, around in _FLAGS:
-        if name == "matmul precision" and not is_one_word:
-            continue  # back ends were told apart, and torch has no way to tell them so again
         yield Write(Place(Kind.FLAG, name, "the other way"), _nothing, around)
 
 
 def _nothing(_: ExitStack) -> None:
     """Flags are set around each call, not around the comparing."""
+
+
+def _set_for_a_while(get: Callable[[], Any], set_: Callable[[Any], Any], other: Any) -> Any:
+    @contextmanager
+    def around() -> Iterator[None]:
+        before = get()
+        try:
+            set_(other(before))
+            yield
+        finally:
+            set_(before)
+
+    return around
 
 
 def _other_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -442,14 +451,9 @@ def _autocast() -> Any:
     return torch.autocast(device, dtype=torch.bfloat16)
 
 
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """The other way, and without errors."""
-    with (
-        setting("whether deterministic algorithms only warn", lambda _: True),
-        setting("deterministic algorithms", lambda on: not on),
-    ):
-        yield
+def _ask_deterministic() -> tuple[bool, bool]:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warns
 
 
 def _math_attention() -> Any:
@@ -457,12 +461,33 @@ def _math_attention() -> Any:
 
 
 _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("grad mode", lambda: setting("grad mode", lambda on: not on)),
+    (
+        "grad mode",
+        _set_for_a_while(torch.is_grad_enabled, torch._C._set_grad_enabled, lambda on: not on),
+    ),
     ("inference mode", torch.inference_mode),
     ("autocast", _autocast),
-    ("default dtype", lambda: setting("default dtype", _other_dtype)),
-    ("deterministic algorithms", _deterministic),
-    ("matmul precision", lambda: setting("float32 matmul precision", _other_precision)),
+    (
+        "default dtype",
+        _set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, _other_dtype),
+    ),
+    (
+        "deterministic algorithms",
+        _set_for_a_while(
+            _ask_deterministic,
+            # torch.use_deterministic_algorithms imports all of Inductor: 8 seconds.
+            lambda flags: torch._C._set_deterministic_algorithms(flags[0], warn_only=flags[1]),
+            lambda flags: (not flags[0], True),
+        ),
+    ),
+    (
+        "matmul precision",
+        _set_for_a_while(
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            _other_precision,
+        ),
+    ),
     ("mkldnn", lambda: torch.backends.mkldnn.flags(enabled=not torch.backends.mkldnn.enabled)),
     ("attention kernels", _math_attention),
 )

@@ -13,8 +13,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,7 +31,6 @@ class Flag:
 
     name: str  # for people
     get: Callable[[], object]  # in the calling thread; None where it is off, or not loaded yet
-    set: Callable[[Any], object] | None = None  # None: nobody here does
     # A quicker question, where there is one for what was seen.
     shortcut: Callable[[object, Spelling], str | None] | None = None
     is_computed_with: bool = False  # it changes what torch's calls compute
@@ -101,19 +99,6 @@ def find_changes(before: Mapping[str, object]) -> list[str]:
     return [name for name, seen in before.items() if now[name] != seen]
 
 
-@contextmanager
-def setting(name: str, other: Callable[[Any], object]) -> Iterator[None]:
-    """One flag as `other` makes it of what it is; put back afterwards."""
-    flag = next(flag for flag in (*ALWAYS, *NAMED) if flag.name == name)
-    assert flag.set is not None, name
-    before = flag.get()
-    try:
-        flag.set(other(before))
-        yield
-    finally:
-        flag.set(before)
-
-
 # --- how to ask ---
 
 
@@ -148,17 +133,6 @@ def _find_default_device() -> object:
 def _find_dual_level() -> object:
     """Inside a level of forward-mode AD tensors may have tangents, which no metadata shows."""
     return forward_ad._current_level if forward_ad._current_level >= 0 else None
-
-
-def _set_deterministic(is_on: bool) -> None:
-    # torch.use_deterministic_algorithms imports all of Inductor: 8 seconds.
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch._C._set_deterministic_algorithms(is_on, warn_only=warns)
-
-
-def _set_warn_only(warns: bool) -> None:
-    is_on = torch._C._get_deterministic_algorithms()
-    torch._C._set_deterministic_algorithms(is_on, warn_only=warns)
 
 
 def find_matmul_precision() -> object:
@@ -304,7 +278,6 @@ def _thread() -> object:
 def _always(
     name: str,
     get: Callable[[], object],
-    set_: Callable[[Any], object] | None = None,
     *,
     off: Callable[[Spelling], str] | None = None,
     shortcut: Callable[[object, Spelling], str | None] | None = None,
@@ -312,29 +285,28 @@ def _always(
 ) -> Flag:
     if off is not None:
         shortcut = lambda seen, constant: off(constant) if seen is None else None  # noqa: E731
-    return Flag(name, get, set_, shortcut, is_computed_with)
+    return Flag(name, get, shortcut, is_computed_with)
 
 
 def _named(
     name: str,
     words: str,
     get: Callable[[], object],
-    set_: Callable[[Any], object] | None = None,
     **when: Any,
 ) -> Flag:
-    return Flag(name, get, set_, words=frozenset(words.split()), **when)
+    return Flag(name, get, words=frozenset(words.split()), **when)
 
 
 # In this order: a record takes them apart.
 ALWAYS = (
-    _always("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    _always("grad mode", torch.is_grad_enabled),
     _always("inference mode", torch.is_inference_mode_enabled),
     _always(
         "autocast",
         find_autocast,
         off=lambda constant: f"not {constant(torch._C._is_any_autocast_enabled)}()",
     ),
-    _always("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _always("default dtype", torch.get_default_dtype),
     # None: there is no mode, which is asked for itself.
     _always("default device", _find_default_device, off=lambda _: ""),
     _always(
@@ -359,11 +331,10 @@ ALWAYS = (
         off=lambda constant: f"{constant(torch._C._get_tracing_state)}() is None",
         is_computed_with=False,
     ),
-    _always("deterministic algorithms", torch._C._get_deterministic_algorithms, _set_deterministic),
+    _always("deterministic algorithms", torch._C._get_deterministic_algorithms),
     _always(
         "float32 matmul precision",
         find_matmul_precision,
-        torch.set_float32_matmul_precision,
         shortcut=_spell_matmul_precision,
     ),
     _always("number of threads", torch.get_num_threads),
@@ -427,7 +398,6 @@ NAMED = (
         "whether deterministic algorithms only warn",
         "is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode",
         torch.is_deterministic_algorithms_warn_only_enabled,
-        _set_warn_only,
     ),
     _named(
         "whether sparse tensors are checked",

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tripwire
-from tripwire.reading.torchstate import ALWAYS, NAMED, setting
 
 FUNCTORCH: Any = torch._C._functorch
 
@@ -158,21 +157,3 @@ def test_a_callable_that_is_called_in_a_backward_sees_that_it_is(backend) -> Non
         (x * 2).sum().backward()
     assert [got for _, got in seen] == [plain for plain, _ in seen] == [[3.0, 3.0]] * 3
     _same(inside, compiled)
-
-
-OTHER = {
-    "grad mode": lambda on: not on,
-    "default dtype": lambda _: torch.float64,
-    "deterministic algorithms": lambda on: not on,
-    "float32 matmul precision": lambda _: "medium",
-    "whether deterministic algorithms only warn": lambda on: not on,
-}
-
-
-@pytest.mark.parametrize("flag", [f for f in (*ALWAYS, *NAMED) if f.set], ids=lambda f: f.name)
-def test_a_flag_is_set_for_a_while_and_put_back(flag) -> None:
-    before = {f.name: f.get() for f in ALWAYS}
-    with setting(flag.name, OTHER[flag.name]):
-        assert flag.get() != before.get(flag.name, False)
-    assert {f.name: f.get() for f in ALWAYS} == before
-    assert not torch.is_deterministic_algorithms_warn_only_enabled()
