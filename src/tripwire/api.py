@@ -224,9 +224,9 @@ def compile(
 def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:
     if not folder:
         return None
-    from tripwire.recording.capture.failures import Failures  # only where it is asked for
+    from tripwire.recording.capture.failures import FailureRecorder  # only where it is asked for
 
-    return Failures.into(folder)
+    return FailureRecorder.into(folder)
 
 
 def _note_failed(

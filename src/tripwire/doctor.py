@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Checkup:
     """One thing that was looked at. `good` is None where it is neither good nor bad."""
 
     name: str
@@ -21,25 +21,25 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Checkup]:
     """Everything that is worth knowing before asking for help."""
     return [*_versions(), *_watching(), *_cache(), *_environment()]
 
 
-def as_data(findings: list[Finding]) -> list[dict[str, Any]]:
+def as_data(findings: list[Checkup]) -> list[dict[str, Any]]:
     """For programs."""
     return [asdict(finding) for finding in findings]
 
 
-def _versions() -> list[Finding]:
-    found = [Finding("Python", f"{platform.python_version()} on {sys.platform}")]
+def _versions() -> list[Checkup]:
+    found = [Checkup("Python", f"{platform.python_version()} on {sys.platform}")]
     for name in ("tripwire", "torch", "msgspec", "safetensors", "transformers"):
         try:
-            found.append(Finding(name, importlib.metadata.version(name)))
+            found.append(Checkup(name, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
             needed = name == "torch"
             advice = _WITHOUT.get(name, "")
-            found.append(Finding(name, "not installed", False if needed else None, advice))
+            found.append(Checkup(name, "not installed", False if needed else None, advice))
     return found
 
 
@@ -50,7 +50,7 @@ _WITHOUT = {
 }
 
 
-def _watching() -> list[Finding]:
+def _watching() -> list[Checkup]:
     if importlib.util.find_spec("torch") is None:
         return []
     from tripwire.env import HAS_MONITORING
@@ -66,26 +66,26 @@ def _watching() -> list[Finding]:
         dicts = "compared on each call"
     calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
     return [
-        Finding("sentry", how, in_c, advice),
-        Finding("globals, attributes, dicts", dicts),
-        Finding("lists, sets, cells, slots", "compared on each call"),
-        Finding("functions that run", f"seen by {calls}"),
-        Finding("writer of a change", "file and line" if in_c and HAS_MONITORING else _WRITERS),
+        Checkup("sentry", how, in_c, advice),
+        Checkup("globals, attributes, dicts", dicts),
+        Checkup("lists, sets, cells, slots", "compared on each call"),
+        Checkup("functions that run", f"seen by {calls}"),
+        Checkup("writer of a change", "file and line" if in_c and HAS_MONITORING else _WRITERS),
     ]
 
 
-def _cache() -> list[Finding]:
+def _cache() -> list[Checkup]:
     from tripwire.backends.artifacts import find_store
 
     store = find_store()
     if store is None:
-        return [Finding("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
+        return [Checkup("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
     number, size = store.measure()
     trouble = store.find_trouble()
     advice = "nothing can be kept there, so every process compiles from scratch"
     return [
-        Finding("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
-        *([Finding("that folder", " ".join(trouble.split()), False, advice)] if trouble else []),
+        Checkup("compiled code on disk", f"{store.folder}: {number} files, {size:,} bytes"),
+        *([Checkup("that folder", " ".join(trouble.split()), False, advice)] if trouble else []),
     ]
 
 
@@ -105,5 +105,5 @@ _VARIABLES = (
 )
 
 
-def _environment() -> list[Finding]:
-    return [Finding(name, os.environ[name]) for name in _VARIABLES if name in os.environ]
+def _environment() -> list[Checkup]:
+    return [Checkup(name, os.environ[name]) for name in _VARIABLES if name in os.environ]

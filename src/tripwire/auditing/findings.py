@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tripwire.auditing.places import Kind, Place, Unreached
+from tripwire.auditing.places import AuditedPlace, PlaceKind, Unreached
 
 
 class Status(enum.StrEnum):
@@ -35,7 +35,7 @@ class Status(enum.StrEnum):
 class Finding:
     """What came of one write."""
 
-    place: Place
+    place: AuditedPlace
     status: Status
     plain: str  # what the plain call gave, in short
     compiled: str
@@ -107,7 +107,7 @@ def _summary(audit: Audit) -> Table:
     table.add_column("place")
     for status in Status:
         table.add_column(status.value, justify="right")
-    for kind in Kind:
+    for kind in PlaceKind:
         counts = Counter(f.status for f in audit.findings if f.place.kind is kind)
         if counts:
             table.add_row(kind.value, *(_number(status, counts[status]) for status in Status))

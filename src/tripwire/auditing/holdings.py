@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from tripwire.auditing.places import Kind
+from tripwire.auditing.places import PlaceKind
 from tripwire.values.classes import class_dict, find_in_class, isinstance
 
 Contents = dict[Any, Any]
@@ -51,7 +51,7 @@ _CLASS_OWN = frozenset(
 class Holding:
     """What an object holds."""
 
-    kind = Kind.ITEM
+    kind = PlaceKind.ITEM
 
     def __init__(self, path: str, owner: Any) -> None:
         self.path = path
@@ -88,10 +88,10 @@ class Holding:
                 self.put(key, value)
 
 
-class Attributes(Holding):
+class HeldAttributes(Holding):
     """The instance's own attributes."""
 
-    kind = Kind.ATTRIBUTE
+    kind = PlaceKind.ATTRIBUTE
 
     def contents(self) -> Contents:
         held = _dict_of(self.owner)
@@ -139,7 +139,7 @@ def _dict_of(owner: Any) -> dict[str, Any]:
     return held
 
 
-class ThreadLocal(Attributes):
+class HeldThreadLocal(HeldAttributes):
     """A thread's own attributes; the object finds them by its own means."""
 
     def contents(self) -> Contents:
@@ -152,10 +152,10 @@ class ThreadLocal(Attributes):
         delattr(self.owner, key)
 
 
-class Slots(Holding):
+class HeldSlots(Holding):
     """Attributes that have a slot each."""
 
-    kind = Kind.ATTRIBUTE
+    kind = PlaceKind.ATTRIBUTE
 
     def __init__(self, path: str, owner: Any, slots: dict[str, Any]) -> None:
         super().__init__(path, owner)
@@ -185,7 +185,7 @@ class Slots(Holding):
                 self.put(key, value)
 
 
-class Items(Holding):
+class HeldItems(Holding):
     """A dict's items."""
 
     def contents(self) -> Contents:
@@ -201,10 +201,10 @@ class Items(Holding):
         return f"{self.path}[{spell(key)}]"
 
 
-class Table(Items):
+class HeldTable(HeldItems):
     """A module's parameters, buffers or submodules."""
 
-    def __init__(self, path: str, owner: dict[str, Any], kind: Kind) -> None:
+    def __init__(self, path: str, owner: dict[str, Any], kind: PlaceKind) -> None:
         super().__init__(path, owner)
         self.kind = kind
 
@@ -212,7 +212,7 @@ class Table(Items):
         return f"{self.path}.{key}"
 
 
-class Elements(Holding):
+class HeldElements(Holding):
     """What a list or a deque holds."""
 
     def contents(self) -> Contents:
@@ -238,7 +238,7 @@ class Elements(Holding):
             list.__setitem__(self.owner, slice(None), values)
 
 
-class Members(Holding):
+class HeldMembers(Holding):
     """What a set holds."""
 
     def contents(self) -> Contents:
@@ -254,10 +254,10 @@ class Members(Holding):
         return self.path
 
 
-class Cells(Holding):
+class HeldCells(Holding):
     """What a function closes over."""
 
-    kind = Kind.CELL
+    kind = PlaceKind.CELL
 
     def _cells(self) -> Iterable[tuple[str, types.CellType]]:
         cells: tuple[types.CellType, ...] = self.owner.__closure__ or ()
@@ -281,13 +281,13 @@ class Cells(Holding):
     def spell(self, key: Any) -> str:
         return f"{self.path}, closure's {key}"
 
-    rewrite = Slots.rewrite
+    rewrite = HeldSlots.rewrite
 
 
-class Defaults(Holding):
+class HeldDefaults(Holding):
     """Values that a function's parameters have where a call gives none."""
 
-    kind = Kind.DEFAULT
+    kind = PlaceKind.DEFAULT
 
     def contents(self) -> Contents:
         values = self.owner.__defaults__ or ()
@@ -313,10 +313,10 @@ class Defaults(Holding):
                 self.put(key, wanted[key])
 
 
-class Code(Holding):
+class HeldCode(Holding):
     """A function's code."""
 
-    kind = Kind.CODE
+    kind = PlaceKind.CODE
 
     def contents(self) -> Contents:
         return {"__code__": self.owner.__code__}
@@ -325,10 +325,10 @@ class Code(Holding):
         self.owner.__code__ = value
 
 
-class Globals(Holding):
+class HeldGlobals(Holding):
     """Names of a module's namespace that the code which ran can ask for."""
 
-    kind = Kind.GLOBAL
+    kind = PlaceKind.GLOBAL
 
     def __init__(self, path: str, owner: dict[str, Any], names: frozenset[str]) -> None:
         super().__init__(path, owner)
@@ -343,13 +343,13 @@ class Globals(Holding):
     def drop(self, key: Any) -> None:
         del self.owner[key]
 
-    rewrite = Slots.rewrite
+    rewrite = HeldSlots.rewrite
 
 
-class ClassBody(Holding):
+class HeldClassBody(Holding):
     """What a class defines; of a library's class, only the names that are given."""
 
-    kind = Kind.CLASS_ATTRIBUTE
+    kind = PlaceKind.CLASS_ATTRIBUTE
 
     def __init__(self, path: str, owner: type, names: frozenset[str] | None = None) -> None:
         super().__init__(path, owner)
@@ -370,13 +370,13 @@ class ClassBody(Holding):
     def drop(self, key: Any) -> None:
         type.__delattr__(self.owner, key)
 
-    rewrite = Slots.rewrite  # a class's own dict has an order that nobody writes again
+    rewrite = HeldSlots.rewrite  # a class's own dict has an order that nobody writes again
 
 
-class Context(Holding):
+class HeldContext(Holding):
     """The value of a context variable."""
 
-    kind = Kind.ENVIRONMENT
+    kind = PlaceKind.ENVIRONMENT
 
     def contents(self) -> Contents:
         try:
@@ -387,19 +387,21 @@ class Context(Holding):
     def put(self, key: Any, value: Any) -> None:
         self.owner.set(value)
 
-    rewrite = Defaults.rewrite  # a variable can't be emptied but by the token of its own writing
+    rewrite = (
+        HeldDefaults.rewrite
+    )  # a variable can't be emptied but by the token of its own writing
 
 
-class Environment(Globals):
+class HeldEnvironment(HeldGlobals):
     """Environment variables by the names that stand in the code which ran."""
 
-    kind = Kind.ENVIRONMENT
+    kind = PlaceKind.ENVIRONMENT
 
 
-class Arguments(Holding):
+class HeldArguments(Holding):
     """What the call is given."""
 
-    kind = Kind.ARGUMENT
+    kind = PlaceKind.ARGUMENT
 
     def __init__(self, names: tuple[str, ...], args: list[Any], kwargs: dict[str, Any]) -> None:
         super().__init__("", (args, kwargs))

@@ -24,7 +24,7 @@ _PLAIN = ids_of(bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownObject:
     """An object of the walked world."""
 
     path: str
@@ -49,7 +49,7 @@ class TensorImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class ImageNode:
     """Something that is made of parts."""
 
     cls: type
@@ -57,14 +57,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Raised:
+class RaisedImage:
     """An exception."""
 
     cls: type
     message: str
 
 
-Image = Known | Plain | TensorImage | Node | Raised
+Image = KnownObject | Plain | TensorImage | ImageNode | RaisedImage
 
 
 class Camera:
@@ -83,9 +83,9 @@ class Camera:
         if id(cls) in _PLAIN:
             return Plain(cls, _spell_plain(value))
         if id(value) in self._known:
-            return Known(self._known[id(value)])
+            return KnownObject(self._known[id(value)])
         if id(value) in self._seen:
-            return Known(f"the same as {self._seen[id(value)]}")
+            return KnownObject(f"the same as {self._seen[id(value)]}")
         if issubclass(cls, type):
             return Plain(cls, name_of(value))
         if issubclass(cls, types.FunctionType):
@@ -111,11 +111,11 @@ class Camera:
         parts += [(f".{name}", item) for name, item in (own_dict(value) or {}).items()]
         if not parts and _has_own_text(cls):
             return Plain(cls, without_addresses(spell(value)))
-        return Node(cls, tuple((key, self.take(v, path + key, depth + 1)) for key, v in parts))
+        return ImageNode(cls, tuple((key, self.take(v, path + key, depth + 1)) for key, v in parts))
 
     def _take_tensor(self, tensor: torch.Tensor, path: str) -> Image:
         if id(tensor) in self._seen:
-            return Known(f"the same as {self._seen[id(tensor)]}")
+            return KnownObject(f"the same as {self._seen[id(tensor)]}")
         self._seen[id(tensor)] = path
         memory = memory_of(tensor)
         shares = self._memories.setdefault(memory, path) if memory else path
@@ -179,9 +179,9 @@ def without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
 
 
-def image_of_error(error: BaseException) -> Raised:
+def image_of_error(error: BaseException) -> RaisedImage:
     """An exception, by type and message."""
-    return Raised(type(error), without_addresses(str(error)))
+    return RaisedImage(type(error), without_addresses(str(error)))
 
 
 # --- comparing ---
@@ -193,18 +193,18 @@ def find_difference(wanted: Image, got: Image, path: str = "") -> str:
     match wanted, got:
         case (TensorImage(), TensorImage()):
             return _compare_tensors(wanted, got, where)
-        case (Node(), Node()):
+        case (ImageNode(), ImageNode()):
             return _compare_nodes(wanted, got, path)
-        case (Known(left), Known(right)) if left == right:
+        case (KnownObject(left), KnownObject(right)) if left == right:
             return ""
         case (Plain(cls, left), Plain(other, right)) if cls is other and left == right:
             return ""
-        case (Raised(cls, left), Raised(other, right)) if cls is other and left == right:
+        case (RaisedImage(cls, left), RaisedImage(other, right)) if cls is other and left == right:
             return ""
     return f"{where}: {describe(got)}, not {describe(wanted)}"
 
 
-def _compare_nodes(wanted: Node, got: Node, path: str) -> str:
+def _compare_nodes(wanted: ImageNode, got: ImageNode, path: str) -> str:
     where = path or "result"
     if wanted.cls is not got.cls:
         return f"{where}: a {name_of(got.cls)}, not a {name_of(wanted.cls)}"
@@ -267,15 +267,15 @@ def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
 def describe(image: Image) -> str:
     """In a few words."""
     match image:
-        case Known(path):
+        case KnownObject(path):
             return path
         case Plain(cls, text):
             return f"{_short(text)}" if text else f"a {name_of(cls)}"
-        case Raised(cls, message):
+        case RaisedImage(cls, message):
             return f"{name_of(cls)}: {_short(message)}"
         case TensorImage():
             return _describe_tensor(image)
-        case Node(cls, parts):
+        case ImageNode(cls, parts):
             inner = next((describe(part) for _, part in parts), "")
             return f"{name_of(cls)} of {len(parts)}" + (f": {inner}" if inner else "")
 

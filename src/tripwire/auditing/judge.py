@@ -29,20 +29,20 @@ from torch import nn
 
 from tripwire.auditing.alternatives import CannotWrite
 from tripwire.auditing.findings import Audit, Finding, Status
-from tripwire.auditing.holdings import Arguments
+from tripwire.auditing.holdings import HeldArguments
 from tripwire.auditing.images import (
     Image,
-    Node,
+    ImageNode,
     Plain,
-    Raised,
+    RaisedImage,
     describe,
     find_difference,
     image_of_error,
 )
-from tripwire.auditing.places import Kind, Place, Unreached
+from tripwire.auditing.places import AuditedPlace, PlaceKind, Unreached
 from tripwire.auditing.walking import Ran, Walk
 from tripwire.auditing.world import World
-from tripwire.auditing.writes import Write, find_writes
+from tripwire.auditing.writes import Trial, find_writes
 from tripwire.dispatch.compiled import CompiledFunction, compile_module, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from tripwire.tracing import Refusal
 
 CALLS_TO_SETTLE = 4
-_NOTHING_WRITTEN = Place(Kind.ARGUMENT, "the call itself", "nothing written")
+_NOTHING_WRITTEN = AuditedPlace(PlaceKind.ARGUMENT, "the call itself", "nothing written")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DispatcherMark:
     """What a dispatcher had done at one moment."""
 
     hits: int
@@ -111,20 +111,20 @@ class Subject:
         """The compiled call."""
         return self._compiled(*args, **kwargs)
 
-    def mark(self) -> Mark:
+    def mark(self) -> DispatcherMark:
         """Where things stand."""
         dispatcher = self._dispatcher
-        return Mark(dispatcher.count_hits(), dispatcher.entries[:1], dispatcher.refusals)
+        return DispatcherMark(dispatcher.count_hits(), dispatcher.entries[:1], dispatcher.refusals)
 
-    def did_hit(self, mark: Mark) -> bool:
+    def did_hit(self, mark: DispatcherMark) -> bool:
         """Whether compiled code ran since."""
         return self._dispatcher.count_hits() > mark.hits
 
-    def did_trace(self, mark: Mark) -> bool:
+    def did_trace(self, mark: DispatcherMark) -> bool:
         """Whether new code was compiled since."""
         return self._dispatcher.entries[:1] != mark.newest
 
-    def why_plain(self, mark: Mark) -> str:
+    def why_plain(self, mark: DispatcherMark) -> str:
         """Why a call since ran as plain Python."""
         told = [r for r, n in self._dispatcher.refusals.items() if n != mark.refusals.get(r)]
         reasons = told or list(self._dispatcher.refusals)
@@ -151,24 +151,24 @@ def _all_plain() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallAnswer:
     """What a call gave: its result or its error, what it changed, gradients if asked for."""
 
-    image: Node
+    image: ImageNode
 
     @property
     def result(self) -> Image:
         """What it returned or raised."""
         return self.image.parts[0][1]
 
-    def differs_from(self, wanted: Answer) -> str:
+    def differs_from(self, wanted: CallAnswer) -> str:
         """The first difference in words, or nothing."""
         return find_difference(wanted.image, self.image)
 
     def describe(self) -> str:
         """In a few words."""
         changes = self.image.parts[1][1]
-        assert isinstance(changes, Node)
+        assert isinstance(changes, ImageNode)
         effects = [f"{key} = {describe(part)}" for key, part in changes.parts[:-1]]
         more = f", {len(effects) - 1} more" if len(effects) > 1 else ""
         return describe(self.result) + (f"; {effects[0]}{more}" if effects else "")
@@ -201,10 +201,10 @@ class Auditor:
         for name, bound in (("seconds", self.seconds), ("places", self.places)):
             if bound is not None and (isinstance(bound, bool) or not bound > 0):
                 raise BadOption(f"{name} is {bound!r}; it must be above 0.", slug="bad-option")
-        unknown = set(self.kinds) - set(Kind)
+        unknown = set(self.kinds) - set(PlaceKind)
         if unknown or isinstance(self.kinds, str):
             raise BadOption(
-                f"kinds is {self.kinds!r}; it can hold {', '.join(Kind)}.", slug="bad-option"
+                f"kinds is {self.kinds!r}; it can hold {', '.join(PlaceKind)}.", slug="bad-option"
             )
 
     def audit(self, compiled: Any, /, *args: Any, **kwargs: Any) -> Audit:
@@ -279,7 +279,7 @@ class _Judge:
         self._subject = subject
         self._args = args
         self._kwargs = kwargs
-        self._arguments = Arguments(_names_of(subject.target, args), args, kwargs)
+        self._arguments = HeldArguments(_names_of(subject.target, args), args, kwargs)
         self._ran = Ran.before(subject.target)
         self._findings: list[Finding] = []
         self._unreached: list[Unreached] = []
@@ -374,24 +374,24 @@ class _Judge:
                 self._subject.renew()
         self._is_compiled = False
 
-    def _choose(self, writes: list[Write], seed: int) -> list[Write]:
+    def _choose(self, writes: list[Trial], seed: int) -> list[Trial]:
         """All of them, in an order in which every beginning is a fair sample of the kinds."""
         wanted = self._options.kinds
         chance = random.Random(seed)
-        groups: dict[Kind, list[Write]] = {kind: [] for kind in Kind}
+        groups: dict[PlaceKind, list[Trial]] = {kind: [] for kind in PlaceKind}
         for write in writes:
             if not wanted or write.place.kind in wanted:
                 groups[write.place.kind].append(write)
         for group in groups.values():
             chance.shuffle(group)
-        ordered: list[Write] = []
+        ordered: list[Trial] = []
         while any(groups.values()):
             ordered += [group.pop() for group in groups.values() if group]
         return ordered
 
     # --- the writes ---
 
-    def _try_all(self, writes: list[Write], began: float) -> None:
+    def _try_all(self, writes: list[Trial], began: float) -> None:
         chosen = writes[: self._options.places]
         for done, write in enumerate(chosen):
             self._progress(done, len(chosen), str(write.place))
@@ -406,7 +406,7 @@ class _Judge:
                 self._around = ExitStack
                 self._base.put_back()
 
-    def _try(self, write: Write) -> None:
+    def _try(self, write: Trial) -> None:
         subject = self._subject
         with ExitStack() as stack:
             try:
@@ -430,7 +430,7 @@ class _Judge:
         if not is_armed or self._findings[-1].status.is_fault:
             self._arm()
 
-    def _ask_compiled(self, world: World) -> tuple[list[Answer], bool]:
+    def _ask_compiled(self, world: World) -> tuple[list[CallAnswer], bool]:
         """Until compiled code has run, which is once or twice; whether it never did."""
         answers = []
         for _ in range(2):
@@ -439,11 +439,16 @@ class _Judge:
             if self._subject.did_hit(mark):
                 return answers, False
             if not self._subject.did_trace(mark):
-                return answers, not isinstance(answers[-1].result, Raised)
+                return answers, not isinstance(answers[-1].result, RaisedImage)
         return answers, True
 
     def _conclude(
-        self, place: Place, expected: Answer, answers: list[Answer], after: Answer, why: str
+        self,
+        place: AuditedPlace,
+        expected: CallAnswer,
+        answers: list[CallAnswer],
+        after: CallAnswer,
+        why: str,
     ) -> None:
         has_changed = bool(expected.differs_from(self._expected))
         for got in answers:
@@ -466,17 +471,22 @@ class _Judge:
             self._add(place, status, expected, answers[-1], "")
 
     def _add(
-        self, place: Place, status: Status, expected: Answer, got: Answer, detail: str
+        self,
+        place: AuditedPlace,
+        status: Status,
+        expected: CallAnswer,
+        got: CallAnswer,
+        detail: str,
     ) -> None:
         self._findings.append(Finding(place, status, expected.describe(), got.describe(), detail))
 
     # --- calls ---
 
-    def _answer(self, world: World, run: Callable[[list[Any], dict[str, Any]], Any]) -> Answer:
+    def _answer(self, world: World, run: Callable[[list[Any], dict[str, Any]], Any]) -> CallAnswer:
         """One call in a world, which is as it was afterwards."""
         try:
             camera = world.camera()
-            gradients: Image = Plain(Answer, "")
+            gradients: Image = Plain(CallAnswer, "")
             try:
                 with self._around():
                     result = run(list(self._args), dict(self._kwargs))
@@ -491,7 +501,7 @@ class _Judge:
         finally:
             world.put_back()
         parts = (("", image), ("", changes), ("gradients", gradients))
-        return Answer(Node(Answer, parts))
+        return CallAnswer(ImageNode(CallAnswer, parts))
 
 
 def _gradients_of(result: Any, world: World) -> dict[str, Any]:

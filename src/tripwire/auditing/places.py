@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Kind(enum.StrEnum):
+class PlaceKind(enum.StrEnum):
     """What holds the value."""
 
     ARGUMENT = "argument"
@@ -28,10 +28,10 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AuditedPlace:
     """One place, and the write that was tried there."""
 
-    kind: Kind
+    kind: PlaceKind
     path: str
     change: str
 

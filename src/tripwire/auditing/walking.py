@@ -24,25 +24,25 @@ import torch
 from torch import nn
 
 from tripwire.auditing.holdings import (
-    Arguments,
-    Attributes,
-    Cells,
-    ClassBody,
-    Code,
-    Context,
-    Defaults,
-    Elements,
-    Environment,
-    Globals,
+    HeldArguments,
+    HeldAttributes,
+    HeldCells,
+    HeldClassBody,
+    HeldCode,
+    HeldContext,
+    HeldDefaults,
+    HeldElements,
+    HeldEnvironment,
+    HeldGlobals,
+    HeldItems,
+    HeldMembers,
+    HeldSlots,
+    HeldTable,
+    HeldThreadLocal,
     Holding,
-    Items,
-    Members,
-    Slots,
-    Table,
-    ThreadLocal,
     own_dict,
 )
-from tripwire.auditing.places import Kind, Unreached
+from tripwire.auditing.places import PlaceKind, Unreached
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro, name_of
@@ -54,9 +54,9 @@ _LEAVES = (
     *(torch.dtype, torch.device, types.CodeType),
 )
 _TABLES = (
-    ("_parameters", Kind.PARAMETER),
-    ("_buffers", Kind.BUFFER),
-    ("_modules", Kind.SUBMODULE),
+    ("_parameters", PlaceKind.PARAMETER),
+    ("_buffers", PlaceKind.BUFFER),
+    ("_modules", PlaceKind.SUBMODULE),
 )
 _WRAPPERS: dict[int, tuple[str, ...]] = {
     id(types.MethodType): ("__func__", "__self__"),
@@ -176,9 +176,9 @@ class Walk:
         """Environment variables, as far as the code that ran names any."""
         names = frozenset(text for text in self._ran.texts if text.isupper())
         if "environ" in self._ran.names or "getenv" in self._ran.names:
-            self._hold(Environment("os.environ", cast("dict[str, Any]", os.environ), names))
+            self._hold(HeldEnvironment("os.environ", cast("dict[str, Any]", os.environ), names))
 
-    def add_arguments(self, arguments: Arguments) -> None:
+    def add_arguments(self, arguments: HeldArguments) -> None:
         """Walk from what a call is given."""
         self._hold(arguments)
         while self._todo:
@@ -199,13 +199,13 @@ class Walk:
         elif issubclass(cls, torch.Tensor):
             self.tensors[id(value)] = (path, value)
             if own_dict(value):
-                self._hold(Attributes(path, value))
+                self._hold(HeldAttributes(path, value))
         elif issubclass(cls, torch.Generator):
             self.generators.append(value)
         elif cls is contextvars.ContextVar:
-            self._hold(Context(path, value))
+            self._hold(HeldContext(path, value))
         elif issubclass(cls, threading.local):
-            self._hold(ThreadLocal(path, value))
+            self._hold(HeldThreadLocal(path, value))
         elif issubclass(cls, nn.Module):
             self._look_at_module(path, value)
         elif issubclass(cls, type):
@@ -228,15 +228,15 @@ class Walk:
         held: Any = own_dict(module) or {}
         for name, kind in _TABLES:
             if isinstance(held.get(name), dict):
-                self._hold(Table(path, held[name], kind))
+                self._hold(HeldTable(path, held[name], kind))
         self._look_at_instance(path, module)
 
     def _look_at_instance(self, path: str, value: Any) -> None:
         if own_dict(value) is not None:
-            self._hold(Attributes(path, value))
+            self._hold(HeldAttributes(path, value))
         slots = _slots_of(type(value))
         if slots:
-            self._hold(Slots(path, value, slots))
+            self._hold(HeldSlots(path, value, slots))
         self._todo.append((name_of(type(value)), type(value)))
 
     def _look_at_object(self, path: str, value: Any) -> None:
@@ -258,11 +258,11 @@ class Walk:
         if len(value) > LARGEST:
             self.unreached.append(Unreached(path, f"it has more than {LARGEST} items"))
         elif issubclass(cls, dict):
-            self._hold(Items(path, value))
+            self._hold(HeldItems(path, value))
         elif issubclass(cls, (list, deque)):
-            self._hold(Elements(path, value))
+            self._hold(HeldElements(path, value))
         elif issubclass(cls, set):
-            self._hold(Members(path, value))
+            self._hold(HeldMembers(path, value))
         else:
             for index, item in enumerate(value):
                 self._todo.append((f"{path}[{index}]", item))
@@ -286,10 +286,10 @@ class Walk:
             return
         path = function.__qualname__
         self.functions.append((path, function))
-        for made in (Cells, Defaults, Code):
+        for made in (HeldCells, HeldDefaults, HeldCode):
             self._hold(made(path, function))
         if function.__dict__:
-            self._hold(Attributes(path, function))
+            self._hold(HeldAttributes(path, function))
         space = function.__globals__
         self._look_at_namespace(str(space.get("__name__", "globals")), space)
 
@@ -301,7 +301,7 @@ class Walk:
         ):
             return
         self.known[id(space)] = name
-        self._hold(Globals(name, space, self._ran.names))
+        self._hold(HeldGlobals(name, space, self._ran.names))
 
     def _look_at_class(self, cls: type) -> None:
         for base in mro(cls):
@@ -310,9 +310,9 @@ class Walk:
             self.known[id(base)] = name_of(base)
             self._alive.append(base)
             if not _is_library(base):
-                self._hold(ClassBody(name_of(base), base))
+                self._hold(HeldClassBody(name_of(base), base))
             elif issubclass(base, nn.Module) and "forward" in class_dict(base):
-                self._hold(ClassBody(name_of(base), base, frozenset({"forward"})))
+                self._hold(HeldClassBody(name_of(base), base, frozenset({"forward"})))
 
 
 def _slots_of(cls: type) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tripwire.auditing.holdings import Contents, Holding
 from tripwire.auditing.images import (
     Camera,
     Image,
-    Node,
+    ImageNode,
     Plain,
     TensorImage,
     copy_values,
@@ -29,7 +29,7 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, tuple, frozenset)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _SavedTensor:
     """A tensor as it was."""
 
     path: str
@@ -41,10 +41,10 @@ class _Kept:
     history: object  # grad_fn
 
     @staticmethod
-    def of(path: str, tensor: torch.Tensor, earlier: _Kept | None) -> _Kept:
+    def of(path: str, tensor: torch.Tensor, earlier: _SavedTensor | None) -> _SavedTensor:
         with torch._C.DisableTorchFunction():
             is_known = earlier is not None and earlier.is_in_form() and earlier.has_values()
-            return _Kept(
+            return _SavedTensor(
                 path,
                 tensor,
                 form_of(tensor),
@@ -111,7 +111,7 @@ class Chance:
         """How far each has been used."""
         states = [(f"generator {i}", _image_of(g)) for i, (g, _) in enumerate(self._torch)]
         python = Plain(Chance, str(hash(random.getstate())))
-        return Node(Chance, (*states, ("Python's", python)))
+        return ImageNode(Chance, (*states, ("Python's", python)))
 
 
 def _image_of(generator: torch.Generator) -> Image:
@@ -126,14 +126,15 @@ class World:
         self._walk = walk
         known = {} if earlier is None else {id(k.tensor): k for k in earlier.tensors()}
         self._held: list[tuple[Holding, Contents]] = [(h, h.contents()) for h in walk.holdings]
-        self._tensors: list[_Kept] = [
-            _Kept.of(path, tensor, known.get(key)) for key, (path, tensor) in walk.tensors.items()
+        self._tensors: list[_SavedTensor] = [
+            _SavedTensor.of(path, tensor, known.get(key))
+            for key, (path, tensor) in walk.tensors.items()
         ]
         self._arrays = [(path, array, array.copy()) for path, array in walk.arrays]
         self._chance = Chance(walk.generators)
         self._memories = {memory_of(k.tensor): k.path for k in self._tensors if memory_of(k.tensor)}
 
-    def tensors(self) -> list[_Kept]:
+    def tensors(self) -> list[_SavedTensor]:
         """Tensors as they were."""
         return self._tensors
 
@@ -166,7 +167,7 @@ class World:
         for path, array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 parts.append((path, Plain(type(array), repr(array))))
-        return Node(World, (*parts, ("random state", self._chance.take())))
+        return ImageNode(World, (*parts, ("random state", self._chance.take())))
 
     def leaves(self) -> list[tuple[str, torch.Tensor]]:
         """Tensors that gradients can be asked of."""

@@ -24,22 +24,22 @@ from tripwire.auditing.alternatives import (
     user_code,
 )
 from tripwire.auditing.holdings import (
-    Arguments,
-    Attributes,
-    ClassBody,
-    Code,
-    Elements,
-    Environment,
-    Globals,
+    HeldArguments,
+    HeldAttributes,
+    HeldClassBody,
+    HeldCode,
+    HeldElements,
+    HeldEnvironment,
+    HeldGlobals,
+    HeldItems,
+    HeldMembers,
+    HeldSlots,
+    HeldTable,
+    HeldThreadLocal,
     Holding,
-    Items,
-    Members,
-    Slots,
-    Table,
-    ThreadLocal,
     own_dict,
 )
-from tripwire.auditing.places import Kind, Place
+from tripwire.auditing.places import AuditedPlace, PlaceKind
 from tripwire.auditing.walking import Ran, Walk, plain_function
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro
 
@@ -64,10 +64,10 @@ _LEFT_ALONE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class Trial:
     """Something to try. It is in force inside its `with`."""
 
-    place: Place
+    place: AuditedPlace
     start: Callable[[ExitStack], None]  # leaves the undoing on the stack before it writes
     around_call: Callable[[], AbstractContextManager[Any]] = nullcontext  # for flags of a thread
 
@@ -79,7 +79,7 @@ class Write:
             yield
 
 
-def find_writes(walk: Walk, ran: Ran) -> list[Write]:
+def find_writes(walk: Walk, ran: Ran) -> list[Trial]:
     """Everything that can be tried in a walked world."""
     return [
         *_held(walk, ran),
@@ -97,14 +97,14 @@ def find_writes(walk: Walk, ran: Ran) -> list[Write]:
 # --- what is held ---
 
 
-def _held(walk: Walk, ran: Ran) -> Iterator[Write]:
+def _held(walk: Walk, ran: Ran) -> Iterator[Trial]:
     for holding in walk.holdings:
         for key, value in holding.contents().items():
-            if isinstance(holding, ClassBody):
+            if isinstance(holding, HeldClassBody):
                 yield from _class_attribute(holding, key, value, ran)
-            elif isinstance(holding, Code):
+            elif isinstance(holding, HeldCode):
                 yield from _code(holding)
-            elif not isinstance(holding, Members) and _is_open(holding, key, value, ran):
+            elif not isinstance(holding, HeldMembers) and _is_open(holding, key, value, ran):
                 for change, make in iter_others(value):
                     yield _put(holding, key, change, make)
         yield from _more_or_fewer(holding)
@@ -112,10 +112,10 @@ def _held(walk: Walk, ran: Ran) -> Iterator[Write]:
 
 def _is_open(holding: Holding, key: Any, value: Any, ran: Ran) -> bool:
     """Whether a write could matter: of functions, those that ran."""
-    if isinstance(holding, Attributes) and isinstance(holding.owner, nn.Module):
+    if isinstance(holding, HeldAttributes) and isinstance(holding.owner, nn.Module):
         if isinstance(value, dict) and not value:  # a table of hooks: hooks are put in it below
             return False
-    if isinstance(holding, Globals) and isinstance(key, str) and key.startswith("__"):
+    if isinstance(holding, HeldGlobals) and isinstance(key, str) and key.startswith("__"):
         return False
     function = plain_function(value)
     if isinstance(function, types.FunctionType):
@@ -124,28 +124,28 @@ def _is_open(holding: Holding, key: Any, value: Any, ran: Ran) -> bool:
 
 
 def _put(
-    holding: Holding, key: Any, change: str, make: Callable[[], Any], kind: Kind | None = None
-) -> Write:
+    holding: Holding, key: Any, change: str, make: Callable[[], Any], kind: PlaceKind | None = None
+) -> Trial:
     def start(undo: ExitStack) -> None:
         value, before = make(), holding.contents()
         undo.callback(holding.rewrite, before)
         holding.put(key, value)
 
-    return Write(Place(kind or holding.kind, holding.spell(key), change), start)
+    return Trial(AuditedPlace(kind or holding.kind, holding.spell(key), change), start)
 
 
-def _class_attribute(holding: ClassBody, key: str, value: Any, ran: Ran) -> Iterator[Write]:
+def _class_attribute(holding: HeldClassBody, key: str, value: Any, ran: Ran) -> Iterator[Trial]:
     changed = user_code()["build_changed"]
     if key in _LEFT_ALONE:
         return
     elif isinstance(value, types.FunctionType) and value.__code__ in ran.codes:
-        yield _put(holding, key, "another method", partial(changed, value), Kind.METHOD)
+        yield _put(holding, key, "another method", partial(changed, value), PlaceKind.METHOD)
     elif isinstance(value, (staticmethod, classmethod)) and _ran(value.__func__, ran):
         other = type(value)(changed(value.__func__))
-        yield _put(holding, key, "another method", lambda: other, Kind.METHOD)
+        yield _put(holding, key, "another method", lambda: other, PlaceKind.METHOD)
     elif isinstance(value, property) and _ran(value.fget, ran):
         computed = property(changed(value.fget))
-        yield _put(holding, key, "another property", lambda: computed, Kind.METHOD)
+        yield _put(holding, key, "another property", lambda: computed, PlaceKind.METHOD)
     elif isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
         return
     elif not key.startswith("__") and find_in_class(type(value), "__get__") is None:
@@ -157,31 +157,31 @@ def _ran(function: Any, ran: Ran) -> bool:
     return isinstance(function, types.FunctionType) and function.__code__ in ran.codes
 
 
-def _code(holding: Code) -> Iterator[Write]:
+def _code(holding: HeldCode) -> Iterator[Trial]:
     """Other code can be put in only where nothing is closed over."""
     if not holding.owner.__code__.co_freevars:
         code = user_code()["last_argument"].__code__
         yield _put(holding, "__code__", "code that returns its last argument", lambda: code)
 
 
-def _more_or_fewer(holding: Holding) -> Iterator[Write]:
-    is_modules = isinstance(holding, Table) and holding.kind is Kind.SUBMODULE
-    if not isinstance(holding, (Items, Elements, Members)) or (
-        isinstance(holding, Table) and not is_modules
+def _more_or_fewer(holding: Holding) -> Iterator[Trial]:
+    is_modules = isinstance(holding, HeldTable) and holding.kind is PlaceKind.SUBMODULE
+    if not isinstance(holding, (HeldItems, HeldElements, HeldMembers)) or (
+        isinstance(holding, HeldTable) and not is_modules
     ):
         return
     contents = holding.contents()
     if contents:
         last = list(contents)[-1]
-        if isinstance(holding, Elements):
+        if isinstance(holding, HeldElements):
             more = {**contents, len(contents): contents[last]}
         else:
             more = {**contents, "another": contents[last]}
         yield _rewrite(holding, "one more", more)
         yield _rewrite(holding, "one fewer", {k: v for k, v in contents.items() if k != last})
-    if len(contents) > 1 and not isinstance(holding, Members):
+    if len(contents) > 1 and not isinstance(holding, HeldMembers):
         turned = list(contents.items())[::-1]
-        if isinstance(holding, Elements):
+        if isinstance(holding, HeldElements):
             yield _rewrite(holding, "turned round", dict(enumerate(v for _, v in turned)))
         else:
             yield _rewrite(holding, "another order", dict(turned))
@@ -189,27 +189,27 @@ def _more_or_fewer(holding: Holding) -> Iterator[Write]:
             yield _move_to_end(holding, next(iter(contents)))
 
 
-def _move_to_end(holding: Holding, key: Any) -> Write:
+def _move_to_end(holding: Holding, key: Any) -> Trial:
     def start(undo: ExitStack) -> None:
         undo.callback(holding.owner.move_to_end, key, last=False)
         holding.owner.move_to_end(key)
 
-    return Write(Place(holding.kind, holding.spell(key), "moved to the end"), start)
+    return Trial(AuditedPlace(holding.kind, holding.spell(key), "moved to the end"), start)
 
 
-def _rewrite(holding: Holding, change: str, contents: dict[Any, Any]) -> Write:
+def _rewrite(holding: Holding, change: str, contents: dict[Any, Any]) -> Trial:
     def start(undo: ExitStack) -> None:
         before = holding.contents()
         undo.callback(holding.rewrite, before)
         holding.rewrite(contents)
 
-    return Write(Place(holding.kind, holding.path, change), start)
+    return Trial(AuditedPlace(holding.kind, holding.path, change), start)
 
 
 # --- tensors, under the same identity ---
 
 
-def _tensor_forms(walk: Walk) -> Iterator[Write]:
+def _tensor_forms(walk: Walk) -> Iterator[Trial]:
     kinds = {
         id(value): holding.kind
         for holding in reversed(walk.holdings)
@@ -217,7 +217,7 @@ def _tensor_forms(walk: Walk) -> Iterator[Write]:
         if isinstance(value, torch.Tensor)
     }
     for path, tensor in walk.tensors.values():
-        kind = kinds.get(id(tensor), Kind.ITEM)
+        kind = kinds.get(id(tensor), PlaceKind.ITEM)
         if not can_change(tensor) or tensor.is_inference():
             continue
         for change, form in FORMS:
@@ -226,7 +226,7 @@ def _tensor_forms(walk: Walk) -> Iterator[Write]:
             yield _flip_grad(path, kind, tensor)
 
 
-def _give_form(path: str, kind: Kind, tensor: torch.Tensor, change: str, form: Any) -> Write:
+def _give_form(path: str, kind: PlaceKind, tensor: torch.Tensor, change: str, form: Any) -> Trial:
     def start(undo: ExitStack) -> None:
         before = tensor.detach()
         if change == FORMS[0][0]:
@@ -237,7 +237,7 @@ def _give_form(path: str, kind: Kind, tensor: torch.Tensor, change: str, form: A
             undo.callback(_set_data, tensor, before)
             _set_data(tensor, form(before).detach())
 
-    return Write(Place(kind, path, change), start)
+    return Trial(AuditedPlace(kind, path, change), start)
 
 
 def _copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -249,19 +249,19 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     tensor.data = data
 
 
-def _flip_grad(path: str, kind: Kind, tensor: torch.Tensor) -> Write:
+def _flip_grad(path: str, kind: PlaceKind, tensor: torch.Tensor) -> Trial:
     def start(undo: ExitStack) -> None:
         before = tensor.requires_grad
         undo.callback(tensor.requires_grad_, before)
         tensor.requires_grad_(not before)
 
-    return Write(Place(kind, path, "requires_grad the other way"), start)
+    return Trial(AuditedPlace(kind, path, "requires_grad the other way"), start)
 
 
 # --- modules ---
 
 
-def _modules(walk: Walk, ran: Ran) -> Iterator[Write]:
+def _modules(walk: Walk, ran: Ran) -> Iterator[Trial]:
     code = user_code()
     for path, module in walk.modules:
         yield _hook(path, "a forward hook", module.register_forward_hook, code["hook"])
@@ -276,20 +276,20 @@ def _modules(walk: Walk, ran: Ran) -> Iterator[Write]:
     )
 
 
-def _hook(path: str, change: str, register: Callable[[Any], Any], hook: Any) -> Write:
+def _hook(path: str, change: str, register: Callable[[Any], Any], hook: Any) -> Trial:
     def start(undo: ExitStack) -> None:
         undo.callback(register(hook).remove)
 
-    return Write(Place(Kind.HOOK, path, change), start)
+    return Trial(AuditedPlace(PlaceKind.HOOK, path, change), start)
 
 
-def _own_forward(path: str, module: nn.Module, ran: Ran) -> Iterator[Write]:
+def _own_forward(path: str, module: nn.Module, ran: Ran) -> Iterator[Trial]:
     """Methods of the class that ran, shadowed on the instance."""
     for name in ("forward", *_methods_that_ran(type(module), ran)):
         if name in vars(module) or not hasattr(module, name):
             continue
         changed = partial(user_code()["build_changed"], getattr(module, name))
-        yield _put(Attributes(path, module), name, "its own method", changed, Kind.METHOD)
+        yield _put(HeldAttributes(path, module), name, "its own method", changed, PlaceKind.METHOD)
 
 
 def _methods_that_ran(cls: type, ran: Ran) -> list[str]:
@@ -303,34 +303,34 @@ def _methods_that_ran(cls: type, ran: Ran) -> list[str]:
     return sorted(found)
 
 
-def _other_class(path: str, owner: Any, build: str) -> Write:
+def _other_class(path: str, owner: Any, build: str) -> Trial:
     def start(undo: ExitStack) -> None:
         before = type(owner)
         undo.callback(object.__setattr__, owner, "__class__", before)
         object.__setattr__(owner, "__class__", user_code()[build](before))
 
-    return Write(Place(Kind.METHOD, path, "another class"), start)
+    return Trial(AuditedPlace(PlaceKind.METHOD, path, "another class"), start)
 
 
 # --- other objects ---
 
 
-def _objects(walk: Walk) -> Iterator[Write]:
+def _objects(walk: Walk) -> Iterator[Trial]:
     seen = {id(module) for _, module in walk.modules}
     for holding in walk.holdings:
         owner = holding.owner
-        if isinstance(holding, (Attributes, Slots)) and id(owner) not in seen:
-            if isinstance(holding, ThreadLocal):
+        if isinstance(holding, (HeldAttributes, HeldSlots)) and id(owner) not in seen:
+            if isinstance(holding, HeldThreadLocal):
                 continue
             seen.add(id(owner))
             if not issubclass(type(owner), (torch.Tensor, types.FunctionType)):
                 yield _other_class(holding.path, owner, "build_plain_subclass")
 
 
-def _absences(walk: Walk, ran: Ran) -> Iterator[Write]:
+def _absences(walk: Walk, ran: Ran) -> Iterator[Trial]:
     """What code asks an object for, and finds on its class or not at all, put on the object."""
     for holding in walk.holdings:
-        if not isinstance(holding, Attributes) or isinstance(holding, ThreadLocal):
+        if not isinstance(holding, HeldAttributes) or isinstance(holding, HeldThreadLocal):
             continue
         if isinstance(holding.owner, types.FunctionType):
             continue
@@ -339,11 +339,11 @@ def _absences(walk: Walk, ran: Ran) -> Iterator[Write]:
             spaces = (class_dict(base) for base in mro(cls))
             found = next((space[name] for space in spaces if name in space), _NOTHING)
             if found is _NOTHING and name in ran.texts and not _is_in_table(holding.owner, name):
-                yield _put(holding, name, "there is one now", lambda: 1, Kind.ABSENCE)
+                yield _put(holding, name, "there is one now", lambda: 1, PlaceKind.ABSENCE)
             other = None if found is _NOTHING else find_other_plain(found)
             if other is not None:
                 made = partial(lambda other: other[0], other)
-                yield _put(holding, name, "in front of its class's", made, Kind.ABSENCE)
+                yield _put(holding, name, "in front of its class's", made, PlaceKind.ABSENCE)
 
 
 _NOTHING = object()
@@ -355,13 +355,13 @@ def _is_in_table(owner: Any, name: str) -> bool:
     return any(name in (held.get(table) or ()) for table in tables)
 
 
-def _aliases(walk: Walk) -> Iterator[Write]:
+def _aliases(walk: Walk) -> Iterator[Trial]:
     """One tensor given twice."""
     for holding in walk.holdings:
         tensors = [
             (key, value)
             for key, value in holding.contents().items()
-            if isinstance(holding, Arguments) and isinstance(value, torch.Tensor)
+            if isinstance(holding, HeldArguments) and isinstance(value, torch.Tensor)
         ]
         for (_, first), (key, second) in itertools.pairwise(tensors):
             if first is not second and first.shape == second.shape and first.dtype == second.dtype:
@@ -375,10 +375,10 @@ def _same(value: Any) -> Any:
 # --- names ---
 
 
-def _builtins(walk: Walk, ran: Ran) -> Iterator[Write]:
+def _builtins(walk: Walk, ran: Ran) -> Iterator[Trial]:
     """A global in front of a builtin."""
     for holding in walk.holdings:
-        if isinstance(holding, Globals) and not isinstance(holding, Environment):
+        if isinstance(holding, HeldGlobals) and not isinstance(holding, HeldEnvironment):
             for name in sorted(ran.names - holding.owner.keys()):
                 value = getattr(builtins, name, None)
                 if isinstance(value, (types.BuiltinFunctionType, type)) and name in _SHADOWED:
@@ -406,9 +406,9 @@ _SHADOWED = frozenset(
 )
 
 
-def _environment(walk: Walk) -> Iterator[Write]:
+def _environment(walk: Walk) -> Iterator[Trial]:
     for holding in walk.holdings:
-        if isinstance(holding, Environment):
+        if isinstance(holding, HeldEnvironment):
             for name in sorted(holding.names - holding.contents().keys()):
                 yield _put(holding, name, "there is one now", lambda: "1")
 
@@ -416,9 +416,9 @@ def _environment(walk: Walk) -> Iterator[Write]:
 # --- torch's flags ---
 
 
-def _flags() -> Iterator[Write]:
+def _flags() -> Iterator[Trial]:
     for name, around in _FLAGS:
-        yield Write(Place(Kind.FLAG, name, "the other way"), _nothing, around)
+        yield Trial(AuditedPlace(PlaceKind.FLAG, name, "the other way"), _nothing, around)
 
 
 def _nothing(_: ExitStack) -> None:

@@ -20,7 +20,7 @@ from tripwire.reading.sources import Local
 from tripwire.reading.structure import iter_tensors
 from tripwire.reading.tensors import iter_given
 from tripwire.tracing.result import Input, Trace
-from tripwire.tracing.state import CURRENT, FACTS, Kept, TracingState
+from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.tracing.tracer import Run
 from tripwire.values.classes import isinstance
 
@@ -36,7 +36,7 @@ _Memory = tuple[torch.device, int]
 class Originals:
     """A run's inputs as they were before it. Stands before whoever else keeps the call."""
 
-    def __init__(self, inner: Kept | None) -> None:
+    def __init__(self, inner: CallKeeper | None) -> None:
         self._inner = inner
         self._state: TracingState | None = None
         self._copies: dict[_Memory, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}

@@ -20,7 +20,7 @@ from tripwire.backends.registry import Runtime
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.undo import build_undo
 from tripwire.phases import FIRST_RUN
-from tripwire.reading.reads import Place
+from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import Building, TensorPlan
 from tripwire.tracing.modes import sample_depth
@@ -68,7 +68,7 @@ class Wire:
 
     source: str
     seen: str
-    where: Place | None  # the user's line that reads it, or that leads there
+    where: ReadLine | None  # the user's line that reads it, or that leads there
 
 
 TIMED = 5  # hits of an entry; later ones read no clock

@@ -23,7 +23,7 @@ from torch import fx
 
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.ranges import Frame
-from tripwire.reading.reads import Place, Read
+from tripwire.reading.reads import Read, ReadLine
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.result import Trace
 from tripwire.validity.wires import Cause
@@ -274,7 +274,7 @@ def _set(**figures: object) -> None:
 
 
 def _row(seen: Wire | Read) -> schema.ReadRow:
-    where = seen.where or Place("", 0)
+    where = seen.where or ReadLine("", 0)
     return schema.ReadRow(
         source=str(seen.source),
         seen=str(seen.seen),

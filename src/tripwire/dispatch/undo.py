@@ -29,7 +29,7 @@ COST_OF_A_COPY = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _TensorBefore:
     """A tensor as it was before a run."""
 
     tensor: torch.Tensor
@@ -39,10 +39,10 @@ class _Kept:
     copy: torch.Tensor | None  # None: too large
 
     @staticmethod
-    def of(tensor: torch.Tensor, counts: bool, copies: bool) -> _Kept:
+    def of(tensor: torch.Tensor, counts: bool, copies: bool) -> _TensorBefore:
         version = version_of(tensor) if counts else None
         copy = tensor.detach().clone() if copies else None
-        return _Kept(tensor, meta_of(tensor), tensor.grad_fn, version, copy)
+        return _TensorBefore(tensor, meta_of(tensor), tensor.grad_fn, version, copy)
 
     def is_unwritten(self) -> bool:
         return self.version is not None and version_of(self.tensor) == self.version
@@ -63,7 +63,7 @@ class _Kept:
 class Saved:
     """What a run may change, as it was before."""
 
-    kept: tuple[_Kept, ...]
+    kept: tuple[_TensorBefore, ...]
     states: tuple[tuple[torch.Generator, torch.Tensor], ...]
 
     def restore(self) -> bool:
@@ -90,7 +90,7 @@ class Undo:
     def save(self, inputs: tuple[torch.Tensor, ...]) -> Saved:
         """What is there before a run with these inputs."""
         return Saved(
-            tuple(_Kept.of(inputs[i], self.counts, self.copies) for i in self.written),
+            tuple(_TensorBefore.of(inputs[i], self.counts, self.copies) for i in self.written),
             tuple((generator, generator.get_state()) for generator in self.generators),
         )
 

@@ -23,21 +23,21 @@ import torch
 from tripwire.reading.holders import (
     ABSENT,
     ELEMENTS,
-    Attributes,
-    ClassDict,
-    Elements,
+    AttributesKind,
+    ClassDictKind,
+    ElementsKind,
     Holder,
-    Items,
+    ItemsKind,
     Kind,
-    Members,
-    Names,
-    Slots,
+    MembersKind,
+    NamesKind,
+    SlotsKind,
     TensorFacts,
     Write,
 )
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Source
-from tripwire.reading.structure import Building, Plan
+from tripwire.reading.structure import Building, PartPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
@@ -45,7 +45,7 @@ from tripwire.values.sameness import same_plain
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WrittenHolder:
     """A holder, as a later call finds it: itself where it is anchored, else by its path."""
 
     kind: Kind
@@ -60,9 +60,11 @@ class Place:
         return building.fetched[self.path]
 
 
-def place_of(holder: Holder) -> Place:
+def place_of(holder: Holder) -> WrittenHolder:
     """Where a holder is on later calls."""
-    return Place(holder.kind, holder.path, refer_to(holder.owner) if holder.anchored else None)
+    return WrittenHolder(
+        holder.kind, holder.path, refer_to(holder.owner) if holder.anchored else None
+    )
 
 
 def refer_to(value: object) -> Callable[[], object]:
@@ -87,9 +89,9 @@ class EffectStep:
 class Put(EffectStep):
     """A value under a key."""
 
-    place: Place
+    place: WrittenHolder
     key: Any
-    value: Plan
+    value: PartPlan
 
     def apply(self, building: Building) -> None:
         self.place.kind.put(self.place.find(building), self.key, self.value.build(building))
@@ -99,7 +101,7 @@ class Put(EffectStep):
 class Drop(EffectStep):
     """A key that is no longer there."""
 
-    place: Place
+    place: WrittenHolder
     key: Any
 
     def apply(self, building: Building) -> None:
@@ -110,8 +112,8 @@ class Drop(EffectStep):
 class Extend(EffectStep):
     """Elements at the end of a list."""
 
-    place: Place
-    values: tuple[Plan, ...]
+    place: WrittenHolder
+    values: tuple[PartPlan, ...]
 
     def apply(self, building: Building) -> None:
         built = [value.build(building) for value in self.values]
@@ -122,8 +124,8 @@ class Extend(EffectStep):
 class Replace(EffectStep):
     """All elements of a list."""
 
-    place: Place
-    values: tuple[Plan, ...]
+    place: WrittenHolder
+    values: tuple[PartPlan, ...]
 
     def apply(self, building: Building) -> None:
         ELEMENTS.replace(
@@ -135,8 +137,8 @@ class Replace(EffectStep):
 class Rewrite(EffectStep):
     """All items of a dict, in a new order."""
 
-    place: Place
-    items: tuple[tuple[Any, Plan], ...]
+    place: WrittenHolder
+    items: tuple[tuple[Any, PartPlan], ...]
 
     def apply(self, building: Building) -> None:
         owner = self.place.find(building)
@@ -151,7 +153,7 @@ class Rewrite(EffectStep):
 class Count(EffectStep):
     """A number that the run only counts on: what it was doesn't matter."""
 
-    place: Place
+    place: WrittenHolder
     key: Any
     amount: Any
 
@@ -165,9 +167,9 @@ class Count(EffectStep):
 class Mark(EffectStep):
     """A Python attribute of a tensor, which the graph returns so that it can be marked."""
 
-    tensor: Plan
+    tensor: PartPlan
     name: str
-    value: Plan
+    value: PartPlan
 
     def apply(self, building: Building) -> None:
         self.tensor.build(building).__dict__[self.name] = self.value.build(building)
@@ -177,7 +179,7 @@ class Mark(EffectStep):
 class Unmark(EffectStep):
     """An attribute that a tensor no longer has."""
 
-    tensor: Plan
+    tensor: PartPlan
     name: str
 
     def apply(self, building: Building) -> None:
@@ -188,7 +190,7 @@ class Unmark(EffectStep):
 class Carried:
     """A tensor that the run replaces: fetched on every call, and any of its kind will do."""
 
-    place: Place
+    place: WrittenHolder
     key: Any
     source: Source
     facts: TensorFacts
@@ -200,7 +202,7 @@ class Carried:
 class Counted:
     """A counter; it must stay a number of its type."""
 
-    place: Place
+    place: WrittenHolder
     key: Any
     source: Source
     cls: type
@@ -232,7 +234,7 @@ class Effects:
 def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
-    plan: Callable[[object], Plan],
+    plan: Callable[[object], PartPlan],
     facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
     inner: Iterable[Write] = (),
@@ -260,7 +262,7 @@ def plan_effects(
 
 
 def plan_marks(
-    tensor: torch.Tensor, before: dict[str, object], plan: Callable[[object], Plan]
+    tensor: torch.Tensor, before: dict[str, object], plan: Callable[[object], PartPlan]
 ) -> Iterator[EffectStep]:
     """The steps that give a tensor the attributes that it has now."""
     now = own_dict(tensor) or {}
@@ -304,10 +306,10 @@ class _EffectPlanner:
         holder = writes[0].holder
         place = place_of(holder)
         self.written.update((id(holder), write.key) for write in writes)
-        if isinstance(holder.kind, Elements):
+        if isinstance(holder.kind, ElementsKind):
             self._add_elements(holder, place)
             return
-        if isinstance(holder.kind, Items) and self._is_reordered(holder):
+        if isinstance(holder.kind, ItemsKind) and self._is_reordered(holder):
             if all(write.before is write.after for write in writes):
                 raise Refused(
                     "volatile-source",
@@ -326,7 +328,7 @@ class _EffectPlanner:
         """Whoever reads what others write finds something else on the next call."""
         holder = write.holder
         self.written.add((id(holder), write.key))
-        if not isinstance(holder.kind, Elements):
+        if not isinstance(holder.kind, ElementsKind):
             self._note_volatile([write])
             return
         use = self.reads.use_of_container(holder.owner)
@@ -334,12 +336,12 @@ class _EffectPlanner:
             before, now = list(holder.before().values()), list(holder.owner)
             self.volatile.append(Volatile(holder.path, before, now, id(holder), ABSENT))
 
-    def _add(self, write: Write, place: Place) -> None:
+    def _add(self, write: Write, place: WrittenHolder) -> None:
         holder = write.holder
         if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
             self._add_volatile(write)
             return
-        if isinstance(holder.kind, (Attributes, Slots, ClassDict, Names)):
+        if isinstance(holder.kind, (AttributesKind, SlotsKind, ClassDictKind, NamesKind)):
             if not self.reads.may_store(holder, write.key):
                 # A torch call with Python inside did it, and will again; or another thread did.
                 self._note_volatile([write])
@@ -361,7 +363,7 @@ class _EffectPlanner:
             self._note_volatile([write])
         self.steps.append(Put(place, write.key, self.plan(write.after)))
 
-    def _add_elements(self, holder: Holder, place: Place) -> None:
+    def _add_elements(self, holder: Holder, place: WrittenHolder) -> None:
         now = elements_of(holder.owner)
         before = tuple(holder.before().values())
         use = self.reads.use_of_container(holder.owner)
@@ -393,8 +395,8 @@ class _EffectPlanner:
             return False
         return self.reads.is_only_counted(write.holder, write.key)
 
-    def _note_carried(self, write: Write, place: Place) -> bool:
-        if not write.holder.anchored or isinstance(write.holder.kind, (Elements, Members)):
+    def _note_carried(self, write: Write, place: WrittenHolder) -> bool:
+        if not write.holder.anchored or isinstance(write.holder.kind, (ElementsKind, MembersKind)):
             return False
         facts = self.facts_of(write.holder, write.key)
         if facts is None or not isinstance(write.after, torch.Tensor):
@@ -425,7 +427,7 @@ class _EffectPlanner:
             return False
         if self.reads.is_written_first(holder, write.key, write.before):
             return False
-        if isinstance(holder.kind, Members):
+        if isinstance(holder.kind, MembersKind):
             use = self.reads.use_of_container(holder.owner)
             return use.whole or bool(use.keys or use.attributes)
         use = self.reads.use_of_key(holder, write.key)

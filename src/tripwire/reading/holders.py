@@ -115,7 +115,7 @@ class _DictKind(Kind):
         return dict.get(self.dict_of(owner), key, ABSENT)
 
 
-class Attributes(_DictKind):
+class AttributesKind(_DictKind):
     """The instance dict of an object or a module."""
 
     __slots__ = ()
@@ -125,7 +125,7 @@ class Attributes(_DictKind):
         return {} if space is None else space
 
 
-class Table(_DictKind):
+class TableKind(_DictKind):
     """Parameters, buffers, submodules or hooks of a module."""
 
     __slots__ = ("indexed", "keyed", "name")
@@ -145,7 +145,7 @@ class Table(_DictKind):
         return Item(path, key) if self.keyed else Attr(path, key)
 
 
-class Items(_DictKind):
+class ItemsKind(_DictKind):
     """A dict, or a subclass of it; the subclass's own methods are passed by."""
 
     __slots__ = ()
@@ -194,7 +194,7 @@ def _plain_key(key: Any) -> Any:
     return key.value if isinstance(key, _Same) else key
 
 
-class ClassDict(_DictKind):
+class ClassDictKind(_DictKind):
     """What a class itself holds."""
 
     __slots__ = ()
@@ -212,13 +212,13 @@ class ClassDict(_DictKind):
             type.__delattr__(owner, key)
 
 
-class LibraryClass(ClassDict):
+class LibraryClassKind(ClassDictKind):
     """What a class of torch's holds: a write to it counts, and no run is taken to make one."""
 
     __slots__ = ()
 
 
-class Names(_DictKind):
+class NamesKind(_DictKind):
     """Some names of a namespace: globals of a module, or attributes of one."""
 
     __slots__ = ("module", "names")
@@ -240,13 +240,13 @@ class Names(_DictKind):
         return Attr(path, key) if self.module is None else Global(self.module, key)
 
 
-class LibraryNames(Names):
+class LibraryNamesKind(NamesKind):
     """Attributes of a module of torch's or the standard library's: as with their classes."""
 
     __slots__ = ()
 
 
-class Elements(Kind):
+class ElementsKind(Kind):
     """A list or a deque, by position."""
 
     __slots__ = ()
@@ -275,7 +275,7 @@ class Elements(Kind):
             list.__setitem__(owner, slice(None), values)
 
 
-class Members(Kind):
+class MembersKind(Kind):
     """A set, whose elements are their own keys."""
 
     __slots__ = ()
@@ -294,7 +294,7 @@ class Members(Kind):
         return Item(path, _plain_key(key))
 
 
-class Slots(Kind):
+class SlotsKind(Kind):
     """The filled slots of an object."""
 
     __slots__ = ()
@@ -314,7 +314,7 @@ class Slots(Kind):
         return Attr(path, key)
 
 
-class Cells(Kind):
+class CellsKind(Kind):
     """The closure variables of a function. `path` is None for the traced one."""
 
     __slots__ = ()
@@ -350,7 +350,7 @@ def _contents(cell: CellType) -> object:
         return ABSENT
 
 
-class Code(Kind):
+class CodeKind(Kind):
     """What a function runs: its code and its defaults."""
 
     __slots__ = ()
@@ -366,7 +366,7 @@ class Code(Kind):
         return Attr(path, key)
 
 
-class Weak(Kind):
+class WeakKind(Kind):
     """The object behind a weak reference."""
 
     __slots__ = ()
@@ -379,7 +379,7 @@ class Weak(Kind):
         return Referent(path)
 
 
-class Context(Kind):
+class ContextKind(Kind):
     """The value of a context variable."""
 
     __slots__ = ()
@@ -392,7 +392,7 @@ class Context(Kind):
         return Referent(path)
 
 
-class Order(Kind):
+class OrderKind(Kind):
     """The order of an OrderedDict, which can change without a write to the dict."""
 
     __slots__ = ()
@@ -405,7 +405,7 @@ class Order(Kind):
         return path
 
 
-class Factory(Kind):
+class FactoryKind(Kind):
     """What a defaultdict makes for a missing key."""
 
     __slots__ = ()
@@ -420,7 +420,7 @@ class Factory(Kind):
         return Attr(path, key)
 
 
-class ThreadLocal(Kind):
+class ThreadLocalKind(Kind):
     """The calling thread's attributes of a threading.local."""
 
     __slots__ = ()
@@ -444,7 +444,7 @@ def is_link(value: object) -> bool:
     return name_of(type(value)).endswith("_lru_list_elem")
 
 
-class Memo(Kind):
+class MemoKind(Kind):
     """A function behind lru_cache: what it returns hangs on what was cached before.
 
     It holds the arguments of earlier calls, then what they returned.
@@ -469,7 +469,7 @@ class Memo(Kind):
         return Attr(path, "cache")
 
 
-class Array(Kind):
+class ArrayKind(Kind):
     """A NumPy array or a bytearray, by its bytes."""
 
     __slots__ = ()
@@ -486,22 +486,22 @@ class Array(Kind):
         return path
 
 
-ATTRIBUTES = Attributes()
-ITEMS = Items()
-CLASS_DICT = ClassDict()
-LIBRARY_CLASS = LibraryClass()
-ELEMENTS = Elements()
-MEMBERS = Members()
-SLOTS = Slots()
-CELLS = Cells()
-CODE = Code()
-WEAK = Weak()
-CONTEXT = Context()
-ORDER = Order()
-FACTORY = Factory()
-THREAD_LOCAL = ThreadLocal()
-MEMO = Memo()
-ARRAY = Array()
+ATTRIBUTES = AttributesKind()
+ITEMS = ItemsKind()
+CLASS_DICT = ClassDictKind()
+LIBRARY_CLASS = LibraryClassKind()
+ELEMENTS = ElementsKind()
+MEMBERS = MembersKind()
+SLOTS = SlotsKind()
+CELLS = CellsKind()
+CODE = CodeKind()
+WEAK = WeakKind()
+CONTEXT = ContextKind()
+ORDER = OrderKind()
+FACTORY = FactoryKind()
+THREAD_LOCAL = ThreadLocalKind()
+MEMO = MemoKind()
+ARRAY = ArrayKind()
 
 
 class Holder(NamedTuple):  # a tuple: there are thousands
@@ -625,7 +625,7 @@ class Holders:
     def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:
         """Which of these names the run changed in modules and classes of libraries."""
         for holder in self.all:
-            if isinstance(holder.kind, (LibraryClass, LibraryNames)):
+            if isinstance(holder.kind, (LibraryClassKind, LibraryNamesKind)):
                 before = holder.before()
                 now = dict(zip(*holder.kind.read(holder.owner), strict=True))
                 for name in sorted(names & (before.keys() | now.keys())):
@@ -659,10 +659,10 @@ class Holders:
         met: set[tuple[int, Any]] = set()
         for holder in self.all:
             if isinstance(
-                holder.kind, (LibraryClass, LibraryNames)
+                holder.kind, (LibraryClassKind, LibraryNamesKind)
             ):  # hooks of other threads come and go there
                 continue
-            names = holder.kind.names if isinstance(holder.kind, Names) else frozenset()
+            names = holder.kind.names if isinstance(holder.kind, NamesKind) else frozenset()
             first = {(id(holder.owner), name) for name in names} - met
             met |= first
             keys, values = holder.kind.read(holder.owner)
@@ -672,7 +672,7 @@ class Holders:
             before = dict(zip(holder.keys, holder.kept, strict=True))
             after = dict(zip(keys, kept, strict=True))
             # The same values in another order: one write stands for it, of a key that moved.
-            if set(before) == set(after) and isinstance(holder.kind, Items):
+            if set(before) == set(after) and isinstance(holder.kind, ItemsKind):
                 moved = next((a for b, a in zip(before, after, strict=True) if b != a), ABSENT)
                 if moved is not ABSENT and all(before[k] is after[k] for k in before):
                     yield Write(holder, moved, strong(before[moved]), strong(after[moved]))
@@ -695,9 +695,9 @@ class Holders:
         """
         first: dict[tuple[int, Any], object] = {}
         shared: dict[tuple[int, Any], object] = {}
-        dicts = {id(holder.owner) for holder in self.all if isinstance(holder.kind, Items)}
+        dicts = {id(holder.owner) for holder in self.all if isinstance(holder.kind, ItemsKind)}
         for holder in self.all:
-            if isinstance(holder.kind, Cells) or id(_dict_behind(holder)) in dicts:
+            if isinstance(holder.kind, CellsKind) or id(_dict_behind(holder)) in dicts:
                 for key, kept in zip(holder.keys, holder.kept, strict=True):
                     spot = holder.kind.spot(holder.owner, key)
                     if spot in first:
@@ -709,6 +709,6 @@ class Holders:
 
 def _dict_behind(holder: Holder) -> dict[Any, Any] | None:
     """A dict that code can also come to as such: an object's, or a table of a module."""
-    if isinstance(holder.kind, (Attributes, Table, Items)):
+    if isinstance(holder.kind, (AttributesKind, TableKind, ItemsKind)):
         return holder.kind.dict_of(holder.owner)
     return None

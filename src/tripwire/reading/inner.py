@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tripwire.reading.holders import Elements, Holders, Write
+from tripwire.reading.holders import ElementsKind, Holders, Write
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, isinstance
 from tripwire.values.sameness import same_plain
@@ -89,13 +89,13 @@ def _changes(before: Written, after: Written) -> Iterator[tuple[Place, object, o
 
 
 def _place_of(write: Write) -> Place:
-    is_list = isinstance(write.holder.kind, Elements)
+    is_list = isinstance(write.holder.kind, ElementsKind)
     return id(write.holder), None if is_list else write.key
 
 
 def _value_of(write: Write) -> object:
     holder = write.holder
-    return tuple(holder.owner) if isinstance(holder.kind, Elements) else write.after
+    return tuple(holder.owner) if isinstance(holder.kind, ElementsKind) else write.after
 
 
 def _is_same(left: object, right: object) -> bool:

@@ -57,9 +57,9 @@ from tripwire.reading.holders import (
     WEAK,
     Holder,
     Holders,
-    LibraryNames,
-    Names,
-    Table,
+    LibraryNamesKind,
+    NamesKind,
+    TableKind,
     is_link,
     strong,
 )
@@ -291,7 +291,7 @@ class Reach:
                 self._walk_holder(holder, below)
         elif name in MODULE_TABLES and isinstance(owner, nn.Module):
             for holder in self._held[id(owner)]:
-                if isinstance(holder.kind, Table) and holder.kind.name == name:
+                if isinstance(holder.kind, TableKind) and holder.kind.name == name:
                     self._walk_holder(holder, below)
         else:
             step = self._find_step(owner, name, value)
@@ -404,7 +404,7 @@ class Reach:
         globals_ = find_global_names(code)
         if not RECORDED.isdisjoint(globals_ & namespace.keys()):
             self._hide_names()
-        self.holders.remember(namespace, Names(globals_, module), None, True)
+        self.holders.remember(namespace, NamesKind(globals_, module), None, True)
         uses = find_uses(code)
         for name, line in uses.passed.items():
             self._passed.setdefault(name, f"{code.co_filename}:{line}")
@@ -610,7 +610,9 @@ class Reach:
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs."""
         if not is_library_module(name):
-            self.holders.remember(sys.modules, Names(frozenset({name}), "sys.modules"), None, True)
+            self.holders.remember(
+                sys.modules, NamesKind(frozenset({name}), "sys.modules"), None, True
+            )
             self.walk(sys.modules.get(name), Imported(name), True)
 
     def walk_traced(self, function: types.FunctionType) -> None:
@@ -740,7 +742,7 @@ class Reach:
         new = names - known
         known |= new
         if new:
-            kind = LibraryNames if library else Names
+            kind = LibraryNamesKind if library else NamesKind
             self.holders.remember(space, kind(frozenset(new)), path, True)
         for name in sorted(new & self._passed.keys()) if library else ():
             self._judge(name, space.get(name))
@@ -756,10 +758,10 @@ class Reach:
         self.holders.remember(logger, ATTRIBUTES, path, anchored)
         manager = Attr(path, "manager")
         self.holders.remember(logger.manager, ATTRIBUTES, manager, anchored)
-        self.holders.remember(vars(logger.manager), LibraryNames(_OF_MANAGER), manager, True)
+        self.holders.remember(vars(logger.manager), LibraryNamesKind(_OF_MANAGER), manager, True)
         above: logging.Logger | None = logger
         while above is not None:
-            self.holders.remember(vars(above), LibraryNames(_OF_LOGGER), path, True)
+            self.holders.remember(vars(above), LibraryNamesKind(_OF_LOGGER), path, True)
             above, path = above.parent, Attr(path, "parent")
 
     def _class_of(self, item: object, path: Source) -> Reached:
@@ -958,7 +960,7 @@ class Reach:
 # What a call must find unchanged itself, not an equal one.
 PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
 _TABLES = {
-    (name, indexed, keyed): Table(name, indexed=indexed, keyed=keyed)
+    (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES
     for indexed in (False, True)
     for keyed in (False, True)
@@ -1013,7 +1015,7 @@ def _children_of(holder: Holder) -> Reached:
     for key, value in holder.before().items():
         if id(type(value)) in _LEAVES or key in MODULE_TABLES:
             continue
-        in_table = isinstance(holder.kind, Table)
+        in_table = isinstance(holder.kind, TableKind)
         if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
             yield value, holder.step(key)
 

@@ -24,19 +24,19 @@ from torch import nn
 from tripwire.env import is_library_file
 from tripwire.reading.holders import (
     ABSENT,
-    Attributes,
-    Cells,
-    ClassDict,
-    Code,
+    AttributesKind,
+    CellsKind,
+    ClassDictKind,
+    CodeKind,
     Holder,
-    Items,
-    LibraryClass,
-    LibraryNames,
-    Members,
-    Names,
-    Slots,
-    Table,
-    ThreadLocal,
+    ItemsKind,
+    LibraryClassKind,
+    LibraryNamesKind,
+    MembersKind,
+    NamesKind,
+    SlotsKind,
+    TableKind,
+    ThreadLocalKind,
 )
 from tripwire.reading.reach import PROXIES, SPECIAL, Reach, functions_in
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
@@ -99,10 +99,10 @@ class Read:
 
     source: Source  # how to reach the value again
     seen: Fingerprint  # what it was
-    where: Place | None  # the user's line; None where no line names it
+    where: ReadLine | None  # the user's line; None where no line names it
 
 
-class Place(NamedTuple):
+class ReadLine(NamedTuple):
     """A line."""
 
     file: str
@@ -123,11 +123,11 @@ class Lines:
     def __init__(self, codes: list[CodeType]) -> None:
         self._codes = codes
 
-    def find_name(self, name: object) -> Place | None:
+    def find_name(self, name: object) -> ReadLine | None:
         """The line that names something."""
         return self._places.get(name) if isinstance(name, str) else None
 
-    def find(self, source: Source) -> Place | None:
+    def find(self, source: Source) -> ReadLine | None:
         """The user's line that names a source, or else what leads to it; else torch's line."""
         found, step = None, cast("Source | None", source)
         while step is not None:
@@ -140,16 +140,16 @@ class Lines:
         return found
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
-        places: dict[str, Place] = {}
+    def _places(self) -> dict[str, ReadLine]:
+        places: dict[str, ReadLine] = {}
         for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
             uses = find_uses(code)
             for name, line in (*uses.attributes.items(), *uses.globals.items()):
-                places.setdefault(name, Place(code.co_filename, line))
+                places.setdefault(name, ReadLine(code.co_filename, line))
             for step in dis.get_instructions(code) if code.co_freevars else ():
                 line_of = step.positions.lineno if step.positions is not None else None
                 if step.argval in code.co_freevars and line_of is not None:
-                    places.setdefault(step.argval, Place(code.co_filename, line_of))
+                    places.setdefault(step.argval, ReadLine(code.co_filename, line_of))
         return places
 
 
@@ -314,23 +314,23 @@ class ReadSet:
     def filter_of(self, holder: Holder) -> frozenset[Any] | None:
         """The keys of a holder that count; None where all of them do."""
         match holder.kind:
-            case Names() as kind:
+            case NamesKind() as kind:
                 return kind.names
-            case Cells() | Code():
+            case CellsKind() | CodeKind():
                 return None if self.is_executed(holder.owner) else frozenset()
-            case Attributes() | Slots():
+            case AttributesKind() | SlotsKind():
                 return self.names_of(holder.owner)
-            case Table(name=name):
+            case TableKind(name=name):
                 return self.filter_of_table(holder.owner, name)
             case _ if self.is_dynamic:
                 return None
-            case ThreadLocal():
+            case ThreadLocalKind():
                 return self.names
-            case LibraryClass():
+            case LibraryClassKind():
                 return self._library_names
-            case ClassDict():
+            case ClassDictKind():
                 return self._class_names
-            case Items():
+            case ItemsKind():
                 use = self.use_of_container(holder.owner)
                 if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
@@ -343,7 +343,9 @@ class ReadSet:
                     return None
                 if getattr(holder.owner, "maxlen", None) is not None:
                     return None  # what is added may push out its like
-                adds = use.appended and isinstance(holder.kind, Members)  # adds nothing, perhaps
+                adds = use.appended and isinstance(
+                    holder.kind, MembersKind
+                )  # adds nothing, perhaps
                 return None if adds else frozenset()
 
     def filter_of_table(self, module: nn.Module, table: str) -> frozenset[str] | None:
@@ -384,7 +386,7 @@ class ReadSet:
 
     def is_only_stored(self, holder: Holder, key: Any) -> bool:
         """Whether nobody asked for an attribute: what it was before is nothing to the run."""
-        if not isinstance(holder.kind, (Attributes, Slots)) or self.is_dynamic:
+        if not isinstance(holder.kind, (AttributesKind, SlotsKind)) or self.is_dynamic:
             return False
         stores = find_in_class(type(holder.owner), "__setattr__")
         if isinstance(stores, FunctionType) and not is_library_function(stores):
@@ -413,7 +415,7 @@ class ReadSet:
         """How the executed code uses what a holder holds under a key."""
         if self.is_dynamic:
             return _WHOLE
-        if isinstance(holder.kind, Items):
+        if isinstance(holder.kind, ItemsKind):
             use = self.use_of_container(holder.owner)
             if use.whole or use.attributes or not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                 return _WHOLE
@@ -500,7 +502,8 @@ class ReadSet:
             or key in self._computed
             or self._opens_self
             or (
-                isinstance(holder.kind, (Attributes, Slots)) and self.names_of(holder.owner) is None
+                isinstance(holder.kind, (AttributesKind, SlotsKind))
+                and self.names_of(holder.owner) is None
             )
         )
 
@@ -543,22 +546,22 @@ class ReadSet:
 def _kinds_of(holder: Holder) -> tuple[StepKind, ...]:
     """How code spells a step to what a holder holds."""
     match holder.kind:
-        case Names():
+        case NamesKind():
             return StepKind.GLOBAL, StepKind.ATTRIBUTE
-        case Cells():
+        case CellsKind():
             return StepKind.FREE, StepKind.LOCAL
-        case Items():
+        case ItemsKind():
             return (StepKind.ITEM,)
     return (StepKind.ATTRIBUTE,)
 
 
 def _is_library(holder: Holder) -> bool:
-    return isinstance(holder.kind, (LibraryClass, LibraryNames))
+    return isinstance(holder.kind, (LibraryClassKind, LibraryNamesKind))
 
 
 _ASKS_SUPER_UNSEEN = "LOAD_SUPER_ATTR" in dis.opmap  # which asks no `tp_getattro`
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
-_OWN_ATTRIBUTES = (Attributes, Slots)
+_OWN_ATTRIBUTES = (AttributesKind, SlotsKind)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -217,7 +217,7 @@ def holds_mutable(value: object) -> bool:
 # --- results -----------------------------------------------------------------------------
 
 
-class Plan:
+class PartPlan:
     """A step that builds one part of a result."""
 
     __slots__ = ()
@@ -238,7 +238,7 @@ class Building:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlan(Plan):
+class TensorPlan(PartPlan):
     """The graph's nth output."""
 
     index: int
@@ -248,7 +248,7 @@ class TensorPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class SamePlan(Plan):
+class SamePlan(PartPlan):
     """An object that came in with the call goes out as itself."""
 
     source: Source
@@ -263,7 +263,7 @@ class SamePlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantPlan(Plan):
+class ConstantPlan(PartPlan):
     """A value without tensors, handed out as it is."""
 
     value: object
@@ -273,11 +273,11 @@ class ConstantPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class MadePlan(Plan):
+class MadePlan(PartPlan):
     """An object made by the run; `key` lets other places of the result be the same object."""
 
     key: int
-    parts: tuple[Plan, ...]
+    parts: tuple[PartPlan, ...]
     make: Callable[[list[Any]], object]
 
     def build(self, building: Building) -> object:
@@ -288,7 +288,7 @@ class MadePlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class AgainPlan(Plan):
+class AgainPlan(PartPlan):
     """A second place that holds an object which was built before."""
 
     key: int
@@ -320,7 +320,7 @@ class Planner:
         self.tensors: list[torch.Tensor] = []
         self._positions: dict[int, int] = {}
 
-    def plan(self, value: object) -> Plan:
+    def plan(self, value: object) -> PartPlan:
         """The plan for one value and everything in it."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._positions:

@@ -27,7 +27,7 @@ GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenArguments:
     """Arguments that a call changes though neither its name nor a version counter tells."""
 
     arguments: tuple[tuple[int, str], ...]  # positions and names
@@ -46,13 +46,13 @@ class Written:
         return [value for value in found if not self.counted or value.is_inference()]
 
 
-def _statistics(first: int, flag: str | None, default: bool = False) -> Written:
+def _statistics(first: int, flag: str | None, default: bool = False) -> WrittenArguments:
     """Running statistics of a norm stand side by side; most norms update them on a flag."""
     arguments = ((first, "running_mean"), (first + 1, "running_var"))
-    return Written(arguments, None if flag is None else (5, flag, default))
+    return WrittenArguments(arguments, None if flag is None else (5, flag, default))
 
 
-_RENORM = Written(((1, "weight"),), (3, "max_norm", False), counted=True)
+_RENORM = WrittenArguments(((1, "weight"),), (3, "max_norm", False), counted=True)
 _IN_FUNCTIONAL = {
     torch.nn.functional.batch_norm: _statistics(1, "training"),
     torch.nn.functional.instance_norm: _statistics(1, "use_input_stats", default=True),
@@ -79,7 +79,7 @@ class Call:
     name: str  # the function's own name, without class or overload
     attribute: str | None = None  # second argument of getattr and setattr nodes
     writes: bool = False  # changes its first argument in place
-    writes_also: Written | None = None
+    writes_also: WrittenArguments | None = None
     may_write: bool = True  # its arguments are looked at after the call
     sized_by_data: bool = False  # the result's shape can depend on values
     takes_sizes: bool = False  # so can the result's of this, where a size is a tensor
@@ -327,14 +327,16 @@ def _build_rule(func: Any) -> Rule:
     )
 
 
-def _find_flag(func: Any) -> Written | None:
+def _find_flag(func: Any) -> WrittenArguments | None:
     """The first argument of `relu(x, inplace=True)` and its like."""
     if not isinstance(func, FunctionType):
         return None
     names = func.__code__.co_varnames[: func.__code__.co_argcount]
     if "inplace" not in names:
         return None
-    return Written(((0, names[0]),), (names.index("inplace"), "inplace", False), counted=True)
+    return WrittenArguments(
+        ((0, names[0]),), (names.index("inplace"), "inplace", False), counted=True
+    )
 
 
 class Target:
@@ -391,7 +393,7 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
     )
 
 
-def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> Written | None:
+def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> WrittenArguments | None:
     """Arguments that a schema marks as written; `out` arguments are seen on their own."""
     found = {
         (index, argument.name): None
@@ -399,7 +401,7 @@ def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> Written | None:
         for index, argument in enumerate(overload._schema.arguments)
         if argument.is_write and not argument.kwarg_only
     }
-    return Written(tuple(found)) if found else None
+    return WrittenArguments(tuple(found)) if found else None
 
 
 def _property_rule(kind: str, descriptor: Any) -> Rule:

@@ -22,7 +22,7 @@ from tripwire.reading.effects import Effects
 from tripwire.reading.reach import Reach
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Roots, Source
-from tripwire.reading.structure import Building, Plan, build_skeleton, find_difference
+from tripwire.reading.structure import Building, PartPlan, build_skeleton, find_difference
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.tracing.branches import Branch
@@ -145,7 +145,7 @@ class Trace:
 
     name: str
     inputs: tuple[Input, ...]
-    outputs: Plan
+    outputs: PartPlan
     result: object  # what the run returned
     branches: tuple[Branch, ...]
     effects: tuple[Effect, ...]

@@ -366,7 +366,7 @@ def _unknown_origin(tensor: torch.Tensor) -> Refused:
     )
 
 
-class Kept(Protocol):
+class CallKeeper(Protocol):
     """Who keeps what a call began with, in case that it fails."""
 
     def before_run(self) -> None:
@@ -395,7 +395,7 @@ class Kept(Protocol):
 class _Current(threading.local):
     state: TracingState | None = None  # None while paused, and inside an op
     tracing: bool = False  # from the beginning of a traced run to its end
-    kept: Kept | None = None  # of the call that goes on, where failures are recorded
+    kept: CallKeeper | None = None  # of the call that goes on, where failures are recorded
 
 
 CURRENT = _Current()

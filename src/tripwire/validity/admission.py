@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tripwire.reading.effects import Carried, Counted
-from tripwire.reading.holders import Array, Elements, Items, Members
+from tripwire.reading.holders import ArrayKind, ElementsKind, ItemsKind, MembersKind
 from tripwire.reading.sources import Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.reading.torchstate import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tripwire.validity.standing import Standing
 
 # Kinds of things that hold values, beside those with attributes.
-_MUTABLE = (Items, Elements, Members, Array)
+_MUTABLE = (ItemsKind, ElementsKind, MembersKind, ArrayKind)
 _OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 
 

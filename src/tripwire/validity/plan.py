@@ -16,7 +16,7 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
-from tripwire.reading.holders import ABSENT, ORDER, Code, Holder, Members, Names
+from tripwire.reading.holders import ABSENT, ORDER, CodeKind, Holder, MembersKind, NamesKind
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
@@ -170,7 +170,7 @@ class _Planner:
         """Wires on everything anchored that was read."""
         spaces: dict[int, _Space] = {}
         for holder in self.reads.holders:
-            if holder.anchored and not isinstance(holder.kind, Code):
+            if holder.anchored and not isinstance(holder.kind, CodeKind):
                 self._watch_holder(spaces, holder)
         self._watch_tables(spaces)
         self._watch_torch(spaces)
@@ -199,7 +199,7 @@ class _Planner:
         wanted = self.reads.filter_of(holder)
         ignored = frozenset(self.written.get(id(holder), ()))
         before = self.before.get(id(holder), {})
-        if isinstance(holder.kind, Members) and ignored and not before:
+        if isinstance(holder.kind, MembersKind) and ignored and not before:
             return  # only added to, and every call adds
         if wanted is not None and not (wanted - ignored):
             return
@@ -213,7 +213,7 @@ class _Planner:
             spaces[id(space)].owner = id(holder.owner)
             if wanted is None and ignored and not isinstance(space, OrderedDict):
                 spaces[id(space)].order = holder.order()
-        if isinstance(holder.kind, Names) and holder.kind.module is not None:
+        if isinstance(holder.kind, NamesKind) and holder.kind.module is not None:
             self._watch_builtins(spaces, holder)
 
     def _find_objects(self) -> list[tuple[object, Source]]:
@@ -258,7 +258,7 @@ class _Planner:
     def _watch_builtins(self, spaces: dict[int, _Space], holder: Holder) -> None:
         """A name that isn't in the module was looked for in builtins."""
         kind = holder.kind
-        assert isinstance(kind, Names)
+        assert isinstance(kind, NamesKind)
         missing = kind.names - frozenset(holder.keys)
         if missing and kind.module != "sys.modules":
             step = functools.partial(Global, "builtins")

@@ -30,7 +30,7 @@ Retired = Callable[[Cause, str | None], None]
 _ANYTHING = Touch(False, -1, None)
 
 
-class _Trouble:
+class _Doubt:
     """True while an entry is retired, or somebody looks whether it is."""
 
     __slots__ = ("_causes", "_pending")
@@ -74,7 +74,7 @@ class Standing:
         self._lock = threading.RLock()  # a death may come while settling
         self._causes: dict[tuple[bool, int], Cause] = {}
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
-        self.trouble = _Trouble(self._causes, self._pending)
+        self.trouble = _Doubt(self._causes, self._pending)
 
     def begin(self, plan: Plan) -> None:
         """Stand for this plan, which is armed."""

@@ -18,12 +18,12 @@ import torch
 
 from tripwire.reading.holders import (
     ABSENT,
-    Cells,
-    Context,
-    Elements,
+    CellsKind,
+    ContextKind,
+    ElementsKind,
     Kind,
-    Members,
-    Slots,
+    MembersKind,
+    SlotsKind,
 )
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import fingerprint
@@ -439,23 +439,23 @@ class PulledWire:
         """A quick test of the same, as an expression; a miss proves nothing."""
         owner: Any = self._owner()
         kept = self._kept
-        if isinstance(self._kind, Cells) and self._wanted is None:
+        if isinstance(self._kind, CellsKind) and self._wanted is None:
             cells = cells_of(owner)
             if set(cells) != set(self._keys):
                 return None
             names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
-        if isinstance(self._kind, Slots):
+        if isinstance(self._kind, SlotsKind):
             return self._spell_slots(owner, constant)
-        if isinstance(self._kind, Elements) and type(owner) is list and self._wanted is None:
+        if isinstance(self._kind, ElementsKind) and type(owner) is list and self._wanted is None:
             items = tuple(k.item for k in kept)
             if all(item is not ABSENT for item in items):
                 return f"{constant(same_items)}({constant(owner)}, {constant(items)})"
-        if isinstance(self._kind, Members) and self._wanted is None:
+        if isinstance(self._kind, MembersKind) and self._wanted is None:
             values = tuple(k.value for k in kept)
             if all(is_exactly(value, str, type) for value in values):  # equal means the same
                 return f"list({constant(self._owner)}() or ()) == {constant(list(values))}"
-        if isinstance(self._kind, Context):
+        if isinstance(self._kind, ContextKind):
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"
         return None

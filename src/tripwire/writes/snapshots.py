@@ -134,7 +134,7 @@ def _token(mark: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Keys:
     """Values by key: attributes, or items of a mapping, or the elements of a set."""
 
     keys: tuple[object, ...]
@@ -143,7 +143,7 @@ class Table:
     attribute: bool = False  # a key is the name of an attribute
     ordered: bool = False
 
-    def is_unchanged(self, now: Table) -> bool:
+    def is_unchanged(self, now: Keys) -> bool:
         """Whether nothing at all differs."""
         return (
             len(self.keys) == len(now.keys)
@@ -153,7 +153,7 @@ class Table:
             and all(map(is_same, self.values, now.values))
         )
 
-    def compare(self, now: Table, alive: Mapping[int, object]) -> Iterator[Difference]:
+    def compare(self, now: Keys, alive: Mapping[int, object]) -> Iterator[Difference]:
         """What differs, by name: first what is gone or another, then what is new."""
         before, after = self._by_token(), now._by_token()
         found = False
@@ -185,16 +185,16 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Positions:
     """Values by position."""
 
     values: tuple[object, ...]
 
-    def is_unchanged(self, now: Row) -> bool:
+    def is_unchanged(self, now: Positions) -> bool:
         """Whether nothing at all differs."""
         return len(self.values) == len(now.values) and all(map(is_same, self.values, now.values))
 
-    def compare(self, now: Row, alive: Mapping[int, object]) -> Iterator[Difference]:
+    def compare(self, now: Positions, alive: Mapping[int, object]) -> Iterator[Difference]:
         """What differs between the elements that both begin and both end with.
 
         So an insertion is one difference, though it moves everything behind it.
@@ -212,7 +212,7 @@ class Row:
                 yield Difference(index, _recall(mark, alive), value)
 
 
-Part = Table | Row
+Part = Keys | Positions
 Snapshot = tuple[Part, ...]  # with values themselves where it was read, with marks where it is held
 
 
@@ -247,21 +247,21 @@ def read(obj: Any) -> Snapshot:
     elif issubclass(cls, FunctionType):
         space.update({name: getattr(obj, name) for name in _FUNCTION})
         cells = bound_cells(obj)
-        parts.append(Table(tuple(cells), tuple(cells.values()), label="__closure__"))
+        parts.append(Keys(tuple(cells), tuple(cells.values()), label="__closure__"))
     space.update(read_slots(obj))
     space["__class__"] = cls
     parts.insert(0, _attributes(space))
     if issubclass(cls, dict):
         parts.append(_items(obj, ""))
     elif issubclass(cls, (list, deque)):
-        parts.append(Row(elements_of(obj)))
+        parts.append(Positions(elements_of(obj)))
     elif issubclass(cls, set):
         parts.append(_elements(obj, ""))
     return tuple(parts)
 
 
-def _attributes(space: dict[str, Any]) -> Table:
-    return Table(tuple(space), tuple(space.values()), attribute=True)
+def _attributes(space: dict[str, Any]) -> Keys:
+    return Keys(tuple(space), tuple(space.values()), attribute=True)
 
 
 def _class_space(cls: type) -> dict[str, Any]:
@@ -294,11 +294,11 @@ def _inner_tables(space: dict[str, Any]) -> Iterator[Part]:
                 yield _elements(held, name)
 
 
-def _items(held: dict[Any, Any], label: str) -> Table:
+def _items(held: dict[Any, Any], label: str) -> Keys:
     pairs = at_once(partial(_pairs, held))
     keys = tuple([key for key, _ in pairs])
     values = tuple([value for _, value in pairs])
-    return Table(keys, values, label, attribute=label in _INNER_ATTRIBUTES, ordered=True)
+    return Keys(keys, values, label, attribute=label in _INNER_ATTRIBUTES, ordered=True)
 
 
 def _pairs(held: dict[Any, Any]) -> Iterable[Any]:
@@ -310,9 +310,9 @@ def _pairs(held: dict[Any, Any]) -> Iterable[Any]:
     return dict.items(held)
 
 
-def _elements(held: set[Any], label: str) -> Table:
+def _elements(held: set[Any], label: str) -> Keys:
     elements = elements_of(held)
-    return Table(elements, elements, label)
+    return Keys(elements, elements, label)
 
 
 # --- a whole snapshot ----------------------------------------------------------------------------
@@ -325,9 +325,9 @@ def hold(now: Snapshot, kept: dict[int, object]) -> Snapshot:
         return tuple(remember(value, kept) for value in values)
 
     return tuple(
-        Row(marks(part.values))
-        if isinstance(part, Row)
-        else Table(marks(part.keys), marks(part.values), part.label, part.attribute, part.ordered)
+        Positions(marks(part.values))
+        if isinstance(part, Positions)
+        else Keys(marks(part.keys), marks(part.values), part.label, part.attribute, part.ordered)
         for part in now
     )
 
@@ -346,11 +346,11 @@ def compare(held: Snapshot, now: Snapshot, alive: Mapping[int, object]) -> list[
     attributes: dict[object, Difference] = {}
     others: list[Difference] = []
     for old, new in pairs:
-        if isinstance(old, Row):
-            assert isinstance(new, Row)
+        if isinstance(old, Positions):
+            assert isinstance(new, Positions)
             others.extend(old.compare(new, alive))
             continue
-        assert isinstance(new, Table)
+        assert isinstance(new, Keys)
         if old.is_unchanged(new):
             continue
         for found in old.compare(new, alive):
@@ -372,7 +372,7 @@ def _pair(held: Snapshot, now: Snapshot) -> Iterator[tuple[Part, Part]]:
     """Parts that belong together; a part that only one side has is met by an empty one."""
 
     def kind(part: Part) -> object:
-        return type(part), (part.label, part.attribute) if isinstance(part, Table) else None
+        return type(part), (part.label, part.attribute) if isinstance(part, Keys) else None
 
     before = {kind(part): part for part in held}
     after = {kind(part): part for part in now}
@@ -382,9 +382,9 @@ def _pair(held: Snapshot, now: Snapshot) -> Iterator[tuple[Part, Part]]:
 
 
 def _empty_like(part: Part | None) -> Part:
-    if isinstance(part, Table):
-        return Table((), (), part.label, part.attribute, part.ordered)
-    return Row(())
+    if isinstance(part, Keys):
+        return Keys((), (), part.label, part.attribute, part.ordered)
+    return Positions(())
 
 
 def values_of(snapshot: Snapshot) -> dict[int, object]:
@@ -393,7 +393,7 @@ def values_of(snapshot: Snapshot) -> dict[int, object]:
     for part in snapshot:
         for value in part.values:
             found[id(value)] = value
-        if isinstance(part, Table) and not part.attribute:
+        if isinstance(part, Keys) and not part.attribute:
             for key in part.keys:
                 found[id(key)] = key
     return found

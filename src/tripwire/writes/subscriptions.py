@@ -32,7 +32,7 @@ _ABSENT = object()
 
 
 @dataclass(slots=True, eq=False)
-class Write:
+class AttributeWrite:
     """An attribute write that is under way."""
 
     name: object
@@ -40,13 +40,13 @@ class Write:
     thread: int
 
 
-class Observer(Protocol):
+class WriteObserver(Protocol):
     """Is told around the attribute writes of one object."""
 
-    def before(self, obj: object, write: Write) -> object:
+    def before(self, obj: object, write: AttributeWrite) -> object:
         """Called before a write; what it returns comes back after."""
 
-    def after(self, obj: object, write: Write, before: Any) -> None:
+    def after(self, obj: object, write: AttributeWrite, before: Any) -> None:
         """Called after a write, also when it raised."""
 
     def gone(self) -> None:
@@ -100,8 +100,8 @@ def _wrap_method(cls: type, name: str) -> Callable[[Any], object]:
             if not observers:
                 return _bind(cls, name, own, self)(*args, **kwargs)
             frame = sys._getframe(1)
-            write = Write(args[0] if args else None, frame, threading.get_ident())
-            opened: list[tuple[Observer, object]] = []
+            write = AttributeWrite(args[0] if args else None, frame, threading.get_ident())
+            opened: list[tuple[WriteObserver, object]] = []
             try:
                 try:
                     for observer in observers:
@@ -232,11 +232,11 @@ def _undo(found: _Patched) -> None:
 
 # --- one object ----------------------------------------------------------------------------------
 
-_observers: ExactWeakKeyDictionary[tuple[Observer, ...]] = ExactWeakKeyDictionary()
-_pinned: dict[int, tuple[object, tuple[Observer, ...]]] = {}  # objects without weak references
+_observers: ExactWeakKeyDictionary[tuple[WriteObserver, ...]] = ExactWeakKeyDictionary()
+_pinned: dict[int, tuple[object, tuple[WriteObserver, ...]]] = {}  # objects without weak references
 
 
-def find_observers(obj: object) -> tuple[Observer, ...]:
+def find_observers(obj: object) -> tuple[WriteObserver, ...]:
     """Who is told of an object's writes, in the order in which they asked."""
     found = _observers.get(obj)
     if found is not None:
@@ -245,7 +245,7 @@ def find_observers(obj: object) -> tuple[Observer, ...]:
     return () if pinned is None else pinned[1]
 
 
-def _set_observers(obj: object, observers: tuple[Observer, ...]) -> None:
+def _set_observers(obj: object, observers: tuple[WriteObserver, ...]) -> None:
     if can_refer(obj):
         if observers:
             _observers[obj] = observers
@@ -271,7 +271,7 @@ class Subscription:
 
     __slots__ = ("_class", "_finalizer", "_let_go", "_observer")
 
-    def __init__(self, obj: object, observer: Observer) -> None:
+    def __init__(self, obj: object, observer: WriteObserver) -> None:
         self._observer = observer
         self._class: type | None = type(obj)  # None when it is over
         self._let_go: Callable[[], None] | None = None
@@ -320,13 +320,13 @@ class Subscription:
         _settle()
 
 
-class Statistics(NamedTuple):
+class PatchStatistics(NamedTuple):
     """What is patched at the moment."""
 
     classes: int
     objects: int  # observed ones
 
 
-def statistics() -> Statistics:
+def statistics() -> PatchStatistics:
     """Count the classes that are patched and the objects for which they are."""
-    return Statistics(len(_classes), len(_observers) + len(_pinned))
+    return PatchStatistics(len(_classes), len(_observers) + len(_pinned))

@@ -28,7 +28,7 @@ from tripwire.ranges import Frame, SourceRange
 from tripwire.values.classes import name_of
 from tripwire.writes import snapshots
 from tripwire.writes.snapshots import ABSENT, GONE, ORDER, Difference
-from tripwire.writes.subscriptions import Subscription, Write, can_patch, can_refer
+from tripwire.writes.subscriptions import AttributeWrite, Subscription, can_patch, can_refer
 
 __all__ = ["ABSENT", "GONE", "ORDER", "Change", "Watch", "watch"]
 
@@ -50,7 +50,7 @@ class Change:
 
 
 Listener = Callable[[Change], object]
-_Seen = tuple[Change, Write | None]  # a change, and the write that made it
+_Seen = tuple[Change, AttributeWrite | None]  # a change, and the write that made it
 
 
 def watch(obj: object, listener: Listener) -> Watch:
@@ -120,7 +120,7 @@ class _Watcher:
         self._find: Callable[[], object] = weakref.ref(obj) if can_refer(obj) else lambda: obj
         self._handle = weakref.ref(handle)
         self._lock = threading.RLock()  # for the lines that replace `_held`, nothing else
-        self._writes: list[Write] = []
+        self._writes: list[AttributeWrite] = []
         self._telling: dict[int, list[_Seen]] = {}  # by thread, what is left to tell
         kept: dict[int, object] = {}
         self._held = snapshots.hold(snapshots.read(obj), kept)
@@ -137,7 +137,7 @@ class _Watcher:
 
     # --- seen writes ---
 
-    def before(self, obj: object, write: Write) -> Mapping[int, object]:
+    def before(self, obj: object, write: AttributeWrite) -> Mapping[int, object]:
         """Tell what was written unseen, and keep what is there now for as long as it takes."""
         now = snapshots.read(obj)
         if write.thread not in self._telling and not snapshots.is_unchanged(self._held, now):
@@ -145,7 +145,7 @@ class _Watcher:
         self._writes.append(write)
         return snapshots.values_of(now)
 
-    def after(self, obj: object, write: Write, before: Mapping[int, object]) -> None:
+    def after(self, obj: object, write: AttributeWrite, before: Mapping[int, object]) -> None:
         """Tell what the write changed. One that raised may have changed something, too."""
         try:
             seen = self._update(obj, before)

@@ -16,7 +16,7 @@ from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
 from tripwire.recording.capture.insides import is_kind
-from tripwire.recording.capture.names import Names
+from tripwire.recording.capture.names import SpelledNames
 from tripwire.recording.capture.origin import is_library_file
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot
@@ -44,7 +44,7 @@ _SELDOM = frozenset({"__doc__", "__annotations__", "__annotate__", "__type_param
 class ClassDraft:
     """A class of the user's; its attributes turn up as recorded code names them."""
 
-    def __init__(self, names: Names, encoder: Encoder, cls: type) -> None:
+    def __init__(self, names: SpelledNames, encoder: Encoder, cls: type) -> None:
         self._names = names
         self._encoder = encoder
         self._cls = cls

@@ -21,7 +21,7 @@ import msgspec
 from tripwire.reading.uses import Use, Uses, merge
 from tripwire.recording.capture.classes import ClassDraft
 from tripwire.recording.capture.names import (
-    Names,
+    SpelledNames,
     all_codes,
     deleted_globals,
     find_imports,
@@ -57,7 +57,7 @@ class Programs:
 
     def __init__(self) -> None:
         self.codes = Codes()
-        self.names = Names()
+        self.names = SpelledNames()
         self._spaces: dict[int, _SpaceDraft] = {}
         self._modules: dict[int, _ModuleDraft] = {}
         self._library_spaces: dict[str, Reference] = {}
@@ -235,8 +235,8 @@ def _encode_cell(encoder: Encoder, cell: object) -> AnyNode:
     try:
         content = cell.cell_contents
     except ValueError:
-        return nodes.Cell(None, True)
-    return nodes.Cell(encoder.slot(content, ".cell_contents"), False)
+        return nodes.CellNode(None, True)
+    return nodes.CellNode(encoder.slot(content, ".cell_contents"), False)
 
 
 class _FunctionDraft:

@@ -177,8 +177,8 @@ SCALARS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
     complex: _encode_complex,
     bytes: _encode_bytes,
     bytearray: _encode_bytes,
-    type(...): lambda _, __: nodes.Constant("Ellipsis"),
-    type(NotImplemented): lambda _, __: nodes.Constant("NotImplemented"),
+    type(...): lambda _, __: nodes.ConstantNode("Ellipsis"),
+    type(NotImplemented): lambda _, __: nodes.ConstantNode("NotImplemented"),
     range: _encode_range,
     slice: _encode_slice,
 }
@@ -293,7 +293,7 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     made_by = _CALLS_BY_ID.get(id(cls))
     if made_by is not None:
         module, name, args = made_by(value)
-        return nodes.Call(encoder.place(nodes.Library(module, name)), encoder.slots(args))
+        return nodes.CallNode(encoder.place(nodes.Library(module, name)), encoder.slots(args))
     if cls is collections.OrderedDict and not own_dict(value):
         return HOLDERS[cls](encoder, value)
     if cls is collections.Counter and not own_dict(value):

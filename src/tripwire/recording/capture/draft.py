@@ -192,7 +192,7 @@ class Cleaner:
                 code = self._codes[node.code]
                 for name, cell in zip(code.co_freevars, node.closure, strict=False):
                     found = self._table.nodes[cell[0]]
-                    yield name, found.content if isinstance(found, nodes.Cell) else None
+                    yield name, found.content if isinstance(found, nodes.CellNode) else None
                 defaults = self._items_of(node.defaults)
                 yield from zip(_names_of_defaults(code, len(defaults)), defaults, strict=False)
 
@@ -216,7 +216,7 @@ class Cleaner:
             inside = node.items
         elif isinstance(node, nodes.Dict):
             inside = node.values
-        elif isinstance(node, nodes.Call):
+        elif isinstance(node, nodes.CallNode):
             inside = node.args
         elif isinstance(node, nodes.Object):
             inside = (node.content,)

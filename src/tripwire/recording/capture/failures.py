@@ -42,15 +42,15 @@ _P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailureRecorder:
     """Records the failing calls of compiled callables (dispatch.options.Failures)."""
 
     writing: Writing
 
     @staticmethod
-    def into(place: str | os.PathLike[str] | OnError) -> Failures:
+    def into(place: str | os.PathLike[str] | OnError) -> FailureRecorder:
         """Records go into a folder, each under a name of its own."""
-        return Failures(place.writing if isinstance(place, OnError) else Writing.to(place))
+        return FailureRecorder(place.writing if isinstance(place, OnError) else Writing.to(place))
 
     def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         beginning = Beginning(dispatcher.target, args, kwargs, self.writing.policy)
@@ -95,7 +95,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCall:
     """A call whose record is in a file: what it was given may be another by now."""
 
     path: Path
@@ -130,7 +130,7 @@ def record_failure(
         ended = Ended.by(error, beginning, name, dispatcher)
         note_last(ended, error)
         path = ended.write(writing)
-        note_last(Written(path, name, ended.outcome), error)
+        note_last(WrittenCall(path, name, ended.outcome), error)
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
             error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
     except Exception:
@@ -219,11 +219,11 @@ class OnRequest:
 
 # --- the latest failure ---
 
-_last: Ended | Written | None = None
+_last: Ended | WrittenCall | None = None
 _lock = threading.Lock()
 
 
-def note_last(ended: Ended | Written, error: Exception) -> None:
+def note_last(ended: Ended | WrittenCall, error: Exception) -> None:
     """Keep a failed call, in place of the one before, so that it can be recorded later."""
     global _last
     with _lock:

@@ -49,7 +49,7 @@ def all_codes(code: CodeType) -> Iterator[CodeType]:
         waiting += [const for const in current.co_consts if isinstance(const, CodeType)]
 
 
-class Names:
+class SpelledNames:
     """Every name that recorded code spells."""
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ KEEP_ALL = Policy()
 Key = tuple[str, int]  # a device and an address on it
 
 
-class Kept(Protocol):
+class KeptBytes(Protocol):
     """Bytes that may become a blob: a storage, or an array."""
 
     treatment: Treatment
@@ -150,23 +150,23 @@ class Blobs:
         self.policy = policy
         self.settled: list[NewBlob] = []
         self.left_out: list[Omission] = []
-        self._kept: list[Kept] = []
-        self._by_key: dict[Key, Kept] = {}
+        self._kept: list[KeptBytes] = []
+        self._by_key: dict[Key, KeptBytes] = {}
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: KeptBytes) -> None:
         """Bytes of their own."""
         self._kept.append(kept)
 
-    def find(self, key: Key) -> Kept | None:
+    def find(self, key: Key) -> KeptBytes | None:
         """The bytes that were added under a key."""
         return self._by_key.get(key)
 
-    def add_once(self, key: Key, kept: Kept) -> None:
+    def add_once(self, key: Key, kept: KeptBytes) -> None:
         """Bytes that others may use as well."""
         self._by_key[key] = kept
         self.add(kept)
 
-    def arrays(self) -> list[Kept]:
+    def arrays(self) -> list[KeptBytes]:
         """Those that aren't storages of tensors."""
         return [kept for kept in self._kept if not kept.shares]
 

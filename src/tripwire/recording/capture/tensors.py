@@ -106,18 +106,18 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldStorage:
     """A storage that recorded tensors use."""
 
     storage: torch.UntypedStorage
-    uses: list[Use] = field(default_factory=list)
+    uses: list[TensorUse] = field(default_factory=list)
     treatment: Treatment = Treatment.FULL
     why: str = "policy"
     first: int = 0
     size: int = 0
     blob: int = -1
     shares: bool = True
-    whole: Use | None = None
+    whole: TensorUse | None = None
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -167,10 +167,10 @@ def memory_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryvie
 
 
 @dataclass(slots=True, eq=False)
-class Use:
+class TensorUse:
     """A tensor, over a storage. Becomes a node when all tensors are known."""
 
-    held: Held
+    held: HeldStorage
     tensor: torch.Tensor
     path: str
     treatment: Treatment
@@ -234,7 +234,7 @@ class Use:
 
 def use_tensor(
     blobs: Blobs, tensor: torch.Tensor, path: str, at_least: Treatment
-) -> Use | nodes.Withheld:
+) -> TensorUse | nodes.Withheld:
     """Keep a tensor: its node follows when all are known. Call it `undisturbed`."""
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     dtype, device, kind = dtype_name(tensor.dtype), str(tensor.device), kind_of(tensor)
@@ -243,7 +243,9 @@ def use_tensor(
     treatment = max(at_least, blobs.policy.treat(path, tensor))  # the user's, and may raise
     held = _find_held(blobs, tensor.untyped_storage())
     offset, conj, neg = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
-    use = Use(held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg)
+    use = TensorUse(
+        held, tensor, path, treatment, dtype, shape, stride, offset, device, kind, conj, neg
+    )
     held.uses.append(use)
     return use
 
@@ -257,15 +259,15 @@ def put_back(blobs: Blobs, copies: Mapping[Key, torch.UntypedStorage]) -> None:
     """Use bytes from before a call for the storages that it changed."""
     for key, copied in copies.items():
         held = blobs.find(key)
-        if isinstance(held, Held):
+        if isinstance(held, HeldStorage):
             held.storage = copied
 
 
-def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> Held:
+def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> HeldStorage:
     key = key_of(storage)
     held = blobs.find(key)
-    if not isinstance(held, Held):
-        held = Held(storage)
+    if not isinstance(held, HeldStorage):
+        held = HeldStorage(storage)
         blobs.add_once(key, held)
     if storage.nbytes() > held.storage.nbytes():
         held.storage = storage
@@ -534,14 +536,14 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
         return encoder.leave_out(cls, reason)
     path = encoder.path()
     use = use_tensor(encoder.blobs, tensor, path, encoder.strictness(tensor))
-    if isinstance(use, Use) and use.kind == "graph":
+    if isinstance(use, TensorUse) and use.kind == "graph":
         encoder.left_out.append(Omission(path, "its autograd history: it comes back as a result"))
     grad = tensor.grad if tensor.is_leaf else None
     state = named(own_dict(tensor) or {})
     subclass = cls is not torch.Tensor and cls is not torch.nn.Parameter
     if grad is None and not state and not subclass:
         return use
-    if grad is not None and isinstance(use, Use):
+    if grad is not None and isinstance(use, TensorUse):
         encoder.treat_alike(grad, use.treatment)
     encoder.hold_attributes(("grad", "class", *state))
     return nodes.TensorExtras(

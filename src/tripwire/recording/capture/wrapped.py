@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording.capture.insides import class_name, is_kind
 from tripwire.recording.format.manifest import Omission
-from tripwire.recording.format.nodes import AnyNode, Call, Library, Wrapped
+from tripwire.recording.format.nodes import AnyNode, CallNode, Library, Wrapped
 from tripwire.values.classes import ids_of, isinstance
 from tripwire.values.contents import own_dict
 
@@ -77,7 +77,7 @@ def _encode_getter(encoder: Encoder, value: object) -> AnyNode | None:
     if kind is not type(value):  # a methodcaller with keywords: a partial of it
         return Wrapped("called", (encoder.slot(kind), *map(encoder.slot, args)))
     function = encoder.place(Library("operator", kind.__name__))
-    return Call(function, tuple(map(encoder.slot, args)))
+    return CallNode(function, tuple(map(encoder.slot, args)))
 
 
 def encode_singledispatch(encoder: Encoder, function: types.FunctionType) -> AnyNode | None:

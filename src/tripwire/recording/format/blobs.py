@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from tripwire.recording.format.container import Content, Member, Source, damaged
+from tripwire.recording.format.container import ByteSource, Content, Member, damaged
 
 MOST_ENTRIES = 64
 REST = "rest"
@@ -64,7 +64,7 @@ BlobRun = tuple[
 ]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BlobEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a safetensors header says of one tensor."""
 
     dtype: str
@@ -121,14 +121,14 @@ def build_content(blobs: Sequence[NewBlob], own: int) -> Content:
 
 def build_header(blobs: Sequence[NewBlob], own: int) -> bytes:
     """What tensors.safetensors begins with."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, BlobEntry] = {}
     position = 0
     for number, blob in enumerate(blobs[:own]):
-        entries[str(number)] = Entry(blob.dtype, blob.shape, (position, position + blob.size))
+        entries[str(number)] = BlobEntry(blob.dtype, blob.shape, (position, position + blob.size))
         position += blob.size
     if len(blobs) > own:
         rest = sum(blob.size for blob in blobs[own:])
-        entries[REST] = Entry("U8", (rest,), (position, position + rest))
+        entries[REST] = BlobEntry("U8", (rest,), (position, position + rest))
     header = msgspec.json.encode(entries)
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
@@ -144,7 +144,7 @@ def pack_blobs(blobs: Sequence[NewBlob], own: int) -> tuple[BlobRun, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """Blobs of one form that lie one after another in a file."""
 
     first: Blob
@@ -154,7 +154,7 @@ class Run:
 class StoredBlobs:
     """The blobs of a file. Nothing of them is in memory until it is asked for."""
 
-    def __init__(self, source: Source, runs: Sequence[Run] = ()) -> None:
+    def __init__(self, source: ByteSource, runs: Sequence[ByteRun] = ()) -> None:
         self._source = source
         self._runs = runs
         self._ends = list(itertools.accumulate(run.count for run in runs))
@@ -182,7 +182,7 @@ class StoredBlobs:
         return self._source.read(blob.start, blob.size)
 
 
-def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
+def read_header(source: ByteSource, member: Member) -> tuple[dict[str, BlobEntry], int]:
     """The entries of a safetensors member, and where its data begins in the file."""
     if member.size < 8:
         raise damaged("tensors.safetensors is cut off")
@@ -199,27 +199,27 @@ def read_header(source: Source, member: Member) -> tuple[dict[str, Entry], int]:
     return entries, member.start + 8 + length
 
 
-_HEADER = msgspec.json.Decoder(dict[str, Entry])
+_HEADER = msgspec.json.Decoder(dict[str, BlobEntry])
 
 
-def find_blobs(source: Source, member: Member, packed: tuple[BlobRun, ...]) -> StoredBlobs:
+def find_blobs(source: ByteSource, member: Member, packed: tuple[BlobRun, ...]) -> StoredBlobs:
     """Every blob, each within the file, one after another without gaps."""
     entries, start = read_header(source, member)
     own = len(entries) - (REST in entries)
     if set(entries) - {REST} != {str(n) for n in range(own)} or (REST in entries) != bool(packed):
         raise damaged("tensors.safetensors has other entries than objects.json says")
-    runs: list[Run] = []
+    runs: list[ByteRun] = []
     position = start
     for number in range(own):
         entry = entries[str(number)]
         blob = _place(entry.dtype, entry.shape, position)
         if entry.data_offsets != (position - start, position - start + blob.size):
             raise damaged(f"blob {number} isn't where its shape says")
-        runs.append(Run(blob, 1))
+        runs.append(ByteRun(blob, 1))
         position += blob.size
     first = position
     for dtype, shape, count in packed:
-        runs.append(Run(_place(dtype, shape, position), count))
+        runs.append(ByteRun(_place(dtype, shape, position), count))
         position += count * runs[-1].first.size
     if packed:
         rest = entries[REST]

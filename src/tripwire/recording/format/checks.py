@@ -240,7 +240,7 @@ def _check_complex(node: nodes.Complex, *_: object) -> None:
     _check_digits(node.imag, 16)
 
 
-def _check_constant(node: nodes.Constant, *_: object) -> None:
+def _check_constant(node: nodes.ConstantNode, *_: object) -> None:
     if node.name not in ("Ellipsis", "NotImplemented"):
         raise damaged("a constant has a name that isn't known")
 
@@ -372,7 +372,7 @@ _CHECKS: Mapping[type, Callable[[typing.Any, Table, StoredBlobs], None]] = {
     nodes.BigInt: _check_int,
     nodes.Bits: _check_bits,
     nodes.Complex: _check_complex,
-    nodes.Constant: _check_constant,
+    nodes.ConstantNode: _check_constant,
     nodes.Range: _check_range,
     nodes.Dict: _check_dict,
     nodes.Tensor: _check_tensor,

@@ -202,7 +202,7 @@ def replace(path: Path, members: Mapping[str, tuple[Content, int]]) -> None:
 # --- reading ---
 
 
-class Source:
+class ByteSource:
     """The bytes of a file, or bytes in memory, by position."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -210,12 +210,12 @@ class Source:
         self.size = file.seek(0, io.SEEK_END)
 
     @staticmethod
-    def open(path: str | os.PathLike[str]) -> Source:
-        return Source(open(path, "rb", buffering=0))
+    def open(path: str | os.PathLike[str]) -> ByteSource:
+        return ByteSource(open(path, "rb", buffering=0))
 
     @staticmethod
-    def of(data: bytes) -> Source:
-        return Source(io.BytesIO(data))
+    def of(data: bytes) -> ByteSource:
+        return ByteSource(io.BytesIO(data))
 
     def read(self, start: int, size: int) -> bytes:
         """Exactly `size` bytes; the caller knows that the file is that long."""
@@ -275,7 +275,7 @@ class Source:
         self._file.close()
 
 
-def find_members(source: Source) -> dict[str, Member]:
+def find_members(source: ByteSource) -> dict[str, Member]:
     """Every member; `BadRecord` for any zip that could be read in more than one way."""
     members: dict[str, Member] = {}
     heads: list[tuple[bytes, int, Member]] = []
@@ -291,7 +291,7 @@ def find_members(source: Source) -> dict[str, Member]:
     return members
 
 
-def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
+def _read_local(source: ByteSource, position: int) -> tuple[bytes, Member]:
     if source.size - position < _LOCAL.size:
         raise damaged("a member's header is cut off")
     head = _LOCAL.unpack(source.read(position, _LOCAL.size))
@@ -322,7 +322,9 @@ def _read_local(source: Source, position: int) -> tuple[bytes, Member]:
     return name, Member(name.decode(), position, packed, crc, size if is_deflated else None)
 
 
-def _check_directory(source: Source, start: int, heads: list[tuple[bytes, int, Member]]) -> None:
+def _check_directory(
+    source: ByteSource, start: int, heads: list[tuple[bytes, int, Member]]
+) -> None:
     """The directory names the same members at the same places, and ends the file."""
     position = start
     for name, local, member in heads:

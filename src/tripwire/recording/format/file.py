@@ -43,9 +43,9 @@ from tripwire.recording.format.checks import (
 )
 from tripwire.recording.format.container import (
     OBJECTS,
+    ByteSource,
     Content,
     Member,
-    Source,
     damaged,
     find_members,
     replace,
@@ -170,7 +170,7 @@ def copy_record(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Pat
 
 @dataclass(frozen=True, slots=True)
 class _MemberPieces:
-    source: Source
+    source: ByteSource
     member: Member
 
     def __iter__(self) -> Iterator[bytes]:
@@ -185,7 +185,7 @@ class Record:
 
     def __init__(
         self,
-        source: Source,
+        source: ByteSource,
         members: Mapping[str, Member],
         manifest: Manifest,
         table: Table,
@@ -200,15 +200,15 @@ class Record:
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Record:
         """Open and check a file."""
-        return Record._read(Source.open(path))
+        return Record._read(ByteSource.open(path))
 
     @staticmethod
     def of(data: bytes) -> Record:
         """The same for a file's bytes."""
-        return Record._read(Source.of(data))
+        return Record._read(ByteSource.of(data))
 
     @staticmethod
-    def _read(source: Source) -> Record:
+    def _read(source: ByteSource) -> Record:
         with contextlib.ExitStack() as stack:
             stack.callback(source.close)
             record = _read_record(source)
@@ -243,7 +243,7 @@ class Record:
         self.close()
 
 
-def _read_record(source: Source) -> Record:
+def _read_record(source: ByteSource) -> Record:
     members = find_members(source)
     for name in (MANIFEST, OBJECTS, TENSORS):
         if name not in members:
@@ -257,7 +257,7 @@ def _read_record(source: Source) -> Record:
     return Record(source, members, manifest, table, blobs)
 
 
-def _read_manifest(source: Source, member: Member) -> Manifest:
+def _read_manifest(source: ByteSource, member: Member) -> Manifest:
     if zlib.crc32(source.read(member.start, member.size)) != member.crc:
         raise damaged("its manifest was changed")
     # The schema first: of a newer version nothing else need be as it is here.
@@ -281,7 +281,7 @@ def _read_manifest(source: Source, member: Member) -> Manifest:
     return _read_json(source, member, _MANIFEST)
 
 
-def _check_members(source: Source, members: Mapping[str, Member], manifest: Manifest) -> None:
+def _check_members(source: ByteSource, members: Mapping[str, Member], manifest: Manifest) -> None:
     if set(members) - {MANIFEST} != set(manifest.members):
         raise damaged("its manifest names other members than it has")
     for name, (size, sha) in manifest.members.items():
@@ -291,7 +291,7 @@ def _check_members(source: Source, members: Mapping[str, Member], manifest: Mani
             _check_text(source, members[name])
 
 
-def _check_text(source: Source, member: Member) -> None:
+def _check_text(source: ByteSource, member: Member) -> None:
     """Source is UTF-8. A piece at a time: as a text it may take four times as much."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
     end = member.start + member.size
@@ -303,7 +303,7 @@ def _check_text(source: Source, member: Member) -> None:
         raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
 
 
-def _read_objects(source: Source, member: Member) -> _Objects:
+def _read_objects(source: ByteSource, member: Member) -> _Objects:
     """The table: its text is gone through once before any of it is held."""
     memory = size = 0
     for piece in source.inflate(member):
@@ -320,7 +320,7 @@ def _read_objects(source: Source, member: Member) -> _Objects:
     return _decode(text, member, _OBJECTS)
 
 
-def _read_json(source: Source, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
+def _read_json(source: ByteSource, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
     text = source.read(member.start, member.size)
     if estimate_memory(text) + estimate_wide(text) > max(MOST_MANIFEST, source.size):
         raise too_large(member.name)

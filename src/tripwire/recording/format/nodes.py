@@ -67,7 +67,7 @@ class Bytes(Node, tag="bytes", frozen=True):
     mutable: bool = False
 
 
-class Constant(Node, tag="const", frozen=True):
+class ConstantNode(Node, tag="const", frozen=True):
     """`Ellipsis` or `NotImplemented`."""
 
     name: str
@@ -268,7 +268,7 @@ class ModuleObject(Node, tag="nn", frozen=True):
     values: tuple[Slot, ...] = ()
 
 
-class Call(Node, tag="call", frozen=True):
+class CallNode(Node, tag="call", frozen=True):
     """A value that a library's callable makes from its arguments: a date, a pattern, a path."""
 
     function: Reference  # a Library node
@@ -290,7 +290,7 @@ class Library(Node, tag="library", frozen=True):
     name: str = ""  # "" for the module itself
 
 
-class Cell(Node, tag="cell", frozen=True):
+class CellNode(Node, tag="cell", frozen=True):
     """A closure cell."""
 
     content: Slot = None
@@ -387,7 +387,7 @@ AnyNode = (
     | Text
     | String
     | Bytes
-    | Constant
+    | ConstantNode
     | Range
     | Slice
     | Tuple
@@ -406,10 +406,10 @@ AnyNode = (
     | Object
     | ModuleForm
     | ModuleObject
-    | Call
+    | CallNode
     | EnumMember
     | Library
-    | Cell
+    | CellNode
     | Function
     | Wrapped
     | Class

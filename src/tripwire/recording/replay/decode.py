@@ -376,7 +376,7 @@ _BUILDERS: dict[type, Callable[[Any, Value], object]] = {
     nodes.Text: lambda node, _: node.data.decode("utf-8", "surrogatepass"),
     nodes.String: lambda node, _: node.text,
     nodes.Bytes: lambda node, _: bytearray(node.data) if node.mutable else node.data,
-    nodes.Constant: lambda node, _: ... if node.name == "Ellipsis" else NotImplemented,
+    nodes.ConstantNode: lambda node, _: ... if node.name == "Ellipsis" else NotImplemented,
     nodes.Range: _build_range,
     nodes.Slice: _build_slice,
     nodes.List: lambda _, __: [],

@@ -59,7 +59,7 @@ class ObjectMaker:
                 return (node.cls, node.value)
             case nodes.NamedTuple():
                 return (node.cls, *node.items)
-            case nodes.Call():
+            case nodes.CallNode():
                 return (node.function, *node.args)
             case nodes.Withheld() | nodes.Opaque():
                 return ()
@@ -78,12 +78,12 @@ class ObjectMaker:
                 return _find_member(cast("Any", value(node.cls)), node.name, value(node.value))
             case nodes.NamedTuple():
                 return _build_tuple(cast("type", value(node.cls)), map(value, node.items))
-            case nodes.Call():
+            case nodes.CallNode():
                 return cast("Any", value(node.function))(*map(value, node.args))
             case nodes.Withheld():
                 return _build_withheld(node)
             case nodes.Opaque():
-                return Missing(node.cls, node.reason)
+                return MissingObject(node.cls, node.reason)
             case _:
                 return self._rebuilder.make(node, value)
 
@@ -93,7 +93,7 @@ class ObjectMaker:
                 _fill_instance(node, made, value)
             case nodes.ModuleObject():
                 _fill_module(cast("Form", value(node.form)), node, made, value)
-            case nodes.EnumMember() | nodes.NamedTuple() | nodes.Call() | nodes.ModuleForm():
+            case nodes.EnumMember() | nodes.NamedTuple() | nodes.CallNode() | nodes.ModuleForm():
                 pass
             case nodes.Withheld() | nodes.Opaque():
                 pass
@@ -225,7 +225,7 @@ def _build_withheld(node: nodes.Withheld) -> object:
 # --- what a record doesn't hold ---
 
 
-class Missing:
+class MissingObject:
     """Stands where a record holds nothing; raises when it is used."""
 
     __slots__ = ("_cls", "_reason")
@@ -243,7 +243,7 @@ class Missing:
         raise _missing(self)
 
 
-def _missing(stand_in: Missing) -> CannotReplay:
+def _missing(stand_in: MissingObject) -> CannotReplay:
     return CannotReplay(
         f"The call uses a {stand_in._cls} that the record doesn't hold: {stand_in._reason}.\n"
         "Pass what is needed of it as a plain value, and record again.",
@@ -251,7 +251,7 @@ def _missing(stand_in: Missing) -> CannotReplay:
     )
 
 
-def _use(self: Missing, *args: object, **kwargs: object) -> NoReturn:
+def _use(self: MissingObject, *args: object, **kwargs: object) -> NoReturn:
     raise _missing(self)
 
 
@@ -260,4 +260,4 @@ _OPERATIONS = (
     "add radd sub rsub mul rmul truediv rtruediv matmul rmatmul lt le gt ge neg"
 )
 for _name in _OPERATIONS.split():
-    setattr(Missing, f"__{_name}__", _use)
+    setattr(MissingObject, f"__{_name}__", _use)

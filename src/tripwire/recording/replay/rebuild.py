@@ -68,7 +68,7 @@ class Rebuilder:
         match node:
             case nodes.Library():
                 return find_in_library(node)
-            case nodes.Cell():
+            case nodes.CellNode():
                 return types.CellType()
             case nodes.Function():
                 return self._make_function(node, value)
@@ -87,7 +87,7 @@ class Rebuilder:
     def fill(self, node: AnyNode, made: Any, value: Value) -> None:
         """Put into a shell what belongs there."""
         match node:
-            case nodes.Cell():
+            case nodes.CellNode():
                 if not node.empty:
                     made.cell_contents = value(node.content)
             case nodes.Function():

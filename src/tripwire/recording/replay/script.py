@@ -114,7 +114,7 @@ class _Writer:
 
     def _needs(self, node: AnyNode) -> Iterable[Slot]:
         match node:
-            case nodes.Tuple() | nodes.Wrapped() | nodes.Call() | nodes.Range() | nodes.Slice():
+            case nodes.Tuple() | nodes.Wrapped() | nodes.CallNode() | nodes.Range() | nodes.Slice():
                 return slots_of(node)
             case nodes.Set():
                 return node.items if node.frozen else ()
@@ -308,7 +308,7 @@ class _Writer:
     def generator(self, node: nodes.Generator, name: str) -> list[str]:
         return [f"torch.Generator({node.device!r})", f"{name}.set_state({_spell(node.state)})"]
 
-    def cell(self, node: nodes.Cell, name: str) -> list[str]:
+    def cell(self, node: nodes.CellNode, name: str) -> list[str]:
         fill = f"{name}.cell_contents = {_spell(node.content)}"
         return ["types.CellType()", *([] if node.empty else [fill])]
 
@@ -357,7 +357,7 @@ _WRITERS: dict[type, Callable[..., list[str]]] = {
     nodes.Text: lambda _, n, __: [f"{n.data!r}.decode('utf-8', 'surrogatepass')"],
     nodes.String: lambda _, node, __: [ascii(node.text)],
     nodes.Bytes: lambda _, n, __: [f"bytearray({n.data!r})" if n.mutable else f"{n.data!r}"],
-    nodes.Constant: lambda _, node, __: [node.name],
+    nodes.ConstantNode: lambda _, node, __: [node.name],
     nodes.Range: lambda _, n, __: [f"range({', '.join(map(_spell, slots_of(n)))})"],
     nodes.Slice: lambda _, n, __: [f"slice({', '.join(map(_spell, slots_of(n)))})"],
     nodes.Tuple: lambda _, node, __: [f"({_items(node)})"],
@@ -377,10 +377,10 @@ _WRITERS: dict[type, Callable[..., list[str]]] = {
     nodes.Object: _Writer.object,
     nodes.ModuleForm: lambda _, node, __: [_spell(node.cls)],
     nodes.ModuleObject: _Writer.module_object,
-    nodes.Call: lambda _, n, __: [f"{_spell(n.function)}({', '.join(map(_spell, n.args))})"],
+    nodes.CallNode: lambda _, n, __: [f"{_spell(n.function)}({', '.join(map(_spell, n.args))})"],
     nodes.EnumMember: lambda _, n, __: [f"{_spell(n.cls)}({_spell(n.value)})"],
     nodes.Library: _Writer.library,
-    nodes.Cell: _Writer.cell,
+    nodes.CellNode: _Writer.cell,
     nodes.Function: _Writer.function,
     nodes.Wrapped: _Writer.wrapped,
     nodes.Class: _Writer.cls,

@@ -198,9 +198,9 @@ class Viewer:
                 return ModuleView(name)
             case nodes.Wrapped(form=form):
                 return PartsView(form)
-            case nodes.Cell():
+            case nodes.CellNode():
                 return PartsView("cell")
-            case nodes.Call():
+            case nodes.CallNode():
                 return PartsView("call")
             case nodes.Object():
                 return ObjectView(value(node.cls))
@@ -259,9 +259,9 @@ class Viewer:
                 made.attributes.update(zip(node.names, map(value, node.values), strict=True))
             case nodes.Wrapped(), PartsView():
                 made.parts.extend(map(value, node.parts))
-            case nodes.Cell(), PartsView():
+            case nodes.CellNode(), PartsView():
                 made.parts.extend([] if node.empty else [value(node.content)])
-            case nodes.Call(), PartsView():
+            case nodes.CallNode(), PartsView():
                 made.parts.extend([value(node.function), *map(value, node.args)])
             case nodes.Object(), ObjectView():
                 names, values = node.names + node.slots, node.values + node.slot_values

@@ -33,7 +33,7 @@ from tripwire.recording.capture.names import _names_of_code
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import StoredBlobs
-from tripwire.recording.format.container import Source
+from tripwire.recording.format.container import ByteSource
 from tripwire.recording.format.file import Record
 from tripwire.recording.replay.decode import view
 from tripwire.recording.replay.views import ObjectView, OpaqueView
@@ -434,7 +434,7 @@ def test_names_may_become_wanted_while_encoding() -> None:
             wants.known.add("y")
 
         def node(self) -> nodes.AnyNode:
-            return nodes.Constant("Ellipsis")
+            return nodes.ConstantNode("Ellipsis")
 
     blobs = Blobs(KEEP_ALL)
     encoder = Encoder(blobs, KEEP_ALL, encode_code=name_code, names=wants)
@@ -459,7 +459,7 @@ def test_views_describe_without_trust(tmp_path) -> None:
 
 
 def table_view(*table: nodes.AnyNode) -> object:
-    return view(nodes.Table({"value": (0,)}, table), StoredBlobs(Source.of(b"")))["value"]
+    return view(nodes.Table({"value": (0,)}, table), StoredBlobs(ByteSource.of(b"")))["value"]
 
 
 @pytest.mark.parametrize(

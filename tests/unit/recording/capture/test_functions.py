@@ -323,7 +323,7 @@ def test_closures_of_every_kind() -> None:
 
 def test_an_empty_cell_stays_empty() -> None:
     carried = Carried(value=make_late())
-    assert [cell.empty for cell in carried.nodes(nodes.Cell)] == [True]
+    assert [cell.empty for cell in carried.nodes(nodes.CellNode)] == [True]
 
 
 # --- lambdas ---

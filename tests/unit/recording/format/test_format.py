@@ -17,7 +17,7 @@ from support import run_python
 
 from tripwire.errors import BadRecord
 from tripwire.recording.format import container
-from tripwire.recording.format.container import Content, Source, find_members, write_members
+from tripwire.recording.format.container import ByteSource, Content, find_members, write_members
 from tripwire.recording.format.file import NewRecord, Record, stamp
 from tripwire.recording.format.manifest import (
     SCHEMA,
@@ -199,7 +199,7 @@ def test_members_beyond_four_gigabytes_are_written_and_found(tmp_path, monkeypat
         contents = {name: Content.of(data) for name, data in members.items()}
         contents["objects.json"] = Content.deflate(b"a" * 500)
         write_members(out, {n: (c, c.digest()[1]) for n, c in contents.items()})
-    with contextlib.closing(Source.open(path)) as source:
+    with contextlib.closing(ByteSource.open(path)) as source:
         found = find_members(source)
         assert {n: source.read(found[n].start, found[n].size) for n in members} == members
         assert b"".join(source.inflate(found["objects.json"])) == b"a" * 500
@@ -211,7 +211,7 @@ def test_a_deflated_member_gives_what_it_holds_a_piece_at_a_time(size) -> None:
         content = Content.deflate(data)
         out = io.BytesIO()
         write_members(out, {"objects.json": (content, content.digest()[1])})
-        source = Source.of(out.getvalue())
+        source = ByteSource.of(out.getvalue())
         pieces = list(source.inflate(find_members(source)["objects.json"]))
         assert b"".join(pieces) == data
         assert max(map(len, pieces)) <= 1 << 16
