@@ -262,6 +262,10 @@ _KLASS = "class B: k = 2.0\nclass C(B): pass\n"
 ASKED_OF_CLASSES = {
     "an object that the run made": "return x * C().k",
     "a subclass that the run made": "class D(C): pass\n    return x * D().k",
+    "a subclass that the run made by a call": "return x * type('D', (C,), {})().k",
+    "a subclass of a class that the run made": (
+        "class D(C): pass\n    class E(D): pass\n    return x * E().k"
+    ),
     "an object of a subclass that nobody names": "return x * hidden[0]().k",
     "its subclasses": "return x * C.__subclasses__()[0].k",
     "an object of its subclasses": "return x * B.__subclasses__()[0]().k",
@@ -289,10 +293,6 @@ _WAYS = (
     "class Box: inner = C\n"
     "class Made:\n    @property\n    def p(self): return C()\n"
     "class Raises:\n    @property\n    def p(self):\n        if C.k: raise ValueError\n"
-    "class Answers(C):\n    def __getattribute__(self, n): return super().__getattribute__(n)\n"
-    "class Meta(type):\n"
-    "    def __getattribute__(cls, n): return type.__getattribute__(cls, n)\n"
-    "class AnswersToo(C, metaclass=Meta): pass\n"
     "class Enter:\n    def __enter__(self): return C.k\n    def __exit__(self, *a): pass\n"
     "    def __matmul__(self, v): return C().k\n"
     "class F1(torch.autograd.Function):\n"
@@ -331,6 +331,13 @@ HANGING = {
     "function": ("def s(t, k=2.0): return t * k", "s(x)", "s.__defaults__ = (3.0,)"),
 }
 
+_ANSWERS = (
+    "class Answers(C):\n    def __getattribute__(self, n): return super().__getattribute__(n)\n"
+    "class Meta(type):\n"
+    "    def __getattribute__(cls, n): return type.__getattribute__(cls, n)\n"
+    "class AnswersToo(C, metaclass=Meta): pass\n"
+)
+
 
 @pytest.mark.parametrize("name", HANGING)
 @pytest.mark.parametrize("place", ["{}", "[{}]", "types.SimpleNamespace(own={})"])
@@ -352,7 +359,9 @@ def test_a_class_is_not_read_by_a_name_in_a_branch_that_did_not_run(name) -> Non
 @pytest.mark.parametrize("way", ASKED_OF_CLASSES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_class_is_read_by_whatever_way(way, backend) -> None:
-    program = f"{_WAYS}def call(x, y):\n    {ASKED_OF_CLASSES[way]}\n"
+    body = ASKED_OF_CLASSES[way]
+    setup = _WAYS + _ANSWERS if "Answers" in body else _WAYS
+    program = f"{setup}def call(x, y):\n    {body}\n"
     call = Call("new(4).requires_grad_(), new(4)", times=3)
     writes = ["B.k = 3.0", "C.k = 4.0", "del C.k", "B.k = property(lambda self: 7.0)"]
     check(Scenario(program, (call, *[s for w in writes for s in (Do(w), call)]), backend))

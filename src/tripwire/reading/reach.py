@@ -249,7 +249,9 @@ class Reach:
     @property
     def names_looked_up(self) -> frozenset[str] | None:
         """Names under which anything was asked for that a user's class holds; None: untold."""
-        return None if self._looks_unseen else self.reader.names_looked_up
+        names = None if self._looks_unseen else self.reader.names_looked_up
+        # Python asks for this when a class is made: its slot is its own, and nothing of it is told.
+        return None if names is not None and "__init_subclass__" in names else names
 
     def _watch_class(self, cls: type) -> None:
         """Have lookups told that pass a class: of its objects, of itself, and of those below it."""
