@@ -120,17 +120,18 @@ def _code_node(
 ) -> Code:
     marshalled = _MARSHALLED if _marshallable(code) is not None else None
     if segment is None or layout is None:
-        line, place, lines = code.co_firstlineno, (code.co_firstlineno, 0), (0, 0)
+        line, further, lines = code.co_firstlineno, (0, 0), (0, 0)
         member = None
     else:
-        line, place = segment.first, segment.place
+        line, (at, column) = segment.first, segment.place
+        further = at - line, column
         lines = layout.before(segment.first), segment.last - segment.first + 1
     return Code(
         code.co_qualname,
         code.co_filename,
         line,
         member,
-        place,
+        further,
         marshalled,
         code.co_freevars,
         future_flags(code),

@@ -426,13 +426,18 @@ class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     file: str  # as Python names it in tracebacks
     line: Index  # of its first line in that file
     source: str | None  # a member under src/; None where the source isn't known
-    place: tuple[Index, Index]  # line and column of the `def` or `lambda` in that file
+    further: tuple[Index, Index]  # where the `def` or `lambda` stands: lines from there, column
     # A member under code/: a marshalled tuple of which this is the item with the index of this
     # code in the table; for the interpreter of the manifest alone.
     marshalled: str | None = None
     free: tuple[str, ...] = ()  # names of its closure cells
     flags: int = 0  # what its file imports from `__future__`
     lines: tuple[Index, Index] = (0, 0)  # its lines in `source`: how many before it, how many
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Line and column of the `def` or `lambda` in its file."""
+        return self.line + self.further[0], self.further[1]
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,10 @@ def write(tmp_path: Path) -> Path:
 
 
 def find_in(path: Path, text: str) -> bool:
-    return text.encode() in path.read_bytes()
+    """Whether a text stands in the file, or in what one of its members holds."""
+    with zipfile.ZipFile(path) as file:
+        held = [file.read(name) for name in file.namelist()]
+    return any(text.encode() in data for data in (path.read_bytes(), *held))
 
 
 def test_a_secret_is_nowhere_in_a_record_wherever_it_stood(tmp_path):

@@ -48,7 +48,7 @@ FULL = Manifest(
 
 def full_record() -> NewRecord:
     blobs = encode([torch.arange(10.0)])[0]
-    code = Code("f", "/a/b.py", 1, "src/0.py", (1, 0), "code/0", ())
+    code = Code("f", "/a/b.py", 1, "src/0.py", (0, 0), "code/0", ())
     table = msgspec.structs.replace(blobs.table, codes=(code,))
     return NewRecord(FULL, table, blobs.blobs, {"src/0.py": b"def f(): pass\n", "code/0": b"\xe3"})
 
