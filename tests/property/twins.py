@@ -98,8 +98,8 @@ class Figures:
 
     @property
     def share(self) -> float:
-        """The share of calls that ran compiled code."""
-        return self.hits / max(1, self.calls)
+        """The share of calls that ran compiled code, of those that didn't raise in plain Python."""
+        return self.hits / max(1, self.calls - self.raised)
 
     def __add__(self, other: Figures) -> Figures:
         names = [one.name for one in fields(self)]

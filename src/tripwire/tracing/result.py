@@ -29,6 +29,7 @@ from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.render import render_trace
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)

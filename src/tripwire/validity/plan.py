@@ -27,6 +27,7 @@ from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.guards import Guards
 from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.wires import DictWire, Held, ObjectWire, PulledWire
+from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry
 

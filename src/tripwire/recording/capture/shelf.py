@@ -27,6 +27,7 @@ from tripwire.recording.capture.segments import (
     future_flags,
 )
 from tripwire.recording.format.nodes import Code, Table
+from tripwire.values.classes import isinstance
 
 Space = dict[str, object]
 
