@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import operator
 import os
+import sys
 import threading
 import weakref
 
@@ -364,7 +365,14 @@ def _ask_broken() -> None:
         (lambda: Below.kind, "kind"),
         (lambda: WithMeta.own, "own"),
         (lambda: WithMeta.of_meta, "of_meta"),
-        (lambda: super(Below, Below()).double, "double"),
+        pytest.param(
+            lambda: super(Below, Below()).double,
+            "double",
+            marks=pytest.mark.skipif(
+                sys.version_info >= (3, 12),
+                reason="LOAD_SUPER_ATTR passes super's own lookup by: code that names it counts",
+            ),
+        ),
         (lambda: hasattr(Below, "absent"), "absent"),
         (lambda: getattr(Below, "".join(["ki", "nd"])), "kind"),
         (lambda: operator.attrgetter("kind")(Below), "kind"),
