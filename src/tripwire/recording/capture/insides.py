@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import types
 
-from tripwire.values.classes import class_dict as class_dict
-from tripwire.values.classes import mro as mro
+from tripwire.values.classes import class_dict, flags_of, mro, name_of, size_of
 
-_type_name = type.__dict__["__qualname__"].__get__
-_basic_size = type.__dict__["__basicsize__"].__get__
 _item_size = type.__dict__["__itemsize__"].__get__
 _dict_offset = type.__dict__["__dictoffset__"].__get__
 _weak_offset = type.__dict__["__weakrefoffset__"].__get__
-_flags = type.__dict__["__flags__"].__get__
 _POINTER = object.__basicsize__ // 2
 
 
@@ -28,13 +24,13 @@ def is_kind(cls: type, base: type) -> bool:
 
 def is_heap_type(cls: type) -> bool:
     """Whether a class was made while Python ran: by a `class` statement, for one."""
-    return bool(_flags(cls) & 1 << 9)
+    return bool(flags_of(cls) & 1 << 9)
 
 
 def class_name(cls: type) -> str:
     """Module and qualified name, for reports."""
     module = class_dict(cls).get("__module__")
-    name = str(_type_name(cls))
+    name = name_of(cls)
     return f"{module}.{name}" if type(module) is str and module != "builtins" else name
 
 
@@ -58,8 +54,8 @@ def has_hidden_state(cls: type, base: type) -> bool:
 
     C types keep state in their own struct: the size of an instance tells.
     """
-    size = _basic_size(base) + _POINTER * slot_count(cls)
+    size = size_of(base) + _POINTER * slot_count(cls)
     # -1 is a dict that lies before the object
     size += _POINTER * (_dict_offset(cls) not in (0, -1) and _dict_offset(base) == 0)
     size += _POINTER * (_weak_offset(cls) > 0 and _weak_offset(base) == 0)
-    return bool(_basic_size(cls) > size or _item_size(cls) != _item_size(base))
+    return bool(size_of(cls) > size or _item_size(cls) != _item_size(base))
