@@ -331,7 +331,7 @@ class _Judge:
         except Exception as error:
             raise BadOption(
                 f"{self._subject.name} raises with these arguments before the audit has written "
-                f"anything: {type(error).__name__}: {error}. Audit a call that returns.",
+                f"anything: {name_of(type(error))}: {error}. Audit a call that returns.",
                 slug="audit-call-raises",
             ) from error
         given.put_back()
