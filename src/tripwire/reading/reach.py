@@ -94,7 +94,6 @@ from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
 from tripwire.values.belongings import (
     CONTAINERS,
-    can_be_written,
     hides_state,
     is_array,
     is_library_class,
@@ -105,7 +104,16 @@ from tripwire.values.belongings import (
     is_pythons,
     name_of_module,
 )
-from tripwire.values.classes import class_dict, ids_of, is_namedtuple, isinstance, module_of, mro
+from tripwire.values.callables import functions_behind
+from tripwire.values.classes import (
+    can_be_written,
+    class_dict,
+    ids_of,
+    is_namedtuple,
+    isinstance,
+    module_of,
+    mro,
+)
 from tripwire.values.contents import (
     PARTED,
     at_once,
@@ -800,7 +808,7 @@ class Reach:
         for name, value in at_once(class_dict(cls).items):
             if id(type(value)) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
                 continue
-            starts = [self._await_start(f, path, name) for f in functions_in(value)]
+            starts = [self._await_start(f, path, name) for f in functions_behind(value)]
             is_special = name in SPECIAL and not (starts and all(starts))
             if name in names or is_special:
                 yield value, Attr(path, name)
@@ -967,20 +975,6 @@ _TABLES = {
     for indexed in (False, True)
     for keyed in (False, True)
 }
-
-
-def functions_in(value: object) -> Iterator[types.FunctionType]:
-    """Functions in an attribute of a class: itself, or behind a descriptor or a decorator."""
-    if isinstance(value, types.FunctionType):
-        yield value
-        yield from functions_in(getattr(value, "__wrapped__", None))
-    elif isinstance(value, property):
-        for part in (value.fget, value.fset, value.fdel):
-            yield from functions_in(part)
-    elif isinstance(value, (classmethod, staticmethod)):
-        yield from functions_in(value.__func__)
-    elif isinstance(value, functools.cached_property):
-        yield from functions_in(value.func)
 
 
 _GETS_ATTRIBUTES = object.__getattribute__

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from tripwire.env import OWN_FOLDER
-from tripwire.values.belongings import IS_HEAP_TYPE
-from tripwire.values.classes import find_in_class, flags_of, isinstance, module_of
+from tripwire.values.classes import find_in_class, is_heap_type, isinstance, module_of
 from tripwire.values.contents import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -56,7 +55,7 @@ _CONTAINER_MODULES = (
 
 def can_be_read(cls: type) -> bool:
     """Whether reads of a class's objects are told; else an object counts as read whole."""
-    if not flags_of(cls) & IS_HEAP_TYPE or answers_itself(cls):
+    if not is_heap_type(cls) or answers_itself(cls):
         return False
     return not module_of(cls).startswith("tripwire.")  # what our own code reads isn't noted
 

@@ -38,13 +38,14 @@ from tripwire.reading.holders import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.reach import PROXIES, SPECIAL, Reach, functions_in
+from tripwire.reading.reach import PROXIES, SPECIAL, Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
+from tripwire.values.callables import all_codes, functions_behind
 from tripwire.values.classes import class_dict, find_in_class, is_exactly, isinstance, mro, name_of
 from tripwire.values.contents import at_once
 from tripwire.values.sameness import PLAIN
@@ -258,8 +259,8 @@ class ReadSet:
             id(code): cls
             for cls, _ in self._reach.classes
             for value in at_once(class_dict(cls).values)
-            for function in functions_in(value)
-            for code in _codes_in(function.__code__)
+            for function in functions_behind(value)
+            for code in all_codes(function.__code__)
             if id(code) in self._executed
         }
 
@@ -562,13 +563,6 @@ def _is_library(holder: Holder) -> bool:
 _ASKS_SUPER_UNSEEN = "LOAD_SUPER_ATTR" in dis.opmap  # which asks no `tp_getattro`
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (AttributesKind, SlotsKind)
-
-
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes_in(const)
 
 
 def _looks_by_name_only(uses: Uses) -> bool:

@@ -32,9 +32,9 @@ from tripwire.reading.sources import Attr, Child, Item, Roots, Source, pytree_ch
 from tripwire.reading.tensors import holds_tensor
 from tripwire.values.classes import (
     find_in_class,
-    flags_of,
     ids_of,
     is_dataclass_object,
+    is_heap_type,
     is_iterator,
     is_namedtuple,
     isinstance,
@@ -442,12 +442,11 @@ _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
 
 
 _KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
-_IS_HEAP_TYPE = 1 << 9
 
 
 def _holds_no_more(cls: type) -> bool:
     """Whether what is in C of an object is known: that of the containers."""
-    return all(id(base) in _KNOWN_IN_C or flags_of(base) & _IS_HEAP_TYPE for base in mro(cls))
+    return all(id(base) in _KNOWN_IN_C or is_heap_type(base) for base in mro(cls))
 
 
 def _take_container_apart(value: Any) -> Parts:

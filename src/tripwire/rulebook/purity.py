@@ -32,7 +32,15 @@ import torch
 
 from tripwire.env import is_library_module
 from tripwire.rulebook.rules import Refuse
-from tripwire.values.classes import class_dict, flags_of, isinstance, module_of, mro, name_of
+from tripwire.values.classes import (
+    can_be_written,
+    class_dict,
+    is_heap_type,
+    isinstance,
+    module_of,
+    mro,
+    name_of,
+)
 
 _PRINTS = Refuse(
     "prints",
@@ -374,12 +382,11 @@ def _origin_of_instance(callee: Any) -> tuple[str, str] | None:
 
 
 _CYTHON = frozenset({"cython_function_or_method", "fused_cython_function"})
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE
 
 
 def _is_python_class(cls: type) -> bool:
     """Whether a `class` statement made it: what its construction runs is then seen."""
-    if not flags_of(cls) & _HEAP or flags_of(cls) & _IMMUTABLE:
+    if not can_be_written(cls):
         return False
     module = sys.modules.get(module_of(cls))
     if module is None:
@@ -415,7 +422,7 @@ def _remember(callee: Any) -> None:
 
 
 def _lasts(cls: type) -> bool:
-    return not flags_of(cls) & _HEAP or is_library_module(module_of(cls))
+    return not is_heap_type(cls) or is_library_module(module_of(cls))
 
 
 def _spell(module: str, name: str) -> str:

@@ -13,7 +13,7 @@ both once, and keeps what came of them. See docs/design/0010.
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.autograd.function import FunctionMeta
 from tripwire.env import is_library_module
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.rules import words
+from tripwire.values.callables import all_codes
 from tripwire.values.classes import ids_of, isinstance
 
 Functions = tuple[FunctionType, ...]
@@ -56,12 +57,12 @@ def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
 def find_backward(cls: Any, forward: Functions) -> Functions | None:
     """All that its backward can run; None where a compiler may not look inside."""
     for function in forward:
-        if any(_OF_AUTOGRAD.intersection(code.co_names) for code in codes_of(function.__code__)):
+        if any(_OF_AUTOGRAD.intersection(code.co_names) for code in all_codes(function.__code__)):
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
     found = _find_all({cls.backward: None}, _OF_TENSORS)
-    if found is None or any(_writes_in_place(c) for f in found for c in codes_of(f.__code__)):
+    if found is None or any(_writes_in_place(c) for f in found for c in all_codes(f.__code__)):
         return None  # a compiler keeps what the forward saved, and lets nobody change it
     return found
 
@@ -84,7 +85,7 @@ def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Funct
         if not _is_simple(function):
             return None
         found[function] = None
-        for code in codes_of(function.__code__):
+        for code in all_codes(function.__code__):
             if refused.intersection(code.co_names):
                 return None
             named = _find_named(code, function.__globals__, contexts.get(function))
@@ -123,14 +124,6 @@ def _is_simple(function: Any) -> bool:
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return all(map(_is_value, defaults))
-
-
-def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those nested in it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from codes_of(const)
 
 
 def _find_named(

@@ -38,7 +38,7 @@ from tripwire.reading.torchstate import find_autocast
 from tripwire.reading.uses import RECORDED
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing.forwards import Functions, codes_of, find_backward, find_functions
+from tripwire.tracing.forwards import Functions, find_backward, find_functions
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
     CHECKPOINT_WRITES,
@@ -56,6 +56,7 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
+from tripwire.values.callables import all_codes
 from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of, short_name_of
 from tripwire.writes.patches import Patch, Patches
 
@@ -252,7 +253,7 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
     assert state.observer is not None
     state.computed_names.update(("forward", "setup_context"))  # which torch looks up
     for function in functions:
-        for code in codes_of(function.__code__):
+        for code in all_codes(function.__code__):
             state.observer.adopt(code, function.__globals__)
 
 

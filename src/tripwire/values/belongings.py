@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
-from tripwire.values.classes import flags_of, ids_of, isinstance, module_of, mro, name_of, size_of
+from tripwire.values.classes import (
+    can_be_written,
+    ids_of,
+    is_heap_type,
+    isinstance,
+    module_of,
+    mro,
+    name_of,
+    size_of,
+)
 from tripwire.values.contents import own_dict
 
-IS_HEAP_TYPE, _IS_IMMUTABLE_TYPE = 1 << 9, 1 << 8
 CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _NUMPY = ("numpy", "numpy.dtypes")
 _SHOWN_BASES = ids_of(
@@ -32,11 +40,6 @@ def name_of_module(module: types.ModuleType) -> str:
     """What a Python module is called."""
     name = (own_dict(module) or {}).get("__name__")
     return name if isinstance(name, str) else ""
-
-
-def can_be_written(cls: type) -> bool:
-    """Whether attributes can be put on a class."""
-    return bool(flags_of(cls) & IS_HEAP_TYPE) and not flags_of(cls) & _IS_IMMUTABLE_TYPE
 
 
 def is_library_class(cls: type) -> bool:
@@ -83,7 +86,7 @@ def is_numpy_constant(value: object) -> bool:
 def hides_state(cls: type) -> bool:
     """Whether part of an object is in C, where Python can't see it change."""
     return any(
-        id(base) not in _SHOWN_BASES and not flags_of(base) & IS_HEAP_TYPE and size_of(base) > 16
+        id(base) not in _SHOWN_BASES and not is_heap_type(base) and size_of(base) > 16
         for base in mro(cls)
     )
 

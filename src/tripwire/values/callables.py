@@ -1,12 +1,14 @@
-"""Callables: the code that runs when something is called, found without running any."""
+"""Callables: the code behind what can be called, found without running any."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from types import CodeType, FunctionType, GetSetDescriptorType, MethodType
 from typing import Any
 
 from tripwire.values.classes import find_in_class, isinstance
+from tripwire.values.contents import bound_cells, parts_of
 
 
 def find_code(target: Any) -> CodeType | None:
@@ -37,3 +39,34 @@ def _find_wrapped(target: object) -> object:
     if "__wrapped__" in space:
         return space["__wrapped__"]
     return find_in_class(type(target), "__wrapped__")
+
+
+_DESCRIPTORS = (property, functools.cached_property, staticmethod, classmethod)
+
+
+def functions_behind(*values: object, through_cells: bool = False) -> Iterator[FunctionType]:
+    """Functions among attributes of a class: themselves, or behind descriptors and decorators.
+
+    A decorator is followed to what it says that it wraps; `through_cells`: to all that it keeps.
+    """
+    waiting = [*values]
+    met: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _DESCRIPTORS):
+            waiting += [part for _, part in parts_of(value)]
+        elif isinstance(value, FunctionType) and id(value) not in met:
+            met.add(id(value))
+            waiting.append(value.__dict__.get("__wrapped__"))
+            if through_cells:
+                waiting += bound_cells(value).values()
+            yield value
+
+
+def all_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those nested in it."""
+    waiting = [code]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        waiting += [const for const in current.co_consts if type(const) is CodeType]

@@ -55,14 +55,36 @@ def short_name_of(cls: type) -> str:
     return name_of(cls).rpartition(".")[2]
 
 
-def flags_of(cls: type) -> int:
-    """What CPython notes of a class (Py_TPFLAGS); a metaclass isn't asked."""
-    return cast("int", _type_flags(cls))
-
-
 def size_of(cls: type) -> int:
     """The bytes that an instance takes in C; a metaclass isn't asked."""
     return cast("int", _type_size(cls))
+
+
+# Objects/typeobject.c refuses to set attributes of classes that aren't of the first kind or are of
+# the second (Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE, Include/object.h; stable since 3.10).
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+
+
+def is_heap_type(cls: type) -> bool:
+    """Whether a class was made while Python ran: by a `class` statement, for one."""
+    return bool(_type_flags(cls) & _HEAP_TYPE)
+
+
+def can_be_written(cls: type) -> bool:
+    """Whether attributes can be put on a class."""
+    return bool(_type_flags(cls) & (_HEAP_TYPE | _IMMUTABLE_TYPE) == _HEAP_TYPE)
+
+
+def is_kind(cls: type, base: type) -> bool:
+    """Whether a class is another or inherits from it, whatever their metaclasses say."""
+    return any(k is base for k in mro(cls))
+
+
+def class_name(cls: type) -> str:
+    """Module and qualified name, for reports."""
+    module = class_dict(cls).get("__module__")
+    name = name_of(cls)
+    return f"{module}.{name}" if type(module) is str and module != "builtins" else name
 
 
 def is_iterator(cls: type) -> bool:

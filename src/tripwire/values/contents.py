@@ -16,7 +16,7 @@ from functools import partial
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from tripwire.values.classes import class_dict, find_in_class, isinstance, mro
+from tripwire.values.classes import class_dict, find_in_class, isinstance, mro, size_of
 
 # --- containers ---
 
@@ -84,6 +84,29 @@ def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
         for name, value in at_once(class_dict(base).items)
         if isinstance(value, MemberDescriptorType)
     ]
+
+
+def slot_count(cls: type) -> int:
+    """How many slots instances have."""
+    return len(_all_slots(cls))
+
+
+_POINTER = object.__basicsize__ // 2
+_item_size = type.__dict__["__itemsize__"].__get__
+_dict_offset = type.__dict__["__dictoffset__"].__get__
+_weak_offset = type.__dict__["__weakrefoffset__"].__get__
+
+
+def has_hidden_state(cls: type, base: type) -> bool:
+    """Whether instances hold more than their dict, their slots and what `base` holds.
+
+    C types keep state in their own struct: the size of an instance tells.
+    """
+    size = size_of(base) + _POINTER * slot_count(cls)
+    # -1 is a dict that lies before the object
+    size += _POINTER * (_dict_offset(cls) not in (0, -1) and _dict_offset(base) == 0)
+    size += _POINTER * (_weak_offset(cls) > 0 and _weak_offset(base) == 0)
+    return bool(size_of(cls) > size or _item_size(cls) != _item_size(base))
 
 
 def read_slots(value: object) -> dict[str, object]:

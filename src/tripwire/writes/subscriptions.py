@@ -18,14 +18,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from tripwire.values.classes import flags_of, mro, name_of
+from tripwire.values.classes import can_be_written, mro, name_of
 from tripwire.writes.patches import Patch
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
-
-# Objects/typeobject.c refuses to set attributes of classes that aren't of the first kind or
-# are of the second (Include/object.h; stable since 3.10).
-_HEAP_TYPE = 1 << 9
-_IMMUTABLE_TYPE = 1 << 8
 
 _NAMES = ("__setattr__", "__delattr__")
 _ABSENT = object()
@@ -152,7 +147,7 @@ _due: deque[tuple[type, object]] = deque()
 
 def can_patch(cls: type) -> bool:
     """Whether methods of the class can be replaced without running anybody's code."""
-    if not flags_of(cls) & _HEAP_TYPE or flags_of(cls) & _IMMUTABLE_TYPE:
+    if not can_be_written(cls):
         return False
     meta = type(cls)  # its own __setattr__ would run when the class is patched
     return all(_inherited(meta, name) is getattr(type, name) for name in _NAMES)

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from tripwire.values.callables import find_code
+from tripwire.values.callables import find_code, functions_behind
 from tripwire.values.classes import find_in_class
 
 
@@ -42,3 +42,31 @@ def test_what_lies_in_a_class_is_found_as_it_lies_there() -> None:
 
     assert find_in_class(Derived, "name") is vars(Base)["name"]
     assert find_in_class(Derived, "nothing") is None
+
+
+def test_functions_are_found_behind_descriptors_and_decorators() -> None:
+    def quiet(function):
+        def inner(x):
+            return function(x)
+
+        return inner
+
+    def loud(function):
+        return functools.wraps(function)(quiet(function))
+
+    class Own(property):
+        pass
+
+    for descriptor in (staticmethod, classmethod, property, Own, functools.cached_property):
+        assert list(functions_behind(descriptor(plain))) == [plain]
+    assert list(functions_behind(loud(plain)))[1:] == [plain]
+    assert plain not in functions_behind(quiet(plain))
+    assert plain in functions_behind(quiet(plain), through_cells=True)
+
+
+def test_a_function_that_wraps_itself_is_found_once() -> None:
+    def own(x):
+        return own
+
+    own.__wrapped__ = own
+    assert list(functions_behind(own, own, through_cells=True)) == [own]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tripwire.recording.capture.insides import is_heap_type
 from tripwire.recording.capture.policy import Treatment, redacted
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.checks import array_item_size
 from tripwire.recording.format.nodes import AnyNode
+from tripwire.values.classes import is_heap_type
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.encode import Encoder

@@ -15,12 +15,11 @@ import typing
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
-from tripwire.recording.capture.insides import is_kind
 from tripwire.recording.capture.names import SpelledNames
 from tripwire.recording.capture.origin import is_library_file
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.values.classes import class_dict, is_exactly, isinstance, mro
+from tripwire.values.classes import class_dict, is_exactly, is_kind, isinstance, mro
 from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from tripwire.reading.uses import Use, Uses, merge
 from tripwire.recording.capture.classes import ClassDraft
 from tripwire.recording.capture.names import (
     SpelledNames,
-    all_codes,
     deleted_globals,
     find_imports,
     free_use,
@@ -46,6 +45,7 @@ from tripwire.recording.capture.wrapped import (
 from tripwire.recording.format import nodes
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
+from tripwire.values.callables import all_codes
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:

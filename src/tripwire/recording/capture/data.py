@@ -25,12 +25,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.recording.capture.insides import has_hidden_state, is_heap_type, is_kind, slot_count
 from tripwire.recording.format import nodes
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.classes import class_dict, isinstance, mro
-from tripwire.values.contents import own_dict, read_slots
+from tripwire.values.classes import class_dict, is_heap_type, is_kind, isinstance, mro
+from tripwire.values.contents import has_hidden_state, own_dict, read_slots, slot_count
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.encode import Draft, Encoder

@@ -20,7 +20,6 @@ import msgspec
 
 from tripwire.recording.capture.code import Programs
 from tripwire.recording.capture.encode import Encoder
-from tripwire.recording.capture.names import all_codes
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import find_slot_fields, slots_of
@@ -28,6 +27,7 @@ from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Manifest, Omission, Raised, encode_json
 from tripwire.recording.format.nodes import AnyNode, Slot, Table
 from tripwire.redaction import Redactor, is_secret_name
+from tripwire.values.callables import all_codes
 
 if TYPE_CHECKING:
     from torch import Tensor

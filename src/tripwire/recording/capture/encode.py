@@ -1,7 +1,7 @@
 """Encode: values become nodes, each object once, by identity.
 
 What a value refers to is queued, never followed at once, so nothing is too deep. Encoding looks
-at values through insides.py only: no code of the user's runs, and whatever can't be
+at values through values alone: no code of the user's runs, and whatever can't be
 looked at becomes an Opaque node that says why.
 """
 
@@ -21,13 +21,12 @@ from tripwire.recording.capture.data import (
     is_member,
     is_utf8,
 )
-from tripwire.recording.capture.insides import class_name, is_kind
 from tripwire.recording.capture.policy import Policy, Treatment
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import ITEM, MOST_MEMORY, estimate_memory, estimate_wide
 from tripwire.recording.format.manifest import Omission, encode_json
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import class_name, is_kind, isinstance
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.policy import Blobs

@@ -8,15 +8,15 @@ so the nodes that keep a part of something grow, again and again, until no new n
 from __future__ import annotations
 
 import dis
-import functools
 import io
 import sys
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, GeneratorType
-from typing import Any, NamedTuple, cast
+from types import CodeType, FunctionType, GeneratorType
+from typing import NamedTuple, cast
 
 from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
 from tripwire.recording.capture.origin import find_library, is_installed_module, module_dict
+from tripwire.values.callables import all_codes, functions_behind
 from tripwire.values.classes import class_dict, isinstance, mro
 
 # Each of these hands out all that an object has, under names that no code spells.
@@ -38,15 +38,6 @@ _DUCK_NAMES = frozenset(
     for kind in (dict, list, set, io.TextIOBase, io.RawIOBase, GeneratorType)
     for name in dir(kind)
 )
-
-
-def all_codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those nested in it."""
-    waiting = [code]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        waiting += [const for const in current.co_consts if isinstance(const, CodeType)]
 
 
 class SpelledNames:
@@ -147,35 +138,9 @@ def _names_of_code(value: object) -> Iterator[str]:
     members = [value]
     if issubclass(type(value), type):
         members = list(class_dict(cast("type", value)).values())
-    for function in _functions_behind(members):
+    for function in functions_behind(*members, through_cells=True):
         for code in all_codes(function.__code__):
             yield from code.co_names
-
-
-def _functions_behind(members: list[Any]) -> Iterator[FunctionType]:
-    """Functions, and those that decorators put others around."""
-    waiting = list(members)
-    met: dict[int, FunctionType] = {}
-    while waiting:
-        member = waiting.pop()
-        if isinstance(member, (staticmethod, classmethod)):
-            waiting.append(member.__func__)
-        elif type(member) is property:
-            waiting += [member.fget, member.fset, member.fdel]
-        elif type(member) is functools.cached_property:
-            waiting.append(member.func)
-        elif type(member) is FunctionType and id(member) not in met:
-            met[id(member)] = member
-            waiting.append(member.__dict__.get("__wrapped__"))
-            waiting += map(_content, member.__closure__ or ())
-            yield member
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
 
 
 def global_use(uses: Uses, name: str) -> Use:

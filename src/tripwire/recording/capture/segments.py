@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, cast
 
-from tripwire.recording.capture.names import all_codes
+from tripwire.values.callables import all_codes
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 

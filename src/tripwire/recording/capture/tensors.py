@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.recording.capture.data import named
-from tripwire.recording.capture.insides import is_kind
 from tripwire.recording.capture.policy import Blobs, Key, Treatment, redacted
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, STORED_NAMES, TORCH_NAMES, StoredBlobs
 from tripwire.recording.format.container import CHUNK
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, default_strides
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import is_kind, isinstance
 from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.recording.capture.insides import class_name, is_kind
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, CallNode, Library, Wrapped
-from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.classes import class_name, ids_of, is_kind, isinstance
 from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:

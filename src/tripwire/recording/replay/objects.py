@@ -16,11 +16,10 @@ from typing import Any, NoReturn, Protocol, cast
 
 from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording.capture.data import build_generator, is_generator, restore_generator
-from tripwire.recording.capture.insides import is_kind
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot
 from tripwire.recording.replay.views import module_state
-from tripwire.values.classes import class_dict, mro
+from tripwire.values.classes import class_dict, is_kind, mro
 from tripwire.values.contents import own_dict
 
 Value = Callable[[Slot], object]

@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from tripwire.errors import CannotReplay
-from tripwire.recording.capture.insides import is_kind
-from tripwire.recording.capture.names import all_codes, module_of
+from tripwire.recording.capture.names import module_of
 from tripwire.recording.capture.origin import is_library_file, is_library_module, resolve
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot, read_dict, read_items, read_text
-from tripwire.values.classes import class_dict, isinstance, mro
+from tripwire.values.callables import all_codes
+from tripwire.values.classes import class_dict, is_kind, isinstance, mro
 
 Value = Callable[[Slot], Any]
 
