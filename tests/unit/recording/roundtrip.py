@@ -11,10 +11,11 @@ from typing import Any
 from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
 from tripwire.recording.format import nodes
+from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.replay.decode import rebuild, view
+from tripwire.recording.replay.objects import rebuild
 
 
 def name_code(encoder: Encoder, value: object) -> AnyNode | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from tripwire.recording.capture.data import (
     PLAIN,
+    encode_array,
     encode_instance,
     encode_member,
     encode_text,
@@ -257,8 +258,6 @@ class Encoder:
                 return found
         numpy = sys.modules.get("numpy")
         if numpy is not None and (is_kind(cls, numpy.ndarray) or is_kind(cls, numpy.generic)):
-            from tripwire.recording.capture.arrays import encode_array
-
             return encode_array(self, value, cls)
         if is_member(cls):
             return encode_member(self, value, cls)

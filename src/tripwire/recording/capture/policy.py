@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tripwire.errors import BadOption, CannotReplay
+from tripwire.errors import BadOption
 from tripwire.recording.format.blobs import NewBlob
 from tripwire.recording.format.manifest import Omission
 
@@ -42,15 +42,6 @@ class Treatment(enum.IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
-
-
-def redacted(what: str, shape: tuple[int, ...]) -> CannotReplay:
-    """The error where a value is needed that was kept out of the record on purpose."""
-    return CannotReplay(
-        f"An input of shape {list(shape)} (a {what}) was redacted when this was recorded.\n"
-        "Record again with another policy for it.",
-        slug="replay-redacted",
-    )
 
 
 Chooser = Callable[[str, object], "str | Treatment"]

@@ -17,8 +17,10 @@ from typing import Any, NoReturn, Protocol, cast
 from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording.capture.data import build_generator, is_generator, restore_generator
 from tripwire.recording.format import nodes
+from tripwire.recording.format.blobs import StoredBlobs
+from tripwire.recording.format.decode import Decoder
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.replay.views import module_state
+from tripwire.recording.format.views import module_state
 from tripwire.values.classes import class_dict, is_kind, mro
 from tripwire.values.contents import own_dict
 
@@ -36,6 +38,11 @@ class LiveMaker(Protocol):
 
     def fill(self, node: AnyNode, made: object, value: Value) -> None:
         """Put into a shell what belongs there; everything has been made by now."""
+
+
+def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: LiveMaker) -> dict[str, object]:
+    """The roots of a record that is trusted, as live objects."""
+    return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
 
 
 class ObjectMaker:
@@ -212,13 +219,20 @@ def _build_tuple(cls: type, items: Iterable[object]) -> object:
 
 
 def _build_withheld(node: nodes.Withheld) -> object:
+    if node.policy == "redacted":
+        kind = "array" if node.kind == "array" else "tensor"
+        raise CannotReplay(
+            f"An input of shape {list(node.shape)} (a {kind}) was redacted when this was "
+            "recorded.\nRecord again with another policy for it.",
+            slug="replay-redacted",
+        )
     if node.kind == "array":
-        from tripwire.recording.capture.arrays import build_withheld_array
+        import numpy as np
 
-        return build_withheld_array(node)
-    from tripwire.recording.capture.tensors import build_withheld, present_device
+        return np.zeros(node.shape, dtype=np.dtype(node.dtype))
+    from tripwire.recording.format.torchvalues import build_withheld
 
-    return build_withheld(node, present_device)
+    return build_withheld(node)
 
 
 # --- what a record doesn't hold ---

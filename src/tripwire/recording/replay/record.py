@@ -25,10 +25,10 @@ from rich.text import Text
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.outcomes import explain, printable, tell_redacted
 from tripwire.recording.format.container import Content, write_members, write_new
+from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest, Where
-from tripwire.recording.replay.decode import view
-from tripwire.recording.replay.views import (
+from tripwire.recording.format.views import (
     ClassView,
     FunctionView,
     ModuleView,

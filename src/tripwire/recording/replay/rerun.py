@@ -26,7 +26,7 @@ from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Environment, Manifest, Outcome, encode_json
 from tripwire.recording.format.nodes import find_hook_ids
-from tripwire.recording.replay.decode import rebuild
+from tripwire.recording.replay.objects import rebuild
 from tripwire.recording.replay.rebuild import Rebuilder
 from tripwire.values.classes import isinstance
 

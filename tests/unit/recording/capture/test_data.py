@@ -34,9 +34,9 @@ from tripwire.recording.capture.policy import KEEP_ALL, Blobs
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.container import ByteSource
+from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import Record
-from tripwire.recording.replay.decode import view
-from tripwire.recording.replay.views import ObjectView, OpaqueView
+from tripwire.recording.format.views import ObjectView, OpaqueView
 
 PLAIN = [
     None, True, 0, -1, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**63) - 1, 10**400, 0.0, 1.0, 1e300,

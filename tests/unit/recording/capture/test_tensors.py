@@ -14,10 +14,11 @@ from torch import nn
 
 from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.capture.policy import Policy
-from tripwire.recording.capture.tensors import imitate, measure
+from tripwire.recording.capture.tensors import measure
 from tripwire.recording.format import nodes
 from tripwire.recording.format.file import TENSORS, Record
-from tripwire.recording.replay.views import ObjectView, WithheldView
+from tripwire.recording.format.torchvalues import imitate
+from tripwire.recording.format.views import ObjectView, WithheldView
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32,
@@ -283,7 +284,7 @@ def test_a_tensor_of_an_absent_device_comes_back_on_the_cpu(tmp_path) -> None:
     )
     from roundtrip import ByName
 
-    from tripwire.recording.replay.decode import rebuild
+    from tripwire.recording.replay.objects import rebuild
 
     with Record.open(changed.write(tmp_path / "x.rec")) as opened:
         found = rebuild(opened.table, opened.blobs, ByName())["value"]

@@ -22,8 +22,8 @@ from support import run_python
 import tripwire
 from tripwire.errors import BadRecord
 from tripwire.recording.format.container import Content, write_members
+from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import Record
-from tripwire.recording.replay.decode import view
 
 
 def valid(tmp_path: Path, floats: int = 64) -> bytes:
@@ -767,8 +767,8 @@ WATCH = """
 import sys, pathlib, torch, numpy, warnings
 import tripwire
 from tripwire.errors import BadRecord
-from tripwire.recording.capture import arrays, encode, tensors
-from tripwire.recording.replay import decode
+from tripwire.recording.capture import encode, tensors
+from tripwire.recording.format import decode
 from tripwire.recording.format import file
 files = [pathlib.Path(name) for name in sys.argv[1:]]
 def look(path):

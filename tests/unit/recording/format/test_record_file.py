@@ -238,7 +238,7 @@ import types
 package = types.ModuleType("tripwire")
 package.__path__ = [sys.argv[1]]
 sys.modules["tripwire"] = package
-from tripwire.recording.replay import decode
+from tripwire.recording.format import decode
 from tripwire.recording.capture import encode, policy
 from tripwire.recording.format import file
 with file.Record.open(sys.argv[2]) as record:

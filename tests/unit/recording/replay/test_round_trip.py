@@ -252,7 +252,7 @@ def test_any_views_of_one_storage_keep_their_places(spans: list[tuple[int, int, 
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(SCALARS, lambda s: st.lists(s) | st.dictionaries(HASHABLE, s), max_leaves=20))
 def test_data_is_the_same_for_those_who_trust_and_those_who_do_not(value: object) -> None:
-    from tripwire.recording.replay.decode import view
+    from tripwire.recording.format.decode import view
 
     with tempfile.TemporaryDirectory() as folder:
         path = encode(value)[0].write(Path(folder) / "x.rec")

@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[4] / "src"
 READER = """
 import json, sys
 from tripwire.errors import TripwireError
-from tripwire.recording.replay import decode
+from tripwire.recording.replay import objects
 from tripwire.recording.format.file import Record
 from tripwire.recording.replay.rebuild import Rebuilder
 from tripwire.recording.capture.shelf import Shelf
@@ -33,7 +33,7 @@ def outcome(path):
         shelf = Shelf(record.table, record.read, record.manifest.python.magic)
         rebuilder = Rebuilder(record.table, shelf)
         try:
-            function = decode.rebuild(record.table, record.blobs, rebuilder)["value"]
+            function = objects.rebuild(record.table, record.blobs, rebuilder)["value"]
         except TripwireError as error:
             return f"refused: {error.slug}: {error}"
         with rebuilder.importable():
@@ -129,7 +129,7 @@ def test_a_library_that_is_missing_is_refused_by_name(version, tmp_path) -> None
 def test_the_package_reads_records_without_torch() -> None:
     code = (
         "import sys, tripwire;"
-        "import tripwire.recording.replay.decode, tripwire.recording.replay.rebuild;"
+        "import tripwire.recording.format.decode, tripwire.recording.replay.rebuild;"
         "import tripwire.recording.capture.code, tripwire.recording.capture.encode;"
         " assert 'torch' not in sys.modules;"
         "assert 'compile' in dir(tripwire); tripwire.compile; assert 'torch' in sys.modules"

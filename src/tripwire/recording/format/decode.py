@@ -20,13 +20,12 @@ from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.checks import slots_of
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.replay.objects import LiveMaker, ObjectMaker
-from tripwire.recording.replay.views import AbsentView, Viewer
+from tripwire.recording.format.views import AbsentView, Viewer
 
 if TYPE_CHECKING:
     import torch
 
-    from tripwire.recording.capture.tensors import TensorBuilder
+    from tripwire.recording.format.torchvalues import TensorBuilder
 
 
 Value = Callable[[Slot], object]
@@ -63,11 +62,6 @@ def view(
 ) -> dict[str, object]:
     """The roots of a record, safely: data as itself, everything else as an inert view."""
     return Decoder(table, blobs, Viewer(table.codes, read)).roots()
-
-
-def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: LiveMaker) -> dict[str, object]:
-    """The roots of a record that is trusted, as live objects."""
-    return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
 
 
 class Decoder:
@@ -261,9 +255,7 @@ class Decoder:
             case nodes.TensorExtras():
                 return self._dress(node)
             case nodes.Array():
-                from tripwire.recording.capture.arrays import build_array
-
-                return build_array(node, self._blobs)
+                return _build_array(node, self._blobs)
             case nodes.TorchValue():
                 return _build_torch_value(node)
             case nodes.Generator():
@@ -272,13 +264,13 @@ class Decoder:
 
     def _tensor_builder(self) -> TensorBuilder:
         if self._tensors is None:
-            from tripwire.recording.capture.tensors import TensorBuilder, present_device
+            from tripwire.recording.format.torchvalues import TensorBuilder
 
-            self._tensors = TensorBuilder(self._blobs, present_device)
+            self._tensors = TensorBuilder(self._blobs)
         return self._tensors
 
     def _dress(self, node: nodes.TensorExtras) -> object:
-        from tripwire.recording.capture.tensors import dress
+        from tripwire.recording.format.torchvalues import dress
 
         inner = self.value(node.tensor)
         return dress(inner, self.value(node.cls))
@@ -320,7 +312,7 @@ class Decoder:
                 self._maker.fill(node, made, self.value)
 
     def _fill_extras(self, node: nodes.TensorExtras, made: Any) -> None:
-        from tripwire.recording.capture.tensors import attach
+        from tripwire.recording.format.torchvalues import attach
 
         names = zip(node.names, map(self.value, node.values), strict=True)
         attach(made, self.value(node.grad), dict(names))
@@ -392,13 +384,23 @@ _FOREIGN = frozenset(
 _COMPLETE = frozenset(_BUILDERS) - {nodes.List, nodes.Deque, nodes.Dict}
 
 
+def _build_array(node: nodes.Array, blobs: StoredBlobs) -> Any:
+    """The array or scalar of a node that was checked."""
+    import numpy as np
+
+    dtype = np.dtype(node.dtype)
+    flat = np.frombuffer(bytearray(blobs.read(node.blob)), dtype=dtype)
+    shaped = flat.reshape(node.shape, order="F" if node.fortran else "C")
+    return shaped[()] if node.scalar else shaped
+
+
 def _build_torch_value(node: nodes.TorchValue) -> object:
-    from tripwire.recording.capture.tensors import build_torch_value
+    from tripwire.recording.format.torchvalues import build_torch_value
 
     return build_torch_value(node)
 
 
 def _build_generator(node: nodes.Generator, state: object) -> object:
-    from tripwire.recording.capture.tensors import build_generator, present_device
+    from tripwire.recording.format.torchvalues import build_generator, present_device
 
     return build_generator(present_device(node.device), cast("torch.Tensor", state))
