@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from tripwire.explain import explain, preview
     from tripwire.recording.capture.failures import record_last
-    from tripwire.recording.replay.record import (
+    from tripwire.recording.capture.record import (
         DummyModule,
         ExecutionRecord,
         ExecutionRecorder,
@@ -102,7 +102,7 @@ _HOME = {
     "tripwire.backends.registry": ("list_backends",),
     "tripwire.explain": ("explain", "preview"),
     "tripwire.recording.capture.failures": ("record_last",),
-    "tripwire.recording.replay.record": (
+    "tripwire.recording.capture.record": (
         "DummyModule",
         "ExecutionRecord",
         "ExecutionRecorder",

@@ -53,7 +53,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print data for pro
 @click.option("--source", is_flag=True, help="Print the recorded source as well.")
 def show(file: str, as_json: bool, source: bool) -> None:
     """Show what is in a record. Nothing of it runs."""
-    from tripwire.recording.replay.record import load_record, print_record
+    from tripwire.recording.capture.record import load_record
+    from tripwire.recording.replay.show import print_record
 
     record = load_record(file)
     if as_json:
@@ -126,7 +127,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
 @_json
 def repro(file: str, as_json: bool) -> None:
     """Print a script that makes the call again. Everything that it needs is in it."""
-    from tripwire.recording.replay.repro import write_repro
+    from tripwire.recording.replay.show import write_repro
 
     script, why = write_repro(file)
     if why:

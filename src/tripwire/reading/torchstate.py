@@ -38,6 +38,9 @@ class Flag:
     home: str = ""  # all that this module and those below it compute may hang on it
     slug: str = "process-state"  # of the refusal, where a run leaves it changed
     is_libraries: bool = False  # imports change it, too: no effect of a run that doesn't name it
+    # A record doesn't keep it, and tells where it isn't as usual, by what sets it.
+    usual: Callable[[], object] | None = None
+    set_by: str = ""
 
     def may_be_asked(self, names: Iterable[str], modules: Iterable[str]) -> bool:
         """Whether code that has these names and can reach these modules comes to it."""
@@ -50,6 +53,11 @@ class Flag:
         """A condition that holds where it is as it was seen. May be empty."""
         short = None if self.shortcut is None else self.shortcut(seen, constant)
         return f"{constant(self.get)}() == {constant(seen)}" if short is None else short
+
+    def is_unusual(self) -> bool:
+        """Whether somebody set it, as far as that can be told."""
+        now = None if self.usual is None else self.get()
+        return self.usual is not None and now is not None and now != self.usual()
 
     def answer(self) -> Answer:
         """Ask now."""
@@ -72,6 +80,11 @@ def ask_all() -> tuple[Answer, ...]:
 def sample_quickly() -> tuple[object, ...]:
     """The flags that are always asked, in their order."""
     return tuple(flag.get() for flag in ALWAYS)
+
+
+def name_quickly(state: tuple[object, ...]) -> dict[str, Any]:
+    """What `sample_quickly()` gave, by the flags' names."""
+    return {flag.name: seen for flag, seen in zip(ALWAYS, state, strict=True)}
 
 
 def spell_quickly(state: tuple[object, ...], constant: Spelling) -> str:
@@ -218,9 +231,10 @@ def _ask_or_none(ask: Callable[[], object]) -> object:
 def _decimal_context() -> object:
     """Precision, rounding and traps; the flags are results, and change all the time."""
     decimal = sys.modules.get("decimal")
-    if decimal is None:
-        return None
-    now = decimal.getcontext()
+    return None if decimal is None else _describe_context(decimal.getcontext())
+
+
+def _describe_context(now: Any) -> object:
     traps = tuple(now.traps.items())
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
 
@@ -228,6 +242,9 @@ def _decimal_context() -> object:
 def _numpy_errors() -> object:
     numpy = sys.modules.get("numpy")
     return None if numpy is None else tuple(numpy.geterr().items())
+
+
+_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
 def _print_options() -> object:
@@ -297,7 +314,6 @@ def _named(
     return Flag(name, get, words=frozenset(words.split()), **when)
 
 
-# In this order: a record takes them apart.
 ALWAYS = (
     _always("grad mode", torch.is_grad_enabled),
     _always("inference mode", torch.is_inference_mode_enabled),
@@ -423,9 +439,24 @@ NAMED = (
         "decimal Decimal getcontext localcontext",
         _decimal_context,
         home="decimal",
+        usual=lambda: _describe_context(sys.modules["decimal"].DefaultContext),
+        set_by="decimal.getcontext()",
     ),
-    _named("NumPy's error state", "numpy geterr geterrcall", _numpy_errors, home="numpy"),
-    _named("how tensors are printed", "set_printoptions PRINT_OPTS", _print_options),
+    _named(
+        "NumPy's error state",
+        "numpy geterr geterrcall",
+        _numpy_errors,
+        home="numpy",
+        usual=lambda: tuple(_NUMPY_ERRORS.items()),
+        set_by="numpy.seterr",
+    ),
+    _named(
+        "how tensors are printed",
+        "set_printoptions PRINT_OPTS",
+        _print_options,
+        usual=lambda: tuple(vars(type(torch._tensor_str.PRINT_OPTS)()).items()),
+        set_by="torch.set_printoptions",
+    ),
     _named("the levels of loggers", "getLogger", _log_levels, is_libraries=True),
     _named(
         "the filters of warnings",

@@ -11,10 +11,10 @@ from tripwire.values.classes import find_in_class, isinstance
 from tripwire.values.contents import bound_cells, parts_of
 
 
-def find_code(target: Any) -> CodeType | None:
-    """A callable's own code, as far as that is Python: what a decorator wrapped, not the wrapper.
+def find_function(target: Any) -> FunctionType | None:
+    """The function that runs when something is called, as far as that is Python.
 
-    Of an object it is that of `forward`, or of `__call__`.
+    Of an object it is what it says that it wraps, or its `forward`, or its `__call__`.
     """
     while isinstance(target, (functools.partial, MethodType)):
         target = target.func if isinstance(target, functools.partial) else target.__func__
@@ -24,10 +24,16 @@ def find_code(target: Any) -> CodeType | None:
             if isinstance(found, FunctionType):
                 target = found
                 break
-    if not isinstance(target, FunctionType):
+    return target if isinstance(target, FunctionType) else None
+
+
+def find_code(target: Any) -> CodeType | None:
+    """A callable's own code: of what a decorator wrapped, not of the wrapper."""
+    function = find_function(target)
+    if function is None:
         return None
-    inner = target.__dict__.get("__wrapped__")
-    return inner.__code__ if isinstance(inner, FunctionType) else target.__code__
+    inner = function.__dict__.get("__wrapped__")
+    return inner.__code__ if isinstance(inner, FunctionType) else function.__code__
 
 
 _CALLED = ("forward", "__call__")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tripwire.recording.capture.outcomes import explain, is_same
+from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.manifest import Raised
-from tripwire.recording.replay.record import ExecutionRecord, load_record
 from tripwire.recording.replay.rerun import find_outcome
 
 SOURCE = Path(__file__).parents[3] / "src"

@@ -7,10 +7,6 @@ like a secret is taken out of all of it.
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-import os
-import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,36 +109,6 @@ class RecordDraft:
         manifest = clean_manifest(manifest, redactor)
         manifest = msgspec.structs.replace(manifest, holds=find_kinds(table, files, manifest))
         return NewRecord(manifest, table, self.blobs.settled, files)
-
-
-def fresh_packages() -> str:
-    """Versions of the installed packages whose modules are loaded, as pip takes them."""
-    loaded = {name.partition(".")[0] for name in sys.modules}
-    where = tuple((folder, _changed(folder)) for folder in sys.path)
-    found = _find_distributions(where)
-    names = {dist for top in loaded & found.keys() for dist in found[top]}
-    return " ".join(f"{name}=={_find_version(name, where)}" for name in sorted(names))
-
-
-_Folders = tuple[tuple[str, int], ...]  # where packages are, and when that changed
-
-
-def _changed(folder: str) -> int:
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0
-
-
-@functools.lru_cache(maxsize=1)
-def _find_distributions(where: _Folders) -> Mapping[str, list[str]]:
-    """Packages by the modules that they bring: a tenth of a second, so it is done once."""
-    return importlib.metadata.packages_distributions()
-
-
-@functools.lru_cache(maxsize=1000)
-def _find_version(name: str, where: _Folders) -> str:
-    return importlib.metadata.version(name)
 
 
 # --- secrets ---

@@ -28,8 +28,7 @@ from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.recording.capture.beginning import Beginning, log
-from tripwire.recording.capture.calls import Writing, replay_command, write_call
+from tripwire.recording.capture.calls import Beginning, Writing, log, replay_command, write_call
 from tripwire.recording.capture.outcomes import describe_error, describe_result
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record

@@ -1,47 +1,302 @@
 """Shelf: the code objects of a record, marshalled and as source; put there, and taken again.
 
-Source is kept as segments, those of one file in one member. On the interpreter that wrote the
-record the codes are the very ones that ran. On another one the segments are compiled there, with
-the file names, lines and columns that they had. Tracebacks show the record's lines, whether or
-not the files are here.
+Source is kept as segments, those of one file in one member. A segment is whole lines as they stand
+in the file, indented as they are: from the first decorator of a `def` to its end, or the statement
+around a `lambda`. Compiled by itself it gives the code that compiling the whole file gave, with the
+same lines and columns: same name, same free variables, same class for `__private` names. When a
+function is recorded this is checked; a segment whose code differs isn't kept, as the file was
+changed after it was imported.
+
+On the interpreter that wrote the record the codes are the very ones that ran. On another one the
+segments are compiled there. Tracebacks show the record's lines, whether or not the files are here.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
+import bisect
+import copy
 import importlib.util
 import io
 import linecache
 import marshal
-import types
 import zipimport
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any, cast
 
 from tripwire.errors import CannotReplay
-from tripwire.recording.capture.segments import (
-    Layout,
-    Segment,
-    SourceFile,
-    compile_definition,
-    find_definition,
-    future_flags,
-)
 from tripwire.recording.format.nodes import Code, Table
+from tripwire.values.callables import all_codes
 from tripwire.values.classes import isinstance
 
 Space = dict[str, object]
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+# `nested_scopes` and `generators` are always on, and their flags mean something else by now.
+_FUTURES = __future__.annotations.compiler_flag | __future__.barry_as_FLUFL.compiler_flag
+
+
+def future_flags(code: CodeType) -> int:
+    """What the file imports from `__future__`, as flags for `compile`."""
+    return code.co_flags & _FUTURES
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Lines `first` to `last` of a file, and where in them the `def` or `lambda` stands."""
+
+    first: int
+    last: int
+    place: tuple[int, int]
+
+
+class SourceFile:
+    """The text of one file, and the functions in it."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._starts: dict[int, list[_Definition]] = {}
+        tree = _parse("".join(lines))
+        self._imports = _imported_names(tree)
+        for parent in ast.walk(tree) if tree is not None else ():
+            for child in ast.iter_child_nodes(parent):
+                self._parents[child] = parent
+                if isinstance(child, _Definition):
+                    self._starts.setdefault(_first_line(child), []).append(child)
+
+    def find(self, code: CodeType) -> Segment | None:
+        """The segment that gives this code; None if none does."""
+        found = [
+            node
+            for node in self._starts.get(code.co_firstlineno, ())
+            if _name_of(node) == code.co_name and self._gives(node, code)
+        ]
+        if len(found) > 1:  # lambdas in one line that do the same: columns tell them apart
+            columns = list(code.co_positions())
+            exact = [node for node in found if self._columns(node, code) == columns]
+            found = exact or found
+        return self._segment(found[0]) if found else None
+
+    def _compile_like(self, node: _Definition, code: CodeType) -> CodeType | None:
+        return compile_definition(
+            node,
+            code.co_filename,
+            code.co_qualname,
+            code.co_freevars,
+            future_flags(code),
+            self._imports,
+        )
+
+    def _gives(self, node: _Definition, code: CodeType) -> bool:
+        made = self._compile_like(node, code)
+        if made is None:
+            return False
+        return _is_rewritten(code) or _is_same(made, code)
+
+    def _columns(self, node: _Definition, code: CodeType) -> list[object]:
+        made = self._compile_like(node, code)
+        return list(made.co_positions()) if made is not None else []
+
+    def _segment(self, node: _Definition) -> Segment | None:
+        place = node.lineno, node.col_offset
+        around: ast.AST | None = node
+        while around is not None:
+            if isinstance(around, ast.stmt):
+                first, last = _first_line(around), around.end_lineno or around.lineno
+                if find_definition(self.lines[first - 1 : last], first, place) is not None:
+                    return Segment(first, last, place)
+            around = self._parents.get(around)
+        return None
+
+
+def _parse(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _imported_names(tree: ast.Module | None) -> tuple[str, ...]:
+    """Names that a file imports outside of its functions and classes."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree] if tree is not None else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            waiting += ast.iter_child_nodes(node)
+    return tuple(sorted(found - {"*"}))
+
+
+def _first_line(node: ast.stmt | ast.Lambda) -> int:
+    """The line where Python says that it begins: decorators count."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min(node.lineno, *(one.lineno for one in decorators), node.lineno)
+
+
+def _name_of(node: _Definition) -> str:
+    return "<lambda>" if isinstance(node, ast.Lambda) else node.name
+
+
+def find_definition(lines: list[str], line: int, place: tuple[int, int]) -> _Definition | None:
+    """The `def` or `lambda` at a place in a file, of which some lines from `line` on are here."""
+    text = "".join(lines)
+    indented = text[:1] in (" ", "\t", "\f")
+    tree = _parse("if 1:\n" + text if indented else text)
+    if tree is None:
+        return None
+    ast.increment_lineno(tree, line - 1 - indented)
+    for node in ast.walk(tree):
+        if isinstance(node, _Definition) and (node.lineno, node.col_offset) == place:
+            return node
+    return None
+
+
+# --- compiling one function ---
+
+
+def compile_definition(
+    node: _Definition,
+    file: str,
+    qualname: str,
+    free: tuple[str, ...],
+    flags: int,
+    imports: tuple[str, ...] = (),
+) -> CodeType | None:
+    """The code of one function, as if the whole file were compiled; None if it can't be.
+
+    Around the function stand only the class that mangles its names and a function whose
+    parameters are its free variables. Names that the file imports get other instructions,
+    which do the same; they matter where code is compared.
+    """
+    if not all(map(str.isidentifier, free)):
+        return None
+    inner = _bare(node)
+    owner = _class_around(qualname)
+    cells = [name for name in free if owner is None or name != "__class__"]
+    try:
+        if owner is not None:
+            inner = _around(f"class {owner}: pass", inner)
+        if cells:
+            bound = owner or _name_of(node)
+            # What the file's own scope binds under this name, the function finds as a global.
+            note = f"global {bound}" if bound.isidentifier() and bound not in free else "pass"
+            inner = _around(f"def outer({', '.join(cells)}):\n {note}", inner)
+        module = ast.parse("".join(f"import {name}\n" for name in imports))
+        module.body.append(inner)
+        made = compile(module, file, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for _ in range(1 + (owner is not None) + bool(cells)):
+        made = next(const for const in made.co_consts if isinstance(const, CodeType))
+    if set(made.co_freevars) != set(free):
+        return None
+    return _renamed(made, made.co_qualname, qualname)
+
+
+def _bare(node: _Definition) -> ast.stmt:
+    """The function without what runs when it is defined: defaults, annotations, decorators."""
+    bare: Any = copy.copy(node)
+    bare.args = copy.copy(node.args)
+    for group in ("posonlyargs", "args", "kwonlyargs"):
+        setattr(bare.args, group, [_unannotated(arg) for arg in getattr(node.args, group)])
+    for one in ("vararg", "kwarg"):
+        arg = getattr(node.args, one)
+        setattr(bare.args, one, arg and _unannotated(arg))
+    bare.args.defaults = []
+    bare.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+    if isinstance(node, ast.Lambda):
+        return ast.copy_location(ast.Expr(bare), node)
+    # The first decorator's line is the code's first line.
+    bare.decorator_list = [ast.copy_location(ast.Constant(None), d) for d in node.decorator_list]
+    bare.returns = None
+    bare.type_params = []  # Python 3.12 and later
+    return cast("ast.stmt", bare)
+
+
+def _unannotated(arg: ast.arg) -> ast.arg:
+    bare = copy.copy(arg)
+    bare.annotation = None
+    return bare
+
+
+def _around(text: str, inner: ast.stmt) -> ast.stmt:
+    """A class or function statement with `inner` as its body."""
+    outer = ast.parse(text).body[0]
+    assert isinstance(outer, (ast.ClassDef, ast.FunctionDef))
+    outer.body[1:] = [inner]
+    return outer
+
+
+def _class_around(qualname: str) -> str | None:
+    """The class whose name mangles `__private` names, told from a code's qualified name."""
+    parts = qualname.split(".")
+    for name, after in zip(parts[-2::-1], parts[:0:-1], strict=True):
+        if name != "<locals>" and after != "<locals>" and name.isidentifier():
+            return name
+    return None
+
+
+def _renamed(code: CodeType, old: str, new: str) -> CodeType:
+    """The code under another qualified name, nested code included."""
+    consts = tuple(
+        _renamed(const, old, new) if isinstance(const, CodeType) else const
+        for const in code.co_consts
+    )
+    return code.replace(co_consts=consts, co_qualname=new + code.co_qualname.removeprefix(old))
+
+
+# --- comparing ---
+
+
+def _is_rewritten(code: CodeType) -> bool:
+    """Whether pytest rewrote the assertions in it: its code differs from its source's."""
+    return any("@pytest_ar" in one.co_names for one in all_codes(code))
+
+
+def _is_same(a: CodeType, b: CodeType) -> bool:
+    """Whether both do the same, wherever they stand."""
+    return (
+        a.co_code == b.co_code
+        and a.co_names == b.co_names
+        and a.co_varnames == b.co_varnames
+        and a.co_freevars == b.co_freevars
+        and a.co_cellvars == b.co_cellvars
+        and a.co_argcount == b.co_argcount
+        and a.co_posonlyargcount == b.co_posonlyargcount
+        and a.co_kwonlyargcount == b.co_kwonlyargcount
+        and len(a.co_consts) == len(b.co_consts)
+        and all(map(_is_same_constant, a.co_consts, b.co_consts))
+    )
+
+
+def _is_same_constant(a: object, b: object) -> bool:
+    if isinstance(a, CodeType) and isinstance(b, CodeType):
+        return _is_same(a, b)
+    if isinstance(a, frozenset) and isinstance(b, frozenset):
+        return a == b
+    return type(a) is type(b) and repr(a) == repr(b)  # 0.0 isn't -0.0, nan is nan
+
+
+# --- put there ---
 
 
 class Codes:
     """The code objects of one record, and the lines that they come from."""
 
     def __init__(self) -> None:
-        self._codes: list[types.CodeType] = []
+        self._codes: list[CodeType] = []
         self._segments: list[Segment | None] = []
         self._numbers: dict[int, int] = {}  # by identity: code objects compare by content
         self._files: dict[str, SourceFile] = {}
 
-    def add(self, code: types.CodeType, space: Space | None = None) -> int:
+    def add(self, code: CodeType, space: Space | None = None) -> int:
         """The number of a code object in the table; `space` is the namespace that it runs in."""
         number = self._numbers.get(id(code))
         if number is None:
@@ -52,7 +307,7 @@ class Codes:
         return number
 
     @property
-    def all(self) -> tuple[types.CodeType, ...]:
+    def all(self) -> tuple[CodeType, ...]:
         """The code objects themselves."""
         return tuple(self._codes)
 
@@ -73,7 +328,7 @@ class Codes:
             found[f"src/{i}.py"] = "".join(lines).encode("utf-8", "surrogatepass")
         return found
 
-    def marshalled(self, clean: Callable[[types.CodeType], types.CodeType]) -> dict[str, bytes]:
+    def marshalled(self, clean: Callable[[CodeType], CodeType]) -> dict[str, bytes]:
         """The file that holds marshalled code, each as `clean` leaves it."""
         if not self._codes:
             return {}
@@ -104,7 +359,7 @@ def _read_lines(file: str, space: Space | None) -> list[str]:
     return linecache.getlines(file)
 
 
-def _marshallable(code: types.CodeType) -> types.CodeType | None:
+def _marshallable(code: CodeType) -> CodeType | None:
     try:
         marshal.dumps(code)
     except ValueError:  # constants that no compiler makes
@@ -117,7 +372,7 @@ def _lay_out(segments: list[Segment]) -> Layout:
 
 
 def _code_node(
-    code: types.CodeType, segment: Segment | None, member: str | None, layout: Layout | None
+    code: CodeType, segment: Segment | None, member: str | None, layout: Layout | None
 ) -> Code:
     marshalled = _MARSHALLED if _marshallable(code) is not None else None
     if segment is None or layout is None:
@@ -140,6 +395,35 @@ def _code_node(
     )
 
 
+class Layout:
+    """Lines of a file one after the other, without those between them; what overlaps, once."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Each span has a first and a last line."""
+        self._spans: list[tuple[int, int]] = []
+        self._before: list[int] = []  # how many lines stand before each
+        for first, last in sorted(spans):
+            if self._spans and first <= self._spans[-1][1]:
+                start, end = self._spans[-1]
+                self._spans[-1] = start, max(end, last)
+                continue
+            count = 0
+            if self._spans:
+                start, end = self._spans[-1]
+                count = self._before[-1] + end - start + 1
+            self._spans.append((first, last))
+            self._before.append(count)
+
+    def cut(self, lines: list[str]) -> list[str]:
+        """These lines, of all that the file has."""
+        return [line for first, last in self._spans for line in lines[first - 1 : last]]
+
+    def before(self, line: int) -> int:
+        """How many of them stand before a line that is one of them."""
+        at = bisect.bisect_right(self._spans, line, key=lambda span: span[0]) - 1
+        return self._before[at] + line - self._spans[at][0]
+
+
 # --- taken again ---
 
 
@@ -150,12 +434,12 @@ class Shelf:
         self._codes = table.codes
         self._read = read
         self._same = magic == importlib.util.MAGIC_NUMBER.hex()
-        self._made: dict[int, types.CodeType] = {}
+        self._made: dict[int, CodeType] = {}
         self._marshalled: dict[str, object] = {}
         self._sources: dict[str, list[str]] = {}
         self._shown: dict[str, dict[int, str]] = {}
 
-    def code(self, number: int) -> types.CodeType:
+    def code(self, number: int) -> CodeType:
         """One code object; raises `CannotReplay` if it can't be had on this interpreter."""
         made = self._made.get(number)
         if made is None:
@@ -169,7 +453,7 @@ class Shelf:
             self._show(node)
         return made
 
-    def _load(self, number: int, node: Code) -> types.CodeType | None:
+    def _load(self, number: int, node: Code) -> CodeType | None:
         if not self._same or node.marshalled is None:
             return None
         if node.marshalled not in self._marshalled:
@@ -180,11 +464,11 @@ class Shelf:
             self._marshalled[node.marshalled] = found
         codes = self._marshalled[node.marshalled]
         code = codes[number] if isinstance(codes, tuple) and number < len(codes) else None
-        if isinstance(code, types.CodeType) and code.co_freevars == node.free:
+        if isinstance(code, CodeType) and code.co_freevars == node.free:
             return code
         return None
 
-    def _compile(self, node: Code) -> types.CodeType | None:
+    def _compile(self, node: Code) -> CodeType | None:
         lines = self._lines(node)
         found = find_definition(lines, node.line, node.place) if lines else None
         if found is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import logging
 import os
 import random
@@ -13,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tripwire.errors import CannotReplay, TripwireError
-from tripwire.recording.capture.flags import PRECISIONS, USUAL, flags_set
+from tripwire.recording.capture.environment import entered
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
     Replayed,
@@ -22,9 +23,10 @@ from tripwire.recording.capture.outcomes import (
     describe_result,
     tell_redacted,
 )
+from tripwire.recording.capture.record import SHOWN
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.format.file import Record
-from tripwire.recording.format.manifest import Environment, Manifest, Outcome, encode_json
+from tripwire.recording.format.manifest import Manifest, Outcome, encode_json
 from tripwire.recording.format.nodes import find_hook_ids
 from tripwire.recording.replay.objects import rebuild
 from tripwire.recording.replay.rebuild import Rebuilder
@@ -56,7 +58,7 @@ class Rebuilt:
         with (
             _generators_put_back(any(name.startswith("cuda:") for name in self.generators)),
             self.rebuilder.importable(),
-            _in_environment(self.manifest.environment),
+            entered(self.manifest.environment),
             applied(self.patches),
         ):
             if compiled is not None and compiled.hit and backend != "none":
@@ -156,8 +158,10 @@ def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
     with Record.open(path) as record:
         shelf = Shelf(record.table, record.read, record.manifest.python.magic)
         rebuilder = Rebuilder(record.table, shelf)
+        needed = {name: slot for name, slot in record.table.roots.items() if name not in SHOWN}
+        table = msgspec.structs.replace(record.table, roots=needed)
         with rebuilder.importable():
-            roots: dict[str, Any] = rebuild(record.table, record.blobs, rebuilder)
+            roots: dict[str, Any] = rebuild(table, record.blobs, rebuilder)
         _reserve_hook_ids(find_hook_ids(record.table))
         if "call" not in roots:
             raise CannotReplay("This record holds no call.", slug="replay-no-call")
@@ -203,67 +207,6 @@ def find_outcome(path: str | os.PathLike[str]) -> Outcome:
         except Exception as error:
             return describe_error(error, call.target)
         return describe_result(result)
-
-
-@contextlib.contextmanager
-def _in_environment(wanted: Environment) -> Iterator[None]:
-    """torch's flags as they were when the call began; put back afterwards."""
-    if importlib.util.find_spec("torch") is None:
-        if wanted.num_threads:  # written where torch was, and perhaps not needed
-            yield
-            return
-    import torch
-
-    from tripwire.reading.torchstate import find_matmul_precision
-
-    precision = find_matmul_precision()
-    before = (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        precision,
-        torch.get_num_threads(),
-        torch.is_autocast_cache_enabled(),
-    )
-    with contextlib.ExitStack() as stack:
-        stack.callback(_set_flags, *before)
-        _set_flags(
-            getattr(torch, wanted.default_dtype),
-            wanted.deterministic,
-            wanted.deterministic_warn_only,
-            wanted.matmul_precision if isinstance(precision, str) else precision,
-            wanted.num_threads or before[4],
-            wanted.autocast_cache,
-        )
-        stack.enter_context(flags_set(wanted.flags, USUAL))
-        if wanted.precisions:
-            stack.enter_context(flags_set(wanted.precisions, PRECISIONS))
-        device = torch.device(wanted.default_device)
-        if device.type != "cpu" and (device.type == "meta" or torch.accelerator.is_available()):
-            stack.enter_context(device)
-        for kind, autocast in wanted.autocast.items():
-            dtype = getattr(torch, autocast.dtype)
-            stack.enter_context(torch.autocast(kind, dtype, autocast.enabled))
-        if wanted.inference_mode:
-            stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.set_grad_enabled(wanted.grad_mode))
-        yield
-
-
-def _set_flags(
-    dtype: Any, deterministic: bool, warn_only: bool, precision: object, threads: int, cache: bool
-) -> None:
-    import torch
-
-    from tripwire.reading.torchstate import find_matmul_precision
-
-    torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    # Else each back end was told its own, or is as it should be: leave them alone.
-    if isinstance(precision, str) and precision != find_matmul_precision():
-        torch.set_float32_matmul_precision(precision)
-    torch.set_num_threads(threads)
-    torch.set_autocast_cache_enabled(cache)
 
 
 # --- in a process that checks a record ---

@@ -13,8 +13,8 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable
 
-from tripwire.recording.capture import segments
-from tripwire.recording.capture.flags import PRECISIONS, USUAL
+from tripwire.recording.capture import shelf
+from tripwire.recording.capture.environment import PRECISIONS, USUAL
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, TORCH_NAMES
 from tripwire.recording.format.checks import slots_of
@@ -26,6 +26,7 @@ from tripwire.recording.format.nodes import AnyNode, Slot, find_hook_ids, read_d
 _OF_FUNCTIONS = (
     "__defaults__", "__kwdefaults__", "__dict__", "__module__", "__doc__", "__annotations__",
 )  # fmt: skip
+_CALL = ("call", "args", "kwargs", "generators")  # the roots that a script needs
 _MOST_BYTES = 32_000_000  # of tensors; more makes no file that somebody reads
 
 
@@ -60,17 +61,17 @@ class _Writer:
 
     def write(self) -> str:
         roots = self._record.table.roots
-        for slot in roots.values():
-            self._reach(slot)
+        for name in _CALL:
+            self._reach(roots.get(name))
         data = "".join(f"BLOB_{n} = _bytes(\n{self._data(n)}\n)\n" for n in self._blobs)
         text = "".join(
             f"SOURCE_{name[4:-3]} = (\n{_literal_lines(self._record.read(name))}\n)\n"
             for name in self._sources
         )
         body = "\n".join([*self._lines, *self._fills])
-        call = {name: _spell(roots.get(name)) for name in ("call", "args", "kwargs", "generators")}
+        call = {name: _spell(roots.get(name)) for name in _CALL}
         return (
-            f"{_SUPPORT}\n\n{_source_of(segments)}\n\n# --- recorded source\n\n{text}\n"
+            f"{_SUPPORT}\n\n{_source_of(shelf)}\n\n# --- recorded source\n\n{text}\n"
             f"# --- recorded values\n\n{data}{body}\n\n\n"
             f"{_main(call, self._record.manifest.environment, self._next_hook())}"
         )

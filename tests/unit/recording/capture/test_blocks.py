@@ -13,8 +13,8 @@ from replaying import check_reproduces, fail, only, raised_in, run_elsewhere
 from torch import nn
 
 import tripwire
+from tripwire.recording.capture.record import load_record
 from tripwire.recording.format.manifest import Returned
-from tripwire.recording.replay.record import load_record
 
 OFFSET = torch.tensor([10.0])
 

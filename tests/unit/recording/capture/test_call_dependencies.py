@@ -20,10 +20,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import tripwire
+from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Returned
-from tripwire.recording.replay.record import ExecutionRecord, load_record
-from tripwire.recording.replay.repro import write_repro
+from tripwire.recording.replay.show import write_repro
 
 # --- the environment ---
 

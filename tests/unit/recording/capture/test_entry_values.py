@@ -24,7 +24,7 @@ from support import check_same, run_python
 from torch import nn
 
 import tripwire
-from tripwire.recording.capture.beginning import Beginning
+from tripwire.recording.capture.calls import Beginning
 from tripwire.recording.replay.rerun import rebuilding
 
 # --- functions that change something, and then fail with what they see ---

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import tripwire
 from tripwire.recording.capture import calls
-from tripwire.recording.replay.record import load_record
+from tripwire.recording.capture.record import load_record
 
 HERE = Path(__file__).parents[1]
 
@@ -30,7 +30,7 @@ REPLAY = """
 import json, pathlib, sys, warnings
 import msgspec
 from tripwire.recording.capture.outcomes import is_same
-from tripwire.recording.replay.record import load_record
+from tripwire.recording.capture.record import load_record
 from tripwire.recording.replay.rerun import find_outcome
 warnings.simplefilter("ignore")
 found = {}
@@ -283,7 +283,7 @@ def test_trouble_before_the_call_is_logged_and_the_call_made(caplog, monkeypatch
     def broken(*args, **kwargs):
         raise OSError("broken")
 
-    monkeypatch.setattr("tripwire.recording.capture.beginning.RecordDraft", broken)
+    monkeypatch.setattr("tripwire.recording.capture.record.RecordDraft", broken)
     called = tripwire.record_on_error(tmp_path)(halve)
     assert called(4) == 2
     compiled = tripwire.compile(halve, record_on_error=tmp_path)

@@ -12,7 +12,7 @@ import torch
 from replaying import check_reproduces, fail, only, raised_in
 
 import tripwire
-from tripwire.recording.replay.record import ExecutionRecord
+from tripwire.recording.capture.record import ExecutionRecord
 
 FILES = {
     "depot/__init__.py": """

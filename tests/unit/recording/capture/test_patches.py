@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tripwire
-from tripwire.recording.replay.record import load_record
+from tripwire.recording.capture.record import load_record
 
 SLOPE = 0.5
 

@@ -11,8 +11,8 @@ from replaying import check_reproduces, fail, only
 from torch import nn
 
 import tripwire
+from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.manifest import Raised
-from tripwire.recording.replay.record import ExecutionRecord, load_record
 from tripwire.recording.replay.rerun import find_outcome
 
 SECRET = 1234.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os.path
@@ -16,8 +17,8 @@ from torch import nn
 
 import tripwire
 from tripwire import DummyModule, ExecutionRecord, ExecutionRecorder, ModuleRecord
-from tripwire.recording.replay.record import DummyModule as Dummy
-from tripwire.recording.replay.record import load_record
+from tripwire.recording.capture.record import DummyModule as Dummy
+from tripwire.recording.capture.record import load_record
 
 RAN: list[str] = []
 LIMIT = 3
@@ -350,3 +351,87 @@ def test_the_closure_is_kept(tmp_path) -> None:
     recorder_of(check).get_record().dump(path)
     (cell,) = load_record(path).closure
     assert cell.parts == [[7]]
+
+
+# --- one model ---
+
+
+def largest(x):
+    """Names builtins, in a function inside it too, and attributes that are called like some."""
+    parts = [len(row) for row in x.tolist()] if x.sum() else sorted(x.all())
+    return max(parts) + LIMIT
+
+
+class Largest(nn.Module):
+    def forward(self, x):
+        return largest(x) if isinstance(x, torch.Tensor) else abs(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (largest, {"len", "sorted", "max"}),
+        (functools.partial(largest), {"len", "sorted", "max"}),
+        (functools.cache(largest), {"len", "sorted", "max"}),
+        (tripwire.record_on_error("unused")(largest), {"len", "sorted", "max"}),
+        (Largest(), {"isinstance", "abs"}),
+        (Largest().forward, {"isinstance", "abs"}),
+        (tripwire.compile(Largest(), backend="eager"), {"isinstance", "abs"}),
+        (nn.ReLU(), set()),
+    ],
+    ids=["function", "partial", "cached", "recorded", "module", "method", "compiled", "library"],
+)
+def test_a_loaded_record_shows_the_builtins_that_its_code_names(tmp_path, call, names) -> None:
+    record = load_record(tripwire.record_call(tmp_path)(call, torch.ones(1, 2)))
+    assert record.builtins.keys() == names
+    assert (record.code is None) == (not names)
+    assert all(repr(record.builtins[name]) == f"<builtins.{name}>" for name in names)
+
+
+def spells(x):
+    return ascii(x)
+
+
+def test_what_somebody_put_into_builtins_is_among_the_globals(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("builtins.ascii", lambda x: "mine")
+    record = load_record(tripwire.record_call(tmp_path)(spells, 2))
+    assert (record.globals.keys(), record.builtins) == ({"ascii"}, {})
+
+
+def test_a_loaded_record_shows_what_a_replay_needs_beside_the_call(tmp_path, monkeypatch) -> None:
+    def draws(x):
+        return x * torch.rand(2) + math.floor(2.5)
+
+    monkeypatch.setattr(math, "floor", lambda x: 7)
+    compiled = tripwire.compile(draws, backend=lambda graph, inputs: graph)
+    record = load_record(tripwire.record_call(tmp_path)(compiled, torch.ones(2)))
+    assert record.generators.keys() == {"torch"}
+    assert [name for _, name, _ in record.patches] == ["floor"]
+    assert record.backend.name.endswith("<lambda>")
+
+
+def test_a_builtin_of_ones_own_counts_at_replay(tmp_path) -> None:
+    recorder = recorder_of(largest)
+    recorder.add_local_var("x", torch.ones(1, 2))
+    recorder.add_global_var("LIMIT", LIMIT)
+    recorder.builtins.update(len=lambda row: 40, max=max)
+    recorder.get_record().dump(tmp_path / "x.rec")
+    assert load_record(tmp_path / "x.rec").builtins.keys() == {"len", "max"}
+    assert tripwire.replay(tmp_path / "x.rec", trust=True) == 43
+
+
+def test_a_call_can_be_put_into_a_record_by_hand(tmp_path) -> None:
+    ExecutionRecord(None, call=area, args=(2,)).dump(tmp_path / "x.rec")
+    assert tripwire.replay(tmp_path / "x.rec", trust=True) == area(2)
+    assert load_record(tmp_path / "x.rec").code.name == "area"
+
+
+def test_a_replay_needs_nothing_that_a_record_only_shows(tmp_path) -> None:
+    record = ExecutionRecord(None, call=area, args=(2,))
+    record.builtins["gone"] = os.getcwd
+    record.dump(tmp_path / "x.rec")
+    shown = load_record(tmp_path / "x.rec").builtins["gone"]
+    assert (shown.module, shown.name) == ("posix", "getcwd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr("posix.getcwd")
+        assert tripwire.replay(tmp_path / "x.rec", trust=True) == area(2)

@@ -14,8 +14,8 @@ from torch import nn
 
 import tripwire
 from tripwire.recording.capture import failures
+from tripwire.recording.capture.record import load_record
 from tripwire.recording.format.manifest import Returned
-from tripwire.recording.replay.record import load_record
 
 SCALE = torch.tensor([3.0])
 

@@ -15,9 +15,9 @@ from replaying import fail
 from torch import nn
 
 import tripwire
+from tripwire.recording.capture.record import load_record
 from tripwire.recording.format.manifest import Raised
-from tripwire.recording.replay.record import load_record
-from tripwire.recording.replay.repro import write_repro
+from tripwire.recording.replay.show import write_repro
 
 ALONE = """
 import sys

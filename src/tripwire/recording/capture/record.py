@@ -1,29 +1,28 @@
 """Record: what one execution had: its code, its variables, the modules that it looked into.
 
-`ExecutionRecorder` collects an execution by hand, `ExecutionRecord` is what comes of it, or what
-a file holds. A record that comes from a file is inert: code and objects are descriptions. Both
-can be written, and what was written can be replayed.
+There is one model of it, `ExecutionRecord`: filled from a call that runs, by hand with an
+`ExecutionRecorder`, or from a file. One that comes from a file is inert: code and objects are
+descriptions. Each can be written, and what was written can be replayed.
 """
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import itertools
 import os
-import reprlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import IO, Any, BinaryIO, cast
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import msgspec
 
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.outcomes import explain, printable, tell_redacted
+from tripwire.recording.capture.origin import Patch
+from tripwire.recording.capture.policy import KEEP_ALL, Policy
 from tripwire.recording.format.container import Content, write_members, write_new
 from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record
@@ -69,6 +68,7 @@ class DummyModule:
 
 
 Variables = dict[str, Any]
+SHOWN = ("locals", "builtins", "code_options")  # for whoever looks: no replay needs them
 
 
 @dataclass
@@ -85,7 +85,10 @@ class ExecutionRecord:
     args: tuple[Any, ...] = ()
     kwargs: Variables = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # by the files they are from
-    call: object = None  # of a file: what was called, a module for one
+    call: object = None  # what was called: a module, for one. None: the code, with the locals
+    generators: Variables = field(default_factory=dict)  # states of those that it drew from
+    backend: object = None  # that it was compiled with, if it is no known one
+    patches: list[Patch] = field(default_factory=list)  # of libraries, while it ran
     origin: Path | bytes | None = field(default=None, repr=False)  # the file, or what was in it
 
     def dump(self, file: IO[bytes] | str | os.PathLike[str]) -> None:
@@ -93,26 +96,45 @@ class ExecutionRecord:
         if self.origin is not None:
             with _open(self.origin) as record:
                 _write(record.contents(), file)
-        elif isinstance(self.code, CodeType):
-            _write(self._build(self.code).members(), file)
         else:
-            raise TypeError("This record has no code, so there is nothing to write.")
+            whole = self if self.call is not None else self._with_call()
+            _write(whole.build(whole.take_down()).members(), file)
 
-    def _build(self, code: CodeType) -> NewRecord:
-        """The record of a call of the code, with the arguments that are among the locals."""
-        draft = RecordDraft()
-        cells: Any = self.closure
-        space = {name: _as_module(value) for name, value in self.globals.items()}
-        draft.add("call", FunctionType(code, space, code.co_name, None, cells or None))
+    def take_down(self, policy: Policy = KEEP_ALL) -> RecordDraft:
+        """The call and what it is given, as they are now. Bytes of tensors are read at `build`."""
+        draft = RecordDraft(policy)
+        for name in ("call", "args", "kwargs"):
+            draft.add(name, getattr(self, name))
+        return draft
+
+    def build(self, draft: RecordDraft) -> NewRecord:
+        """The file of it: what was taken down, and the rest as it is now."""
+        for name in (*SHOWN, "generators", "patches"):
+            if getattr(self, name):
+                draft.add(name, getattr(self, name))
+        if self.backend is not None:
+            draft.add("backend", self.backend)
+        return draft.build(self.manifest)
+
+    def _with_call(self) -> ExecutionRecord:
+        """The same with a call of its code, with the arguments that are among the locals."""
+        code, cells = self.code, cast("Any", self.closure)
+        if not isinstance(code, CodeType):
+            raise TypeError("This record has no code, so there is nothing to write.")
+        # A builtin that isn't Python's own is found like a global.
+        own = {n: v for n, v in self.builtins.items() if vars(builtins).get(n) is not v}
+        space = {name: _as_module(value) for name, value in {**own, **self.globals}.items()}
         known = {name: _as_module(value) for name, value in self.locals.items()}
         args, kwargs = (self.args, self.kwargs) if self.args or self.kwargs else _bind(code, known)
-        draft.add("args", tuple(args))
-        draft.add("kwargs", dict(kwargs))
-        draft.add("locals", known)
-        draft.add("builtins", dict(self.builtins))
-        draft.add("code_options", dict(self.code_options))
         place = Where(code.co_qualname, code.co_filename, code.co_firstlineno)
-        return draft.build(Manifest(function=place))
+        return replace(
+            self,
+            call=FunctionType(code, space, code.co_name, None, cells or None),
+            args=tuple(args),
+            kwargs=dict(kwargs),
+            locals=known,
+            manifest=msgspec.structs.replace(self.manifest, function=place),
+        )
 
     @classmethod
     def load(cls, file: IO[bytes] | str | os.PathLike[str]) -> ExecutionRecord:
@@ -128,7 +150,7 @@ class ExecutionRecord:
         call = roots.get("call")
         code = _find_function(call)
         details: dict[str, Any] = dict(code.details) if code is not None else {}
-        space, args = details.get("globals"), roots.get("args")
+        space, args, patches = details.get("globals"), roots.get("args"), roots.get("patches")
         return cls(
             code,
             tuple(details.get("closure") or ()),
@@ -141,6 +163,9 @@ class ExecutionRecord:
             _as_dict(roots.get("kwargs")),
             _read_sources(record),
             call,
+            _as_dict(roots.get("generators")),
+            roots.get("backend"),
+            patches if isinstance(patches, list) else [],
             origin,
         )
 
@@ -176,7 +201,7 @@ def _bind(code: CodeType, known: Variables) -> tuple[tuple[Any, ...], Variables]
     return tuple(args), kwargs
 
 
-_AROUND = ("method", "partial", "compiled", "dispatcher", "recorded")
+_AROUND = ("method", "partial", "lru_cache", "compiled", "dispatcher", "recorded")
 
 
 def _find_function(call: object) -> FunctionView | None:
@@ -303,112 +328,3 @@ def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:
 def load_record(path: str | os.PathLike[str]) -> ExecutionRecord:
     """Open a record to look at it. Nothing of it runs, and nothing is imported."""
     return ExecutionRecord.load(path)
-
-
-# --- for people, in a terminal ---
-
-
-def print_record(record: ExecutionRecord, source: bool = False) -> None:
-    """Print what is in a record."""
-    console = Console(soft_wrap=True, highlight=False)
-    manifest = record.manifest
-    for line in _describe_content(manifest):
-        console.print(_text(line))
-    where = manifest.function
-    console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
-    console.print(_facts(record))
-    for title, names in (("arguments", record.locals), ("globals", record.globals)):
-        if names:
-            console.print(_variables(title, names))
-    for omission in manifest.omissions:
-        console.print(_text(f"left out: {omission.what}: {omission.why}"))
-    if source:
-        for file, text in record.sources.items():
-            console.print()
-            console.print(_text(f"--- {file}"))
-            console.print(Text(printable(text, keep="\n\t")), end="")
-
-
-def _describe_content(manifest: Manifest) -> list[str]:
-    """What somebody who is given the file is given of the user's."""
-    held = ", ".join(manifest.holds) or "unknown: an older tripwire wrote it"
-    lines = [f"holds of yours: {held}"]
-    if manifest.redacted:
-        lines.append(tell_redacted(manifest.redacted))
-    lines.append("Look at all of it before you share it: docs/security.md.")
-    return lines
-
-
-def _facts(record: ExecutionRecord) -> Table:
-    manifest = record.manifest
-    table = Table.grid(padding=(0, 2))
-    rows = {
-        "outcome": explain(manifest.outcome),
-        "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
-        "compiled": _compiled(record),
-        "written": manifest.created,
-        "python": f"{manifest.python.version} ({manifest.platform})",
-        "packages": " ".join(
-            p for p in manifest.packages.split(" ") if p.partition("==")[0] in _NOTABLE
-        ),
-        "tensors kept": manifest.policy,
-    }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, _text(value))
-    return table
-
-
-def _text(text: str) -> Text:
-    """A record's own text, which is no markup."""
-    return Text(printable(text))
-
-
-_NOTABLE = ("torch", "numpy", "transformers", "tripwire")
-
-
-def _compiled(record: ExecutionRecord) -> str:
-    compiled = record.manifest.compiled
-    if compiled is None:
-        return ""
-    return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
-
-
-def _variables(title: str, names: dict[str, object]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    for name, value in names.items():
-        table.add_row(_text(name), _text(in_short(value)))
-    return table
-
-
-def in_short(value: object) -> str:
-    """A value in one line."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "dtype"):
-        return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
-    text = " ".join(_Short().repr(value).split())
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-class _Short(reprlib.Repr):
-    """A few items of a few levels: a whole repr may be too deep, or never end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
-        self.maxdeque, self.maxlong = 12, 100
-        self.maxstring = self.maxother = 100
-
-    def repr_int(self, x: int, level: int) -> str:
-        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
-            return f"<int of {x.bit_length()} bits>"
-        return super().repr_int(x, level)
-
-    def repr_slice(self, x: slice, level: int) -> str:
-        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
-
-    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
-        return f"{type(x).__name__}({self.repr_dict(x, level)})"
-
-    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815

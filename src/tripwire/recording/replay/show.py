@@ -1,0 +1,200 @@
+"""Show: a record for people: printed in a terminal, or as one script to be read and sent on.
+
+Where it can be, the script is plain Python and torch (script.py). Otherwise the record is in it as
+text, with its source as comments, and the script needs tripwire to run it; it says so. Nothing of
+the record runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import reprlib
+import textwrap
+import zlib
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tripwire.recording.capture.outcomes import explain, printable, tell_redacted
+from tripwire.recording.capture.record import ExecutionRecord, load_record
+from tripwire.recording.format.file import Record
+from tripwire.recording.format.manifest import Manifest
+from tripwire.recording.replay.script import Unwritable, write_script
+
+# --- in a terminal ---
+
+
+def print_record(record: ExecutionRecord, source: bool = False) -> None:
+    """Print what is in a record."""
+    console = Console(soft_wrap=True, highlight=False)
+    manifest = record.manifest
+    for line in _describe_content(manifest):
+        console.print(_text(line))
+    where = manifest.function
+    console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
+    console.print(_facts(record))
+    for title, names in (("arguments", record.locals), ("globals", record.globals)):
+        if names:
+            console.print(_variables(title, names))
+    for omission in manifest.omissions:
+        console.print(_text(f"left out: {omission.what}: {omission.why}"))
+    if source:
+        for file, text in record.sources.items():
+            console.print()
+            console.print(_text(f"--- {file}"))
+            console.print(Text(printable(text, keep="\n\t")), end="")
+
+
+def _describe_content(manifest: Manifest) -> list[str]:
+    """What somebody who is given the file is given of the user's."""
+    held = ", ".join(manifest.holds) or "unknown: an older tripwire wrote it"
+    lines = [f"holds of yours: {held}"]
+    if manifest.redacted:
+        lines.append(tell_redacted(manifest.redacted))
+    lines.append("Look at all of it before you share it: docs/security.md.")
+    return lines
+
+
+def _facts(record: ExecutionRecord) -> Table:
+    manifest = record.manifest
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "outcome": explain(manifest.outcome),
+        "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
+        "compiled": _compiled(record),
+        "written": manifest.created,
+        "python": f"{manifest.python.version} ({manifest.platform})",
+        "packages": " ".join(
+            p for p in manifest.packages.split(" ") if p.partition("==")[0] in _NOTABLE
+        ),
+        "tensors kept": manifest.policy,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, _text(value))
+    return table
+
+
+def _text(text: str) -> Text:
+    """A record's own text, which is no markup."""
+    return Text(printable(text))
+
+
+_NOTABLE = ("torch", "numpy", "transformers", "tripwire")
+
+
+def _compiled(record: ExecutionRecord) -> str:
+    compiled = record.manifest.compiled
+    if compiled is None:
+        return ""
+    return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
+
+
+def _variables(title: str, names: dict[str, object]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    for name, value in names.items():
+        table.add_row(_text(name), _text(in_short(value)))
+    return table
+
+
+def in_short(value: object) -> str:
+    """A value in one line."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
+    text = " ".join(_Short().repr(value).split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+class _Short(reprlib.Repr):
+    """A few items of a few levels: a whole repr may be too deep, or never end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxdeque, self.maxlong = 12, 100
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
+            return f"<int of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+    def repr_slice(self, x: slice, level: int) -> str:
+        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
+
+    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
+        return f"{type(x).__name__}({self.repr_dict(x, level)})"
+
+    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815
+
+
+# --- as a script ---
+
+
+def write_repro(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The script, and why it needs tripwire, if it does. Nothing of the record runs."""
+    record = load_record(path)
+    try:
+        with Record.open(path) as opened:
+            body = write_script(opened)
+    except Unwritable as error:
+        why = printable(str(error))
+        return _embed(record, Path(path), why), why
+    return f"{_head(record, 'Needs torch, and the packages that its code imports.')}\n{body}", ""
+
+
+def _embed(record: ExecutionRecord, path: Path, why: str) -> str:
+    packed = base64.b85encode(zlib.compress(path.read_bytes(), 9)).decode()
+    data = "\n".join(f'    "{line}"' for line in textwrap.wrap(packed, 92))
+    head = _head(record, f"Needs tripwire (pip install tripwire), since {why}.")
+    return f"{head}\n{_sources(record)}\nRECORD = (\n{data}\n)\n{_TAIL}"
+
+
+def _head(record: ExecutionRecord, needs: str) -> str:
+    manifest = record.manifest
+    where = manifest.function
+    lines = [
+        needs,
+        f"{where.name} at {where.file}:{where.line}",
+        f"recorded: {explain(manifest.outcome)}",
+        f"by Python {manifest.python.version} on {manifest.platform}, {manifest.created}",
+        *textwrap.wrap(f"with {manifest.packages}", 90),
+    ]
+    # The first line settles how the script is read, whatever the others say.
+    return "# coding: utf-8\n" + "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def _sources(record: ExecutionRecord) -> str:
+    text = ""
+    for file, source in record.sources.items():
+        text += f"# --- {printable(file)}\n"
+        lines = (printable(line, keep="\t") for line in source.splitlines())
+        text += "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return text
+
+
+_TAIL = """
+
+def main():
+    import base64
+    import os
+    import tempfile
+    import zlib
+
+    import tripwire
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "repro.rec")
+        with open(path, "wb") as out:
+            out.write(zlib.decompress(base64.b85decode(RECORD)))
+        print(tripwire.replay(path, trust=True))
+
+
+if __name__ == "__main__":
+    main()
+"""
