@@ -1,4 +1,4 @@
-"""Findings: what came of each write; the table of them."""
+"""Findings: where a call could read something, what came of each write there; the table of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,46 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tripwire.auditing.places import AuditedPlace, PlaceKind, Unreached
+
+class PlaceKind(enum.StrEnum):
+    """What holds the value."""
+
+    ARGUMENT = "argument"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    SUBMODULE = "submodule"
+    ATTRIBUTE = "attribute"
+    ABSENCE = "absence"
+    ITEM = "item"
+    HOOK = "hook"
+    METHOD = "method"
+    CLASS_ATTRIBUTE = "class attribute"
+    GLOBAL = "global"
+    CELL = "closure cell"
+    DEFAULT = "default"
+    CODE = "code"
+    ENVIRONMENT = "environment"
+    FLAG = "torch's flag"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedPlace:
+    """One place, and the write that was tried there."""
+
+    kind: PlaceKind
+    path: str
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.change}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """Something that a call could read and that was not written."""
+
+    path: str
+    why: str
 
 
 class Status(enum.StrEnum):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from tripwire.auditing.places import PlaceKind
+from tripwire.auditing.findings import PlaceKind
 from tripwire.values.classes import class_dict, find_in_class, isinstance
 
 Contents = dict[Any, Any]

@@ -28,7 +28,7 @@ from rich.table import Column
 from torch import nn
 
 from tripwire.auditing.alternatives import CannotWrite
-from tripwire.auditing.findings import Audit, Finding, Status
+from tripwire.auditing.findings import Audit, AuditedPlace, Finding, PlaceKind, Status, Unreached
 from tripwire.auditing.holdings import HeldArguments
 from tripwire.auditing.images import (
     Image,
@@ -39,7 +39,6 @@ from tripwire.auditing.images import (
     find_difference,
     image_of_error,
 )
-from tripwire.auditing.places import AuditedPlace, PlaceKind, Unreached
 from tripwire.auditing.walking import Ran, Walk
 from tripwire.auditing.world import World
 from tripwire.auditing.writes import Trial, find_writes

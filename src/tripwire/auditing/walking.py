@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tripwire.auditing.findings import PlaceKind, Unreached
 from tripwire.auditing.holdings import (
     HeldArguments,
     HeldAttributes,
@@ -42,7 +43,6 @@ from tripwire.auditing.holdings import (
     Holding,
     own_dict,
 )
-from tripwire.auditing.places import PlaceKind, Unreached
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro, name_of

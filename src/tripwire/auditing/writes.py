@@ -23,6 +23,7 @@ from tripwire.auditing.alternatives import (
     iter_others,
     user_code,
 )
+from tripwire.auditing.findings import AuditedPlace, PlaceKind
 from tripwire.auditing.holdings import (
     HeldArguments,
     HeldAttributes,
@@ -39,7 +40,6 @@ from tripwire.auditing.holdings import (
     Holding,
     own_dict,
 )
-from tripwire.auditing.places import AuditedPlace, PlaceKind
 from tripwire.auditing.walking import Ran, Walk, plain_function
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro
 

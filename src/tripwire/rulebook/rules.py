@@ -11,15 +11,15 @@ import copy
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodWrapperType
 from typing import Any, Literal
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from tripwire.env import is_library_module, torch_path
+from tripwire.env import is_library_module, is_own_file, torch_path
 from tripwire.values.classes import isinstance
 
 # As they are; while a run is observed, the names in builtins stand for others.
@@ -464,3 +464,56 @@ RESULT_IS_CAST = words(
     "eq_ ne_ lt_ le_ gt_ ge_ equal_ not_equal_ less_ less_equal_ greater_ greater_equal_ "
     "logical_and_ logical_or_ logical_xor_ logical_not_"
 )
+
+
+# --- torch's functions as they were before somebody put others under their names ---
+#
+# torch tells a mode which function was called by looking up its name. Where a user's function
+# stands in for `F.relu` and calls the old one, the old one hands a mode the new one, which would
+# then run a second time. And a graph that spells a function by its name would reach whatever is
+# there now.
+
+_SPACES: tuple[Any, ...] = (torch.Tensor, torch.nn.functional, torch.functional, torch)
+_FIRST = [(space, dict(vars(space))) for space in _SPACES]  # as tripwire found them
+_METHODS = _FIRST[0][1]
+
+
+def find_original(func: Any) -> Any:
+    """The function that was called, where a mode is told of what stands under its name."""
+    if isinstance(func, FunctionType) and is_own_file(func.__code__.co_filename):
+        return func
+    accessor = func.__name__ if type(func) is MethodWrapperType else None  # property.__get__
+    wanted = func if accessor is None else func.__self__
+    for space, first in _FIRST:
+        for name, value in tuple(vars(space).items()):
+            if value is not wanted:
+                continue
+            plain = first.get(name)
+            if plain is None and space is torch.Tensor:
+                plain = getattr(torch._C.TensorBase, name, None)
+            if plain is None:
+                return func
+            return plain if accessor is None else getattr(plain, accessor, func)
+    return func
+
+
+def spell_original(rule: Call, func: Any) -> Call:
+    """The rule, but by the function itself where its name leads to another one now."""
+    if not _is_replaced(rule, func):
+        return rule
+    return replace(rule, op="call_function", target=Target(func, rule.name), attribute=None)
+
+
+def _is_replaced(rule: Call, func: Any) -> bool:
+    target = rule.target
+    if target is func:
+        space = sys.modules.get(func.__module__ or "torch", torch)
+        return getattr(space, func.__name__, func) is not func
+    by_operator = isinstance(target, BuiltinFunctionType) and target.__module__ == "_operator"
+    if rule.op == "call_method" or by_operator:
+        return _is_other_method(rule.name)
+    return rule.attribute is not None and _is_other_method(rule.attribute)
+
+
+def _is_other_method(name: str) -> bool:
+    return vars(torch.Tensor).get(name) is not _METHODS.get(name)

@@ -35,7 +35,6 @@ from tripwire.reading.tensors import (
     version_of,
 )
 from tripwire.reading.torchstate import find_autocast
-from tripwire.rulebook.originals import find_original, spell_original
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import (
     GETATTR,
@@ -45,7 +44,9 @@ from tripwire.rulebook.rules import (
     Refuse,
     Rule,
     Target,
+    find_original,
     rule_for,
+    spell_original,
 )
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE

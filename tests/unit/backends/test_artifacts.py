@@ -17,7 +17,7 @@ from torch import nn
 
 from tripwire.backends import artifacts
 from tripwire.backends.artifacts import Artifact, Store, find_secret, find_store
-from tripwire.backends.keys import find_key
+from tripwire.backends.inductor import find_key
 from tripwire.tracing import Tracer
 
 KEY = "ab" * 32
