@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tripwire.errors import WrongResult
+from tripwire.reading.before import Copies, Copy, GeneratorStates, Memory, memory_of
 from tripwire.reading.sources import Local
 from tripwire.reading.structure import iter_tensors
 from tripwire.reading.tensors import iter_given
@@ -30,7 +31,6 @@ _DRAWN = (
 )
 
 Code = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
-_Memory = tuple[torch.device, int]
 
 
 class Originals:
@@ -39,11 +39,11 @@ class Originals:
     def __init__(self, inner: CallKeeper | None) -> None:
         self._inner = inner
         self._state: TracingState | None = None
-        self._copies: dict[_Memory, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._copies: Copies = {}
         self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
         # The memory that each tensor had: `x.data = y` gives it another.
-        self._memories: dict[int, tuple[torch.Tensor, _Memory]] = {}
-        self._generators = _Generators()
+        self._memories: dict[int, tuple[torch.Tensor, Memory]] = {}
+        self._generators = GeneratorStates()
 
     # --- what the run tells (tracing.state.Kept) ---
 
@@ -93,11 +93,10 @@ class Originals:
                 self._others[id(tensor)] = tensor, tensor.detach().clone()
             return
         storage = tensor.untyped_storage()
-        memory = _memory_of(storage)
+        memory = memory_of(storage)
         self._memories.setdefault(id(tensor), (tensor, memory))
         if memory not in self._copies:
-            # The storage is held, so that no other comes to lie where it is.
-            self._copies[memory] = storage, storage.clone()  # type: ignore[no-untyped-call]
+            self._copies[memory] = Copy.of(storage)
 
     def _copy(self, tensor: torch.Tensor, wanted: Input) -> torch.Tensor:
         """An input as it was; those that shared memory share that of their copies."""
@@ -111,12 +110,12 @@ class Originals:
                 made = self._build(self._memories[id(tensor)][1], wanted)
         return made
 
-    def _build(self, memory: _Memory, wanted: Input) -> torch.Tensor:
+    def _build(self, memory: Memory, wanted: Input) -> torch.Tensor:
         """In the form that it had: the run may have given it another."""
         meta, (is_conj, is_neg, _) = wanted.meta, wanted.traits.lazy_bits
         assert meta.stride is not None
         made = torch.empty(0, dtype=meta.dtype, device=meta.device)
-        made.set_(self._copies[memory][1], wanted.traits.offset or 0, meta.shape, meta.stride)
+        made.set_(self._copies[memory].copied, wanted.traits.offset or 0, meta.shape, meta.stride)
         made = torch._conj(made) if is_conj else made
         return torch._neg_view(made) if is_neg else made
 
@@ -154,7 +153,7 @@ class Originals:
                     slug="wrong-result",
                 ) from error
         found = _find_difference(run, trace, tuple(got), given)
-        if found and self._generators.have_moved():
+        if found and any(self._generators.find_moved()):
             found += f"\n{_DRAWN}"
         if found:
             raise WrongResult(
@@ -162,10 +161,6 @@ class Originals:
                 f"observed run. {found}\nThe run was right; the code was discarded.",
                 slug="wrong-result",
             )
-
-
-def _memory_of(storage: torch.UntypedStorage) -> _Memory:
-    return storage.device, int(storage.data_ptr() or -storage._cdata)
 
 
 def _find_difference(
@@ -228,41 +223,6 @@ def _shared(tensor: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[int]
     """Which inputs a tensor has its memory from."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return []
-    memory = _memory_of(tensor.untyped_storage())
+    memory = memory_of(tensor.untyped_storage())
     strided = ((i, t) for i, t in enumerate(inputs) if t.layout is torch.strided and t.numel())
-    return [i for i, t in strided if _memory_of(t.untyped_storage()) == memory]
-
-
-class _Generators:
-    """torch's random generators, and those that a run was given, as they were before it."""
-
-    def __init__(self) -> None:
-        self._before = [(torch.default_generator, torch.default_generator.get_state())]
-        self.keep(torch.cuda.default_generators)  # none before CUDA is first used
-
-    def keep(self, generators: Iterable[torch.Generator]) -> None:
-        for generator in generators:
-            if not any(known is generator for known, _ in self._before):
-                self._before.append((generator, generator.get_state()))
-
-    def have_moved(self) -> bool:
-        """Whether the run drew random numbers."""
-        return any(not torch.equal(g.get_state(), state) for g, state in self._before)
-
-    def as_before(self) -> _Rewound:
-        """A `with` in which they are as they were before the run."""
-        return _Rewound(self._before)
-
-
-class _Rewound:
-    def __init__(self, states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-        self._states = states
-
-    def __enter__(self) -> None:
-        self._after = [(generator, generator.get_state()) for generator, _ in self._states]
-        for generator, state in self._states:
-            generator.set_state(state)
-
-    def __exit__(self, *error: object) -> None:
-        for generator, state in self._after:
-            generator.set_state(state)
+    return [i for i, t in strided if memory_of(t.untyped_storage()) == memory]

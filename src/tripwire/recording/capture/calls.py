@@ -28,6 +28,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.phases import RECORD
+from tripwire.reading.before import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.reading.uses import find_uses
 from tripwire.recording.capture.draft import RecordDraft
@@ -35,9 +36,9 @@ from tripwire.recording.capture.environment import describe, find_settings, fres
 from tripwire.recording.capture.habits import find_written
 from tripwire.recording.capture.origin import find_library, find_patches, is_library_file
 from tripwire.recording.capture.outcomes import check_record, place_of
-from tripwire.recording.capture.policy import KEEP_ALL, Key, Policy
+from tripwire.recording.capture.policy import KEEP_ALL, Policy
 from tripwire.recording.capture.record import ExecutionRecord
-from tripwire.recording.capture.tensors import key_of, put_back
+from tripwire.recording.capture.tensors import put_back
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Compiled, Manifest, Omission, Outcome, Raised, Where
@@ -61,7 +62,7 @@ class Beginning:
     snapshot: RecordDraft | None = None
     built: NewRecord | None = None
     torch_state: tuple[Any, ...] | None = None
-    generators: States | None = None  # torch's own
+    generators: GeneratorStates | None = None  # torch's own
     draws: Draws | None = None  # from others
     trusted = False  # ran without a snapshot, because its code was known to be harmless
     versions: Versions = ()  # of tensors that it was given
@@ -79,7 +80,7 @@ class Beginning:
         self.args = args
         self.kwargs = kwargs
         self.policy = policy
-        self.copies: dict[Key, Copy] = {}
+        self.copies: Copies = {}
 
     # --- while it runs ---
 
@@ -121,16 +122,16 @@ class Beginning:
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 return
             storage = tensor.untyped_storage()
-            key = key_of(storage)
-            if key in self.copies:
+            memory = memory_of(storage)
+            if memory in self.copies:
                 return
-            if self.snapshot is None or self.snapshot.blobs.find(key):
-                self.copies[key] = Copy(storage, storage.clone())  # type: ignore[no-untyped-call]
+            if self.snapshot is None or self.snapshot.blobs.find(memory):
+                self.copies[memory] = Copy.of(storage)
 
     def before_draw(self, generators: Iterable[torch.Generator]) -> None:
         if self.generators is None:
             try:
-                self.generators = States(generators)
+                self.generators = GeneratorStates(generators)
             except Exception as error:
                 self._note_trouble(error)
 
@@ -217,16 +218,20 @@ class Beginning:
         if self.torch_state is None:
             self.torch_state = sample_quickly()  # compiled code leaves it as it was
         if self.snapshot is None:
-            with contextlib.nullcontext() if self.generators is None else self.generators.back():
+            with contextlib.ExitStack() as stack:
+                if self.generators is not None:
+                    stack.enter_context(self.generators.as_before(all_of_them=False))
                 self.snapshot = self._take_down()
-        put_back(self.snapshot.blobs, {k: copy.copied for k, copy in self.copies.items()})
+        put_back(self.snapshot.blobs, self.copies)
         return self.snapshot
 
     def _find_drawn(self) -> dict[str, object]:
         """States at the beginning of the generators that the call drew from."""
         found: dict[str, object] = {}
-        if self.generators is not None:
-            found.update(self.generators.find_moved())
+        for generator, state in self.generators.find_moved() if self.generators else ():
+            name = _name_of_default(generator)
+            if name is not None:
+                found[name] = state
         if self.draws is not None:
             found.update(self.draws.find_moved())
         return found
@@ -270,14 +275,6 @@ class Beginning:
         return self.record
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A storage's bytes from before a write. The storage is held, so that its number is its own."""
-
-    storage: torch.UntypedStorage
-    copied: torch.UntypedStorage
-
-
 Versions = Sequence[tuple[torch.Tensor, int]]
 
 
@@ -294,43 +291,13 @@ _OF_TORCH = ids_of(torch.Tensor, torch.nn.Parameter)
 # --- generators ---
 
 
-class States:
-    """States of torch's default generators, and of others that a graph draws from."""
-
-    __slots__ = ("_default", "_own")
-
-    def __init__(self, own: Iterable[torch.Generator]) -> None:
-        self._default = [("torch", _CPU, _CPU.get_state())]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._default += _cuda_states()
-        self._own = [(g, g.get_state()) for g in own] if own else []
-
-    def find_moved(self) -> Iterator[tuple[str, object]]:
-        for name, generator, state in self._default:
-            if not torch.equal(generator.get_state(), state):
-                yield name, state
-
-    @contextlib.contextmanager
-    def back(self) -> Iterator[None]:
-        """The generators that belong to the user as they were, for a while."""
-        now = [(g, g.get_state()) for g, _ in self._own]
-        try:
-            for generator, state in self._own:
-                generator.set_state(state)
-            yield
-        finally:
-            for generator, state in now:
-                generator.set_state(state)
-
-
-_CPU = torch.default_generator
-
-
-def _cuda_states() -> list[tuple[str, torch.Generator, torch.Tensor]]:
-    if torch.cuda.is_current_stream_capturing():  # nobody may ask now
-        return []
-    found = enumerate(torch.cuda.default_generators)
-    return [(f"cuda:{number}", generator, generator.get_state()) for number, generator in found]
+def _name_of_default(generator: torch.Generator) -> str | None:
+    """What a record calls one of torch's default generators. Others are in it as objects."""
+    if generator is torch.default_generator:
+        return "torch"
+    if any(generator is known for known in torch.cuda.default_generators):
+        return f"cuda:{generator.device.index}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,21 @@ Nothing here runs a tensor's Python: no torch function, no dispatch of a subclas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tripwire.reading.before import Copies, memory_of
 from tripwire.recording.capture.data import named
-from tripwire.recording.capture.policy import Blobs, Key, Treatment
+from tripwire.recording.capture.policy import Blobs, Treatment
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, STORED_NAMES
 from tripwire.recording.format.container import CHUNK
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, default_strides
-from tripwire.recording.format.torchvalues import dtype_name, memory_of, undisturbed
+from tripwire.recording.format.torchvalues import bytes_of, dtype_name, undisturbed
 from tripwire.values.classes import is_kind, isinstance
 from tripwire.values.contents import own_dict
 
@@ -131,7 +132,7 @@ class HeldStorage:
         if storage.device.type != "cpu":
             with undisturbed():
                 storage = storage.cpu()  # type: ignore[no-untyped-call]
-        memory = memory_of(storage, self.first, self.size)
+        memory = bytes_of(storage, self.first, self.size)
         for start in range(0, self.size, CHUNK):
             yield memory[start : start + CHUNK]
 
@@ -223,21 +224,16 @@ def use_tensor(
     return use
 
 
-def key_of(storage: torch.UntypedStorage) -> Key:
-    """What memory a storage uses: two may use the same, those of torch.frombuffer or of DLPack."""
-    return str(storage.device), int(storage.data_ptr() or -storage._cdata)
-
-
-def put_back(blobs: Blobs, copies: Mapping[Key, torch.UntypedStorage]) -> None:
+def put_back(blobs: Blobs, copies: Copies) -> None:
     """Use bytes from before a call for the storages that it changed."""
-    for key, copied in copies.items():
-        held = blobs.find(key)
+    for memory, copy in copies.items():
+        held = blobs.find(memory)
         if isinstance(held, HeldStorage):
-            held.storage = copied
+            held.storage = copy.copied
 
 
 def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> HeldStorage:
-    key = key_of(storage)
+    key = memory_of(storage)
     held = blobs.find(key)
     if not isinstance(held, HeldStorage):
         held = HeldStorage(storage)

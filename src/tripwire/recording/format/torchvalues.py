@@ -39,7 +39,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def memory_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryview:
+def bytes_of(storage: torch.UntypedStorage, first: int, size: int) -> memoryview:
     """A CPU storage's own memory. The storage must outlive it."""
     kind = ctypes.c_ubyte * size
     return memoryview(kind.from_address(storage.data_ptr() + first)).cast("B")
@@ -80,7 +80,7 @@ class TensorBuilder:
             size = self._blobs[number].size
             found = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
             if size:
-                self._blobs.read_into(number, memory_of(found, 0, size))
+                self._blobs.read_into(number, bytes_of(found, 0, size))
             if device.type != "cpu":
                 moved: Any = found
                 found = moved.to(device=device)
