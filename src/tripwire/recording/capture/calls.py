@@ -237,30 +237,30 @@ class Beginning:
         return found
 
     def _omissions(self) -> Iterator[Omission]:
-        """What is in the record as it was when the call ended."""
+        """Why values in the record may be those after the call instead of those before it."""
         if self.late:
             yield Omission(
-                "values at the beginning",
-                "nothing recorded the call when it began: what it changed before it failed is "
-                "here as it left it",
+                _VALUES,
+                "the call was not being recorded when it began, so what it changed before it "
+                "failed is recorded as changed",
             )
         if self.trouble:
             yield Omission(
-                "values at the beginning",
-                f"they couldn't all be kept ({self.trouble}): what the call changed before it "
-                "failed may be here as it left it",
+                _VALUES,
+                f"not all of them could be kept ({self.trouble}), so what the call changed before "
+                "it failed may be recorded as changed",
             )
         if self.trusted and self.snapshot is not None and not self.snapshot.habits().are_harmless:
             yield Omission(
-                "values at the beginning",
-                "something that the call uses was replaced since an earlier call, and may write: "
-                "what it changed before it failed is here as it left it",
+                _VALUES,
+                "something that the call uses was replaced since an earlier call and may write, so "
+                "what it changed before it failed is recorded as changed",
             )
         elif changed := self._find_changed():
             yield Omission(
-                "values at the beginning",
-                f"{len(changed)} tensors that the call was given were changed in a way that "
-                "can't be seen: they are here as it left them",
+                _VALUES,
+                f"{len(changed)} tensors that the call was given were changed, but not by a torch "
+                "call that tripwire saw, so they are recorded as changed",
             )
 
     def _take_down(self) -> RecordDraft:
@@ -275,6 +275,7 @@ class Beginning:
         return self.record
 
 
+_VALUES = "values at the beginning"  # what an omission is about
 Versions = Sequence[tuple[torch.Tensor, int]]
 
 

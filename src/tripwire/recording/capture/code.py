@@ -202,7 +202,7 @@ class Programs:
 
 
 _Wanted = tuple[str, Use]  # a module's full name, and what is taken from it
-_AS_THE_CALL_LEFT_IT = "the call imported this module: its values are those that the call left"
+_AS_THE_CALL_LEFT_IT = "the call imported it, so its values are recorded as the call left them"
 
 
 def is_users_module(value: object) -> bool:

@@ -313,10 +313,10 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
             return encoder.leave_out(cls, reason)
     base = next((k for k in mro(cls) if id(k) in _BASES), object)
     if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
-        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+        return encoder.leave_out(cls, "part of its state is in C, where Python can't read it")
     state = named(own_dict(value) or {})
     if base is object and own_dict(value) is None and cls is not object and not _is_open(cls):
-        return encoder.leave_out(cls, "it keeps state that Python doesn't show")
+        return encoder.leave_out(cls, "part of its state is in C, where Python can't read it")
     put = _CONTENT.get(base)
     if is_plain_module(cls):
         return ModuleDraft(encoder, cls, state)
@@ -578,7 +578,8 @@ def _find_content(encoder: Encoder, value: Any, cls: type) -> tuple[object, ...]
             return value._bit_generator, state["has_gauss"], state["gauss"]
     seed = value.seed_seq
     if seed is not None and not is_generator(type(seed)):
-        encoder.left_out.append(Omission(encoder.path(), "its seed: it spawns other generators"))
+        why = "its seed sequence isn't kept: at replay it spawns other generators"
+        encoder.left_out.append(Omission(encoder.path(), why))
         seed = None
     return seed, value.state
 

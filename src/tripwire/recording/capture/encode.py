@@ -246,7 +246,7 @@ class Encoder:
             return self._encode_other(value, cls)
         except Exception as error:
             # Whatever a foreign object does when it is looked at, the record is written.
-            return self.leave_out(cls, f"it can't be looked at: {type(error).__name__}")
+            return self.leave_out(cls, f"looking at it raised {type(error).__name__}")
 
     def _encode_other(self, value: object, cls: type) -> AnyNode | Draft:
         torch = sys.modules.get("torch")

@@ -203,7 +203,7 @@ def find_settings(raised: str, names: Set[str]) -> Iterator[Omission]:
     if raised == "RecursionError" and sys.getrecursionlimit() != _USUAL_LIMIT:
         told.append("sys.setrecursionlimit")
     for what in told:
-        yield Omission(what, "it isn't as usual here, and a record doesn't keep it")
+        yield Omission(what, "it isn't at its default, and a record doesn't keep it")
     if not names.isdisjoint(_ENVIRONMENT):
         yield Omission("os.environ", "a record doesn't keep the environment's variables")
 

@@ -316,7 +316,7 @@ def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
     lines = linecache.getlines(file, frame.f_globals)
     block = _find_block(ast.parse("".join(lines)), line) if lines else None
     if block is None:
-        raise _not_recordable(f"the source of {file}:{line} isn't at hand")
+        raise _not_recordable(f"the source of {file}:{line} can't be found")
     later = block.items[_find_item(block, frame) + 1 :]
     parts: list[ast.AST] = [*later, *block.body]
     for why, node in _find_obstacles(parts, in_loop=False):
@@ -389,9 +389,9 @@ def _find_obstacles(
     """What would leave the block, suspend it, or mean something else in a function."""
     for node in nodes:
         if isinstance(node, _SUSPENDS):
-            yield "it suspends the block", node
+            yield "`yield`, `await` or `async` suspends it", node
         elif isinstance(node, ast.Break | ast.Continue) and not in_loop:
-            yield "it leaves the block", node
+            yield "`break` or `continue` leaves it", node
         elif isinstance(node, ast.Name) and node.id == "super":
             yield "it uses super()", node
         elif isinstance(node, ast.Attribute) and _is_private(node.attr):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripwire.reading.tensors import iter_given
 from tripwire.recording.capture.origin import is_library_file, is_library_module
 from tripwire.rulebook.rules import Call, rule_for, words
 from tripwire.values.classes import isinstance, module_of
@@ -192,14 +193,14 @@ def find_written(
     if isinstance(rule, Call):
         if rule.writes and args:
             # A fused optimizer writes to all of its lists.
-            yield from _tensors_in(args if rule.name.startswith(_WRITES_ALL) else args[:1])
+            yield from iter_given(args if rule.name.startswith(_WRITES_ALL) else args[:1])
         if rule.writes_also is not None:
-            yield from _tensors_in(rule.writes_also.find(args, kwargs))
+            yield from iter_given(rule.writes_also.find(args, kwargs))
     name = getattr(func, "__name__", "")
     if name in _EXPOSES or (name in _EMBEDDINGS) or _is_in_place(func, args, kwargs):
-        yield from _tensors_in((*args, *kwargs.values()))
+        yield from iter_given((*args, *kwargs.values()))
     if kwargs.get("out") is not None:
-        yield from _tensors_in((kwargs["out"],))
+        yield from iter_given((kwargs["out"],))
 
 
 _WRITES_ALL = ("_fused_", "_amp_")
@@ -223,11 +224,3 @@ def _is_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def _place_of_inplace(code: CodeType) -> int | None:
     names = code.co_varnames[: code.co_argcount]
     return names.index("inplace") if "inplace" in names else None
-
-
-def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors_in(value)

@@ -118,7 +118,7 @@ def tell_redacted(names: tuple[str, ...]) -> str:
     """That a record lacks secrets, by the names that told them, and what that means."""
     shown = ", ".join(sorted(set(names))[:8])
     count = f"{len(names)} {'value is' if len(names) == 1 else 'values are'} redacted"
-    return f"{count} ({shown}): with the real ones the call may end otherwise"
+    return f"{count} ({shown}): with the real values the call may end differently"
 
 
 def _is_same_text(recorded: str, found: str) -> bool:

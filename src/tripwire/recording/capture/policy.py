@@ -34,7 +34,7 @@ class Treatment(enum.IntEnum):
             return name
         if name.upper() not in Treatment.__members__:
             raise BadOption(
-                f"{name!r} is no way to keep a tensor. Known: full, statistics, shape, redacted.",
+                f"{name!r} is not a way to keep a tensor. Use full, statistics, shape or redacted.",
                 slug="bad-option",
             )
         return Treatment[name.upper()]
@@ -200,7 +200,7 @@ class Blobs:
                 continue
             others = (other.memory for other in self._kept if other is not kept)
             if any(first < high and low < last for first, last in others):
-                why = "an array that shares memory comes back with memory of its own"
+                why = "it shares memory with another value; at replay it has memory of its own"
                 self.left_out += [Omission(path, why) for path in kept.paths()]
 
     def _apply_cap(self) -> None:

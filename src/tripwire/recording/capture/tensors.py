@@ -49,7 +49,7 @@ def find_refusal(tensor: torch.Tensor) -> str | None:
         return "a functionalised tensor"
     dispatch = getattr(type(tensor), "__torch_dispatch__", None)
     if dispatch is not torch._C._disabled_torch_dispatch_impl:
-        return "a tensor subclass that dispatches by itself, whose bytes are elsewhere"
+        return "a tensor subclass with its own __torch_dispatch__: its bytes are in other tensors"
     if tensor.is_quantized:
         return "a quantised tensor"
     if tensor.is_nested:
@@ -67,7 +67,7 @@ def _find_missing_bytes(tensor: torch.Tensor) -> str | None:
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     end = extent(shape, stride, int(tensor.storage_offset()))[1] * tensor.dtype.itemsize
     if end > storage.nbytes() or (end and not storage.data_ptr()):
-        return "a tensor whose memory isn't there"
+        return "a tensor whose memory was freed"
     return None
 
 
@@ -308,7 +308,8 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
     path = encoder.path()
     use = use_tensor(encoder.blobs, tensor, path, encoder.strictness(tensor))
     if isinstance(use, TensorUse) and use.kind == "graph":
-        encoder.left_out.append(Omission(path, "its autograd history: it comes back as a result"))
+        why = "its autograd history isn't kept: at replay gradients end here"
+        encoder.left_out.append(Omission(path, why))
     grad = tensor.grad if tensor.is_leaf else None
     state = named(own_dict(tensor) or {})
     subclass = cls is not torch.Tensor and cls is not torch.nn.Parameter

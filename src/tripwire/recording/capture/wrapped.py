@@ -41,7 +41,8 @@ def _tell_of_cache(encoder: Encoder, value: object) -> None:
     """What a cache holds has no name that code could ask for; it begins empty again."""
     size = cast("Any", functools._lru_cache_wrapper).cache_info(value).currsize
     if size:
-        what = f"{size} cached {'result' if size == 1 else 'results'}: the function runs again"
+        count = f"{size} cached {'result' if size == 1 else 'results'}"
+        what = f"{count} left out: at replay the function runs again"
         encoder.left_out.append(Omission(encoder.path() or class_name(type(value)), what))
 
 

@@ -51,7 +51,7 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
 def _describe_content(manifest: Manifest) -> list[str]:
     """What somebody who is given the file is given of the user's."""
     held = ", ".join(manifest.holds) or "unknown: an older tripwire wrote it"
-    lines = [f"holds of yours: {held}"]
+    lines = [f"contains: {held}"]
     if manifest.redacted:
         lines.append(tell_redacted(manifest.redacted))
     lines.append("Look at all of it before you share it: docs/security.md.")

@@ -335,7 +335,7 @@ def test_a_block_without_source_is_refused(tmp_path) -> None:
     space: dict[str, Any] = {"tripwire": tripwire, "path": tmp_path}
     error = fail(lambda: exec(text, space))
     assert isinstance(error, tripwire.BadOption)
-    assert "isn't at hand" in str(error)
+    assert "can't be found" in str(error)
 
 
 def test_a_block_that_is_interrupted_leaves_nothing(tmp_path) -> None:

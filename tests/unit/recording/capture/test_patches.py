@@ -64,7 +64,7 @@ def test_arrays_that_share_memory_are_told_of(tmp_path, monkeypatch) -> None:
     base = np.arange(6.0)
     path = tripwire.record_call(tmp_path / "x.rec")(add, base[:3], base[2:5])
     told = [omission.why for omission in load_record(path).manifest.omissions]
-    assert told == ["an array that shares memory comes back with memory of its own"] * 2
+    assert told == ["it shares memory with another value; at replay it has memory of its own"] * 2
     path = tripwire.record_call(tmp_path / "y.rec")(add, base[:3], base[3:])
     assert not load_record(path).manifest.omissions
 

@@ -152,8 +152,8 @@ def test_an_unknown_policy_is_refused_at_once(tensors, tmp_path) -> None:
 def test_what_a_function_chooses_nonsense_for_is_left_out(tmp_path) -> None:
     path = record(tmp_path, tensors=lambda path, tensor: "nonsense")
     assert omissions(load_record(path)) == {
-        "args[0]": "it can't be looked at: BadOption",
-        "args[1]": "it can't be looked at: BadOption",
+        "args[0]": "looking at it raised BadOption",
+        "args[1]": "looking at it raised BadOption",
     }
     assert not holds_the_secret(path)
 

@@ -109,7 +109,7 @@ def test_the_manifest_says_what_is_in_a_record_and_what_is_not(tmp_path):
 
 def test_show_begins_with_what_one_would_share(tmp_path):
     shown = CliRunner().invoke(main, ["show", str(write(tmp_path))]).output.splitlines()
-    assert shown[0].startswith("holds of yours: source code")
+    assert shown[0].startswith("contains: source code")
     assert "values are redacted" in shown[1]
     assert "before you share it" in shown[2]
 
@@ -121,13 +121,13 @@ def test_a_replay_without_the_secrets_runs_and_says_so(tmp_path, caplog):
     assert "values are redacted" in caplog.text
     told = CliRunner().invoke(main, ["replay", str(path), "--trust"]).output
     assert "It reproduces." in told
-    assert "may end otherwise" in told
+    assert "may end differently" in told
 
 
 def test_the_verdict_of_a_record_without_its_secrets_says_so(tmp_path):
     verdict = check_record(write(tmp_path))
     assert verdict.outcome == "reproduces"
-    assert "may end otherwise" in verdict.text
+    assert "may end differently" in verdict.text
 
 
 def test_equal_secrets_stay_equal_and_different_ones_different(tmp_path):

@@ -435,3 +435,32 @@ def test_a_replay_needs_nothing_that_a_record_only_shows(tmp_path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr("posix.getcwd")
         assert tripwire.replay(tmp_path / "x.rec", trust=True) == area(2)
+
+
+SHOP = types.ModuleType("corner_shop")
+SHOP.price, SHOP.unread = 5, 6
+
+
+class Buying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count, self.unread = 2, 3
+
+    def forward(self, x):
+        return x * SHOP.price * self.count
+
+
+def buys(x):
+    return x * SHOP.price * 2
+
+
+@pytest.mark.parametrize("call", [buys, Buying(), Buying().forward], ids=["f", "module", "method"])
+def test_a_loaded_record_shows_the_attributes_of_modules_that_code_names(tmp_path, call) -> None:
+    record = load_record(tripwire.record_call(tmp_path)(call, torch.ones(2)))
+    assert record.globals["SHOP"].attributes == {"price": 5}
+
+
+def test_a_loaded_record_shows_the_attributes_of_an_nn_module_that_code_names(tmp_path) -> None:
+    record = load_record(tripwire.record_call(tmp_path)(Buying(), torch.ones(2)))
+    assert record.call.attributes["count"] == 2
+    assert "unread" not in record.call.attributes
