@@ -158,7 +158,7 @@ class Beginning:
         return _left(mode) if isinstance(mode, _Keeping) else None
 
     def _note_trouble(self, error: Exception) -> None:
-        """The call goes on, whatever stands in the way of its record."""
+        """Note why values couldn't be kept. The call goes on."""
         if not self.trouble:
             log.warning("The values that a call began with can't all be kept.", exc_info=error)
         self.trouble = f"{type(error).__name__}: {error}"
@@ -176,14 +176,14 @@ class Beginning:
             _remember(self, self.snapshot)
 
     def has_written(self) -> bool:
-        """Whether what was taken down is another now. Only for a call that succeeded."""
+        """Whether what was taken down has changed. Only for a call that succeeded."""
         if self.copies or self._find_changed():
             return True
         assert self.snapshot is not None
         return not self.snapshot.is_like(self._take_down())
 
     def _find_changed(self) -> list[torch.Tensor]:
-        """Tensors that were written to, though no call told of it."""
+        """Tensors that were written to, but not by a torch call that was seen."""
         with torch._C.DisableTorchFunction():
             kept = {copy.storage._cdata for copy in self.copies.values()}
             changed = [t for t, version in self.versions if t._version != version]
@@ -280,7 +280,7 @@ Versions = Sequence[tuple[torch.Tensor, int]]
 
 
 def _versions_of(values: Iterable[object]) -> Versions:
-    """How often tensors were written to; those of inference mode don't know."""
+    """How often each tensor was written to. Tensors of inference mode don't count writes."""
     with torch._C.DisableTorchFunction():
         tensors = [cast("torch.Tensor", v) for v in values if id(type(v)) in _OF_TORCH]
         return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
@@ -354,7 +354,7 @@ class _Keeping(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _left(mode: TorchFunctionMode) -> Iterator[None]:
-    """Without the mode on top, which compiled code doesn't need: it tells of its writes itself."""
+    """Leave the mode on top for a while: compiled code tells of its writes itself."""
     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     try:
         yield

@@ -124,7 +124,7 @@ class Programs:
         return found
 
     def reach_module(self, encoder: Encoder, module: types.ModuleType, use: Use) -> Reference:
-        """The node for a module that code finds by name, and uses so."""
+        """The node for a module that code finds by name and uses in this way."""
         found = self._modules.get(id(module))
         if found is None:
             found = self._modules[id(module)] = _ModuleDraft(self, encoder, module)
@@ -143,7 +143,7 @@ class Programs:
         self._settling = False
 
     def slot_of_name(self, encoder: Encoder, value: object, use: Use, step: str) -> Slot:
-        """A slot for what code finds behind a name and uses so."""
+        """A slot for what code finds behind a name and uses in this way."""
         if is_users_module(value):
             assert isinstance(value, types.ModuleType)
             return self.reach_module(encoder, value, use)
@@ -383,7 +383,7 @@ class _ModuleDraft:
         self._space = programs.space(encoder, module_dict(module)).reference
 
     def reach(self, use: Use) -> bool:
-        """Code uses the module so; whether that is new."""
+        """Note that code uses the module in this way; whether that is new."""
         before = self._whole, len(self._asked)
         self._asked |= use.attributes
         self._whole = self._whole or use.whole

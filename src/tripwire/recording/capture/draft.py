@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -86,10 +85,6 @@ class RecordDraft:
         """The table; nothing can be added any more."""
         table = self._encoder.finish(self._roots)
         return msgspec.structs.replace(table, codes=self._programs.codes.table())
-
-    def write(self, path: Path, manifest: Manifest) -> Path:
-        """Write the record, never over another file; returns where."""
-        return self.build(manifest).write(path)
 
     def build(self, manifest: Manifest) -> NewRecord:
         """The record, to be written."""

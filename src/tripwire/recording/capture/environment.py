@@ -116,7 +116,7 @@ def describe(state: tuple[object, ...]) -> Environment:
 
 
 def _find_precisions(precision: object) -> dict[str, str]:
-    """Those of single back ends, where they say more than the one precision of all does."""
+    """Precisions of single back ends, where the one word for all doesn't say everything."""
     unusual = _find_unusual(PRECISIONS)
     if isinstance(precision, str) and all("matmul" in name for name in unusual):
         return {}

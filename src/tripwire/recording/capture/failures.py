@@ -95,7 +95,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call whose record is in a file: what it was given may be another by now."""
+    """A call whose record is in a file: its arguments may have changed since."""
 
     path: Path
     name: str
@@ -230,7 +230,7 @@ def note_last(ended: Ended | WrittenCall, error: Exception) -> None:
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:
-    """Who ran out of memory needs it back."""
+    """Whether memory ran out: keeping the call would keep its tensors alive."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
@@ -525,7 +525,7 @@ def _part(line: str, column: int) -> tuple[str, str]:
 
 
 def _reach(text: str, line: int, column: int) -> str:
-    """A text that goes on at a place; it may be there already."""
+    """The text, with newlines and spaces added up to a place in the file."""
     text += "\n" * (line - 1 - text.count("\n"))
     return text + " " * (column - len(text.rpartition("\n")[2].encode()))
 

@@ -142,7 +142,7 @@ def _is_unknown(module: str | None) -> bool:
 def _changes_itself(module: nn.Module) -> bool:
     """Whether a layer may write when it is called: running statistics, inplace=True.
 
-    Whether it is in training doesn't count: that may be another by the next call.
+    Whether it is in training doesn't count: that may have changed by the next call.
     """
     state = module.__dict__
     return bool(

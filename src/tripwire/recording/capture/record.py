@@ -109,9 +109,11 @@ class ExecutionRecord:
 
     def build(self, draft: RecordDraft) -> NewRecord:
         """The file of it: what was taken down, and the rest as it is now."""
-        for name in (*SHOWN, "generators", "patches"):
+        for name in (*SHOWN, "generators"):
             if getattr(self, name):
-                draft.add(name, getattr(self, name))
+                draft.add(name, dict(getattr(self, name)))
+        if self.patches:
+            draft.add("patches", list(self.patches))
         if self.backend is not None:
             draft.add("backend", self.backend)
         return draft.build(self.manifest)

@@ -70,7 +70,7 @@ class Rebuilt:
             return call(*self.args, **self.kwargs)
 
     def _copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Others like them. Tensors that autograd made don't let themselves be copied deeply."""
+        """Copies of the arguments. `deepcopy` refuses tensors that autograd made."""
         import torch
 
         memo: dict[int, Any] = {}
@@ -123,7 +123,7 @@ class Rebuilt:
 
 @contextlib.contextmanager
 def _generators_put_back(cuda: bool) -> Iterator[None]:
-    """Draws of a replay aren't draws of the process. `cuda`: it draws there, too."""
+    """Put the generators of this process back after a replay. `cuda`: it draws there, too."""
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         numpy = sys.modules.get("numpy.random")

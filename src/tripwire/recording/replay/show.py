@@ -49,7 +49,7 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
 
 
 def _describe_content(manifest: Manifest) -> list[str]:
-    """What somebody who is given the file is given of the user's."""
+    """What of the user's data is in the file, for whoever wants to share it."""
     held = ", ".join(manifest.holds) or "unknown: an older tripwire wrote it"
     lines = [f"contains: {held}"]
     if manifest.redacted:
