@@ -380,6 +380,36 @@ def test_twins_agree_about_the(name) -> None:
     check_twins(program, [call, *[step for text in writes for step in (Do(text), call)]])
 
 
+# A global tensor that is reached in another way as well: it dies when the global is replaced.
+LET_GO = {
+    "an argument, asked whether it is one": "return x * (2 if x is first else 3)",
+    "an argument, asked by way of a weak reference": (
+        "mine = weakref.ref(x)\n"
+        "    t = x * (2 if mine() is first else 3)\n"
+        "    return t * 3 if ref() is x else t"
+    ),
+    "an argument that is computed with": "return x * first",
+    "an argument whose form is read": "return x + first.shape[0]",
+    "what a weak reference leads to": "return (x if ref() is None else x + ref()) * first",
+    "a weak reference's, asked whether it is one": (
+        "return (x if ref() is None else x + ref()) * (2 if y is first else 3)"
+    ),
+    "a weak reference's, whose form is read": (
+        "return x * (0 if ref() is None else ref().shape[0]) + first"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LET_GO)
+def test_a_replaced_tensor_dies_that_is(name) -> None:
+    program = (
+        f"first = torch.ones(4)\nref = weakref.ref(first)\ndef call(x, y):\n    {LET_GO[name]}\n"
+    )
+    calls = [Call("first, new(4)", times=3)] if "argument" in name else [CALL]
+    replace = Do("first = torch.full((4,), 2.0); gc.collect()")
+    check_twins(program, [*calls, replace, *calls, replace, CALL])
+
+
 @pytest.mark.parametrize("flag", OF_ERRORS)
 def test_an_error_leaves_what_the_run_set_before_it(flag) -> None:
     program = f"def call(x, y):\n    {OF_ERRORS[flag]}\n"
