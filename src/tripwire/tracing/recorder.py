@@ -117,7 +117,7 @@ class Recorder(TorchFunctionMode):
             if state.inside is not None and state.inside.is_plain:
                 return _look_inside(state, state.inside, func, args, kwargs)
             return _run_plainly(state, func, args, kwargs)
-        rule = RULES.get(func) or rule_for(func)
+        rule = RULES.get(func) or _find_rule(state, func)
         if type(rule) is Query:
             value = _run_plainly(state, func, args, kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
@@ -149,28 +149,30 @@ class Recorder(TorchFunctionMode):
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
             return _run_plainly(state, func, args, kwargs)
         assert type(rule) is Call
-        rule = spell_original(rule, func)
+        CURRENT.state = None  # what runs inside an op isn't the run's, nor is what recording asks
         try:
-            nodes = build_arguments(state, rule, args, kwargs, self._range)
-        except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, self._range()))
-            return _run_plainly(state, func, args, kwargs)
-        CURRENT.state = None  # what runs inside an op is the op's own business
-        begin = perf_counter_ns()
-        try:
-            value = func(*args, **kwargs)
-        except Exception as error:
-            state.raised = id(error)
-            note_failure(state, rule, error, self._range())
-            raise
+            rule = spell_original(rule, func)
+            try:
+                nodes = build_arguments(state, rule, args, kwargs, self._range)
+            except Refused as refused:
+                state.refuse(Refusal(refused.slug, refused.reason, self._range()))
+                return _run_plainly(state, func, args, kwargs)
+            begin = perf_counter_ns()
+            try:
+                value = func(*args, **kwargs)
+            except Exception as error:
+                state.raised = id(error)
+                note_failure(state, rule, error, self._range())
+                raise
+            finally:
+                note_time(state, func, args, perf_counter_ns() - begin)
+            try:
+                record(state, rule, nodes, args, kwargs, value, self._range())
+            except Refused as refused:
+                state.refuse(Refusal(refused.slug, refused.reason, self._range()))
+            return value
         finally:
             CURRENT.state = state
-            note_time(state, func, args, perf_counter_ns() - begin)
-        try:
-            record(state, rule, nodes, args, kwargs, value, self._range())
-        except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, self._range()))
-        return value
 
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__
@@ -198,6 +200,15 @@ class Recorder(TorchFunctionMode):
                     self._range(),
                     instead=known.sized_by,
                 )
+
+
+def _find_rule(state: TracingState, func: Callable[..., Any]) -> Rule:
+    """A rule that may have to be made; what that asks isn't the run's."""
+    CURRENT.state = None
+    try:
+        return rule_for(func)
+    finally:
+        CURRENT.state = state
 
 
 # Nested tensors have no sizes, and a subclass may run code of its own when it is asked.
