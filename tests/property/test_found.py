@@ -21,6 +21,15 @@ FOUND = {
         "def call(x, y): return x + sum([p.sum() for p in net.parameters()])",
         ["net.weight = nn.Parameter(torch.ones(4))", "net[0].bias = nn.Parameter(torch.ones(2))"],
     ),
+    "name of a function that dies": (
+        "class C:\n    p = property(lambda self: 1)\n"
+        "def call(x, y): return x * len(C.p.fget.__qualname__)",
+        ["def longer(self): return 1\nC.p = property(longer); del longer; gc.collect()"],
+    ),
+    "name of a function in a list, which dies": (
+        "fs = [lambda t: t]\ndef call(x, y): return x * len(fs[0].__name__)",
+        ["def f(t): return t\nfs[0] = f; del f; gc.collect()", "fs[0].__name__ = 'another'"],
+    ),
     "attribute that a function gets later": (
         "def helper(x): return x * 2\n"
         "def call(x, y): return helper(x) * getattr(helper, 'scale', 1.0)",
@@ -245,6 +254,31 @@ UNREAD = {
         "class C:\n    p = property(lambda self: self.h)\nfirst, o = C.p, C()\no.h = 2.0\n"
         "def call(x, y):\n    for _ in range(x.dim() - 1): x = x * o.p\n    return x * 2",
         ["C.p = property(lambda self: 3.0)", "C.p = 4.0", "C.h = 5.0"],
+    ),
+    "property whose function dies, beside a name that isn't read": (
+        "class C:\n    p = property(lambda self: self.h)\no = C()\no.h = 2.0\n"
+        "def call(x, y):\n    if quiet.on: x = x * o.p * len(C.__name__)\n    return x * 2",
+        ["C.p = property(lambda self: 3.0); gc.collect()", "del C.p; gc.collect()"],
+    ),
+    "method that dies, beside a text that isn't read": (
+        "class C:\n    def m(self, t): return t\no = C()\n"
+        "def call(x, y):\n    if quiet.on: x = o.m(x) * len(o.__doc__)\n    return x * 2",
+        ["C.m = lambda self, t: t; gc.collect()", "C.m = 3; gc.collect()", "C.k = 1"],
+    ),
+    "class method that dies, beside its own name": (
+        "class C:\n    @classmethod\n    def m(cls): return cls\n"
+        "def call(x, y):\n    if quiet.on: x = x * len(C.m.__qualname__)\n    return x * 2",
+        ["C.m = staticmethod(lambda: 3); gc.collect()"],
+    ),
+    "function in an object that dies, beside its own name": (
+        "class C: pass\no = C()\no.f = lambda t: t\n"
+        "def call(x, y):\n    if quiet.on: x = o.f(x) * len(o.f.__name__)\n    return x * 2",
+        ["o.f = lambda t: t + 1; gc.collect()", "del o.f; gc.collect()"],
+    ),
+    "static method that dies, beside a module's name": (
+        "class C:\n    p = staticmethod(lambda: 2.0)\no = C()\n"
+        "def call(x, y):\n    if quiet.on: x = x * o.p() * len(C.__module__)\n    return x * 2",
+        ["C.p = 3.0; gc.collect()"],
     ),
     "attribute of a metaclass": (
         "class K(type): k = 2.0\nclass C(metaclass=K): pass\n"
