@@ -499,6 +499,58 @@ def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) ->
         )
 
 
+# State that is computed anew in each call, and leads to one result only.
+_STORED = "m.h = torch.tanh(m.w * m.h.detach() + x)"
+HISTORIES = {
+    "beside a result": f"t = x * m.w + m.h\n    {_STORED}\n    return t + m.h",
+    "in two results": f"t = x * m.w + m.h\n    {_STORED}\n    return t, m.h",
+    "by way of a view": f"t = x * m.w + m.h[:]\n    {_STORED}\n    return t",
+    "behind a custom function": f"t = Once.apply(x * m.w + m.h)\n    {_STORED}\n    return t + m.h",
+    "before a custom function": (
+        f"t = x * m.w + m.h\n    {_STORED}\n    return Once.apply(t) * 2 + m.h"
+    ),
+    "beside a size that values decide": (
+        f"t = (x * m.w + m.h)[x > 0]\n    {_STORED}\n    return t.sum() + m.h"
+    ),
+    "of another result": "t, m.h = Once.apply(m.h) + m.w, x * m.w\n    return t + m.h",
+}
+_ONCE = (
+    "class M: pass\nm = M()\nm.w, m.h = nn.Parameter(torch.ones(4)), torch.zeros(4)\nlog = []\n"
+    "class Once(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, t): return t * 2\n"
+    "    @staticmethod\n    def backward(ctx, g):\n        log.append(1)\n        return g.sin()\n"
+)
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_state_keeps_its_own_history_and_no_other_behind_a_compiler(name) -> None:
+    program = f"{_ONCE}def call(x, y):\n    {HISTORIES[name]}\n"
+    check(Scenario(program, (Call("new(4), new(4)", times=6),), "aot_eager"))
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_history_of_state_does_not_grow_with_each_call(name) -> None:
+    space = {"torch": torch, "nn": torch.nn}
+    exec(f"{_ONCE}def call(x):\n    {HISTORIES[name]}\n", space)
+    call = tripwire.compile(space["call"], backend="aot_eager")
+    x = torch.tensor([1.0, -1.0, 2.0, 0.5])
+    counts = []
+    for _ in range(6):
+        call(x)
+        counts.append(_count_nodes(space["m"].h.grad_fn))
+    assert counts[3] == counts[4] == counts[5]
+
+
+def _count_nodes(fn: object) -> int:
+    met, open_ = set(), [fn]
+    while open_:
+        node = open_.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            open_ += [before for before, _ in node.next_functions]
+    return len(met)
+
+
 @pytest.mark.parametrize("name", BEHIND_AOT)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_twins_agree_behind(backend, name) -> None:

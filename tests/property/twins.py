@@ -133,7 +133,8 @@ def check(scenario: Scenario, figures: Figures | None = None) -> None:
             if scenario.backend != "eager" and _IN_PLACE in str(plain[number]):
                 return  # AOTAutograd keeps values of its own, and finds a gradient all the same
             if not _is_same(plain[number], got, scenario):
-                where = find_difference(plain[number], got)
+                same = functools.partial(_is_same, scenario=scenario)
+                where = find_difference(plain[number], got, same)
                 raise Difference(f"after step {number}, {step!r}: {where}")
             if scenario.calm and figures.calls - figures.hits > missed + 1:
                 raise Difference(f"step {number}, {step!r}: ran no compiled code")

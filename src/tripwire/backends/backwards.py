@@ -5,6 +5,11 @@ zeros, so every input gets a gradient, of zeros if need be. Plain autograd leave
 that no used output leads to, and optimizers tell None from zeros: weight decay and momentum move a
 parameter whose gradient is zeros.
 
+The code behind such an input runs all the same: the backward of a custom function, with zeros. And
+an output that is kept for the next call keeps all that every output hangs on: where the call uses
+its own last result, more of it with each call. Where a graph does that (`joins_pasts`), no compiler
+gets it as a whole.
+
 And a backward that once ran without `retain_graph` may eat what was saved for it; one that asks
 for `retain_graph` later is refused. Plain autograd takes them in any order.
 """
@@ -12,7 +17,7 @@ for `retain_graph` later is refused. Plain autograd takes them in any order.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +86,14 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
             written[memory] = written.get(memory, none) | found
         leads[node] = found if wants_grad(facts.value) else none
     return feeds
+
+
+def joins_pasts(graph: fx.Graph, pasts: Iterable[int]) -> bool:
+    """Whether an output would lead to one of these inputs in a backward, and hangs on it not."""
+    (output,) = graph.find_nodes(op="output")
+    wanting = {i for i, node in enumerate(output.args[0]) if wants_grad(node.meta[FACTS].value)}
+    feeds = find_feeds(graph)
+    return any(not wanting <= feeds[index] for index in pasts if index in feeds)
 
 
 def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:

@@ -90,6 +90,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
 
 FACTS = "tripwire"
 STATE = "tripwire_state"  # in the meta of an input that is the same tensor on every call
+PAST = "tripwire_past"  # of an input that is state, and was computed: a gradient goes on from it
 
 
 @dataclass(slots=True)
