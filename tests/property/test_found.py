@@ -499,6 +499,71 @@ def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) ->
         )
 
 
+# A custom function that chooses the form of its result, and code that goes by it.
+FORMS = {
+    "dtype": "t = Pick.apply(x)\n    return t + 1 if t.dtype == torch.float32 else t - 1",
+    "dtype, by way of `to`": "t = Pick.apply(x)\n    return t.to(torch.float64) * 2",
+    "dtype, of what comes of it": "t = Pick.apply(x) * 2\n    return t.double() + t.element_size()",
+    "need for a gradient": "t = Grads.apply(x)\n    return t * 2 if t.requires_grad else t * 3",
+    "being None": "t = Nones.apply(x)[1]\n    return x if t is None else t * 2",
+    "number": "t = Parts.apply(x)\n    return t[0] * len(t) if type(t) is tuple else t * 3",
+    "number among its results": "t, n = Counts.apply(x)\n    return t * n if n > 3 else t - n",
+    "dtype, the second of two": (
+        "s = Pick.apply(x, torch.float16)\n    t = Pick.apply(s)\n"
+        "    return t * s.element_size() - t.element_size()"
+    ),
+    "dtype, after a write in place": (
+        "w.add_(1)\n    t = Pick.apply(x)\n    w.mul_(2)\n    return t * w * t.element_size()"
+    ),
+    "dtype, after a write to an attribute": (
+        "t = Pick.apply(x)\n    o.last = t.element_size()\n    return t * o.last"
+    ),
+    "dtype, with random numbers around it": (
+        "r = torch.rand(4)\n    t = Pick.apply(x + r)\n"
+        "    return t * torch.rand(4) * t.element_size()"
+    ),
+    "dtype, with random numbers in it": (
+        "t = Draws.apply(x + torch.rand(4))\n    t = Pick.apply(t)\n"
+        "    return t * torch.rand(4) * t.element_size()"
+    ),
+}
+_FORMS = "".join(
+    f"class {name}(torch.autograd.Function):\n"
+    f"    @staticmethod\n    def forward(ctx, t, {more}*a):\n"
+    f"        log.append({name!r})\n        {body}\n"
+    f"    @staticmethod\n    def backward(ctx, *g): return (None,) * {count}\n"
+    for name, more, count, body in [
+        ("Pick", "dtype=None, ", 2, "return (t * 2).to(dtype or C.dtype)"),
+        (
+            "Grads",
+            "",
+            1,
+            "r = t * 3\n        if C.grads: ctx.mark_non_differentiable(r)\n        return r",
+        ),
+        ("Nones", "", 1, "return t * 2, None if C.none else t * 3"),
+        ("Parts", "", 1, "return (t * 2, t * 3) if C.parts else t * 2"),
+        ("Counts", "", 1, "return t * 2, 4 if C.parts else 3"),
+        ("Draws", "", 1, "return t * torch.rand(4)"),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_code_goes_by_what_a_custom_function_returned_in_this_call(name, backend) -> None:
+    program = (
+        "class C: dtype, grads, none, parts = torch.float32, False, False, False\n"
+        f"log = []\n{_FORMS}o, w = C(), torch.ones(4)\no.n = 1\n"
+        f"def call(x, y):\n    {FORMS[name]}\n"
+    )
+    call = Call("new(4).requires_grad_(), new(4)", times=3)
+    turns = ["torch.float64, True, True, True", "torch.float32, False, False, False"]
+    writes = [Do(f"C.dtype, C.grads, C.none, C.parts = {turn}") for turn in turns]
+    figures = Figures()
+    check(Scenario(program, (call, writes[0], call, writes[1], call), backend), figures)
+    assert figures.hits >= 4
+
+
 # State that is computed anew in each call, and leads to one result only.
 _STORED = "m.h = torch.tanh(m.w * m.h.detach() + x)"
 HISTORIES = {

@@ -46,10 +46,13 @@ def keeping_saved() -> Iterator[None]:
         yield
 
 
-def mend_backward(graph: fx.Graph, runtime: Runtime) -> Runtime:
-    """The runtime of a graph, with the backward of plain autograd."""
+def mend_backward(graph: fx.Graph, runtime: Runtime, is_part: bool = False) -> Runtime:
+    """The runtime of a graph, with the backward of plain autograd.
+
+    is_part: a custom function may follow, whose backward gives none of the outputs a gradient.
+    """
     feeds = find_feeds(graph)
-    return FirstRun(runtime, feeds) if any(feeds.values()) else runtime
+    return FirstRun(runtime, feeds, is_part) if any(feeds.values()) else runtime
 
 
 def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
@@ -106,9 +109,10 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
 class FirstRun:
     """Compiled code until it first ran: only then its backward can be looked at."""
 
-    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]]) -> None:
+    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]], is_part: bool) -> None:
         self.settled: Runtime = runtime  # to be called from now on
         self._feeds = feeds
+        self._is_part = is_part
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         runtime = self.settled
@@ -117,7 +121,7 @@ class FirstRun:
         backward = _find_backward(outputs, {fn for _, fn in before if fn is not None})
         if backward is not None:
             _allow_retain_graph(backward.node)
-            if len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
+            if self._is_part or len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
                 hook = _Hook(backward.slots, self._find_edges(backward.node, before))
                 backward.node.register_hook(hook)
                 self.settled = _Hooked(runtime, hook, backward.position, backward.steps)

@@ -47,6 +47,7 @@ from tripwire.rulebook.rules import (
     Target,
     rule_for,
 )
+from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.observe import set_profile
@@ -483,7 +484,10 @@ def record(
         _check_copied_once(state, value)
     if isinstance(value, (tuple, list)):
         plain = tuple(filter(_is_number, value))
-        if plain or (deciders != () and (rule.splits or rule.opaque)):
+        if python is not None and rule.opaque and state.quiet:  # it would run twice: see answers.py
+            if plain and not isinstance(rule.target, Own):
+                raise Refused("tensor-branch", _ALSO_NUMBERS.format(rule.name))
+        elif plain or (deciders != () and (rule.splits or rule.opaque)):
             if state.written:
                 raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
             take = functools.partial(_count_parts, _taker(rule))
@@ -522,6 +526,11 @@ _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 _WRITES_AND_RETURNS = (
     "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
     "can't be computed before the call."
+)
+
+_ALSO_NUMBERS = (
+    "`{}`, a custom autograd function, returns numbers to Python, and changes its arguments, hands "
+    "out views of them or writes to something that the call reads. Return tensors alone."
 )
 
 
