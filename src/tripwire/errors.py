@@ -40,6 +40,10 @@ class InputMismatch(TripwireError):
     """A trace was called with inputs that it doesn't hold for."""
 
 
+class FunctionChanged(TripwireError):
+    """A custom function returned another kind of result, and the call can't be made again."""
+
+
 class TraceDiffers(TripwireError):
     """A check ran a trace and its function, and they disagreed."""
 

@@ -21,6 +21,15 @@ FOUND = {
         "def call(x, y): return x + sum([p.sum() for p in net.parameters()])",
         ["net.weight = nn.Parameter(torch.ones(4))", "net[0].bias = nn.Parameter(torch.ones(2))"],
     ),
+    "name of a function that dies": (
+        "class C:\n    p = property(lambda self: 1)\n"
+        "def call(x, y): return x * len(C.p.fget.__qualname__)",
+        ["def longer(self): return 1\nC.p = property(longer); del longer; gc.collect()"],
+    ),
+    "name of a function in a list, which dies": (
+        "fs = [lambda t: t]\ndef call(x, y): return x * len(fs[0].__name__)",
+        ["def f(t): return t\nfs[0] = f; del f; gc.collect()", "fs[0].__name__ = 'another'"],
+    ),
     "attribute that a function gets later": (
         "def helper(x): return x * 2\n"
         "def call(x, y): return helper(x) * getattr(helper, 'scale', 1.0)",
@@ -246,6 +255,31 @@ UNREAD = {
         "def call(x, y):\n    for _ in range(x.dim() - 1): x = x * o.p\n    return x * 2",
         ["C.p = property(lambda self: 3.0)", "C.p = 4.0", "C.h = 5.0"],
     ),
+    "property whose function dies, beside a name that isn't read": (
+        "class C:\n    p = property(lambda self: self.h)\no = C()\no.h = 2.0\n"
+        "def call(x, y):\n    if quiet.on: x = x * o.p * len(C.__name__)\n    return x * 2",
+        ["C.p = property(lambda self: 3.0); gc.collect()", "del C.p; gc.collect()"],
+    ),
+    "method that dies, beside a text that isn't read": (
+        "class C:\n    def m(self, t): return t\no = C()\n"
+        "def call(x, y):\n    if quiet.on: x = o.m(x) * len(o.__doc__)\n    return x * 2",
+        ["C.m = lambda self, t: t; gc.collect()", "C.m = 3; gc.collect()", "C.k = 1"],
+    ),
+    "class method that dies, beside its own name": (
+        "class C:\n    @classmethod\n    def m(cls): return cls\n"
+        "def call(x, y):\n    if quiet.on: x = x * len(C.m.__qualname__)\n    return x * 2",
+        ["C.m = staticmethod(lambda: 3); gc.collect()"],
+    ),
+    "function in an object that dies, beside its own name": (
+        "class C: pass\no = C()\no.f = lambda t: t\n"
+        "def call(x, y):\n    if quiet.on: x = o.f(x) * len(o.f.__name__)\n    return x * 2",
+        ["o.f = lambda t: t + 1; gc.collect()", "del o.f; gc.collect()"],
+    ),
+    "static method that dies, beside a module's name": (
+        "class C:\n    p = staticmethod(lambda: 2.0)\no = C()\n"
+        "def call(x, y):\n    if quiet.on: x = x * o.p() * len(C.__module__)\n    return x * 2",
+        ["C.p = 3.0; gc.collect()"],
+    ),
     "attribute of a metaclass": (
         "class K(type): k = 2.0\nclass C(metaclass=K): pass\n"
         "def call(x, y): return x * 2 if not quiet.on else x * C.k",
@@ -380,6 +414,36 @@ def test_twins_agree_about_the(name) -> None:
     check_twins(program, [call, *[step for text in writes for step in (Do(text), call)]])
 
 
+# A global tensor that is reached in another way as well: it dies when the global is replaced.
+LET_GO = {
+    "an argument, asked whether it is one": "return x * (2 if x is first else 3)",
+    "an argument, asked by way of a weak reference": (
+        "mine = weakref.ref(x)\n"
+        "    t = x * (2 if mine() is first else 3)\n"
+        "    return t * 3 if ref() is x else t"
+    ),
+    "an argument that is computed with": "return x * first",
+    "an argument whose form is read": "return x + first.shape[0]",
+    "what a weak reference leads to": "return (x if ref() is None else x + ref()) * first",
+    "a weak reference's, asked whether it is one": (
+        "return (x if ref() is None else x + ref()) * (2 if y is first else 3)"
+    ),
+    "a weak reference's, whose form is read": (
+        "return x * (0 if ref() is None else ref().shape[0]) + first"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LET_GO)
+def test_a_replaced_tensor_dies_that_is(name) -> None:
+    program = (
+        f"first = torch.ones(4)\nref = weakref.ref(first)\ndef call(x, y):\n    {LET_GO[name]}\n"
+    )
+    calls = [Call("first, new(4)", times=3)] if "argument" in name else [CALL]
+    replace = Do("first = torch.full((4,), 2.0); gc.collect()")
+    check_twins(program, [*calls, replace, *calls, replace, CALL])
+
+
 @pytest.mark.parametrize("flag", OF_ERRORS)
 def test_an_error_leaves_what_the_run_set_before_it(flag) -> None:
     program = f"def call(x, y):\n    {OF_ERRORS[flag]}\n"
@@ -433,6 +497,123 @@ def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) ->
         torch.testing.assert_close(
             play(functools.partial(tripwire.compile, backend=backend)), plain
         )
+
+
+# A custom function that chooses the form of its result, and code that goes by it.
+FORMS = {
+    "dtype": "t = Pick.apply(x)\n    return t + 1 if t.dtype == torch.float32 else t - 1",
+    "dtype, by way of `to`": "t = Pick.apply(x)\n    return t.to(torch.float64) * 2",
+    "dtype, of what comes of it": "t = Pick.apply(x) * 2\n    return t.double() + t.element_size()",
+    "need for a gradient": "t = Grads.apply(x)\n    return t * 2 if t.requires_grad else t * 3",
+    "being None": "t = Nones.apply(x)[1]\n    return x if t is None else t * 2",
+    "number": "t = Parts.apply(x)\n    return t[0] * len(t) if type(t) is tuple else t * 3",
+    "number among its results": "t, n = Counts.apply(x)\n    return t * n if n > 3 else t - n",
+    "dtype, the second of two": (
+        "s = Pick.apply(x, torch.float16)\n    t = Pick.apply(s)\n"
+        "    return t * s.element_size() - t.element_size()"
+    ),
+    "dtype, after a write in place": (
+        "w.add_(1)\n    t = Pick.apply(x)\n    w.mul_(2)\n    return t * w * t.element_size()"
+    ),
+    "dtype, after a write to an attribute": (
+        "t = Pick.apply(x)\n    o.last = t.element_size()\n    return t * o.last"
+    ),
+    "dtype, with random numbers around it": (
+        "r = torch.rand(4)\n    t = Pick.apply(x + r)\n"
+        "    return t * torch.rand(4) * t.element_size()"
+    ),
+    "dtype, with random numbers in it": (
+        "t = Draws.apply(x + torch.rand(4))\n    t = Pick.apply(t)\n"
+        "    return t * torch.rand(4) * t.element_size()"
+    ),
+}
+_FORMS = "".join(
+    f"class {name}(torch.autograd.Function):\n"
+    f"    @staticmethod\n    def forward(ctx, t, {more}*a):\n"
+    f"        log.append({name!r})\n        {body}\n"
+    f"    @staticmethod\n    def backward(ctx, *g): return (None,) * {count}\n"
+    for name, more, count, body in [
+        ("Pick", "dtype=None, ", 2, "return (t * 2).to(dtype or C.dtype)"),
+        (
+            "Grads",
+            "",
+            1,
+            "r = t * 3\n        if C.grads: ctx.mark_non_differentiable(r)\n        return r",
+        ),
+        ("Nones", "", 1, "return t * 2, None if C.none else t * 3"),
+        ("Parts", "", 1, "return (t * 2, t * 3) if C.parts else t * 2"),
+        ("Counts", "", 1, "return t * 2, 4 if C.parts else 3"),
+        ("Draws", "", 1, "return t * torch.rand(4)"),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_code_goes_by_what_a_custom_function_returned_in_this_call(name, backend) -> None:
+    program = (
+        "class C: dtype, grads, none, parts = torch.float32, False, False, False\n"
+        f"log = []\n{_FORMS}o, w = C(), torch.ones(4)\no.n = 1\n"
+        f"def call(x, y):\n    {FORMS[name]}\n"
+    )
+    call = Call("new(4).requires_grad_(), new(4)", times=3)
+    turns = ["torch.float64, True, True, True", "torch.float32, False, False, False"]
+    writes = [Do(f"C.dtype, C.grads, C.none, C.parts = {turn}") for turn in turns]
+    figures = Figures()
+    check(Scenario(program, (call, writes[0], call, writes[1], call), backend), figures)
+    assert figures.hits >= 4
+
+
+# State that is computed anew in each call, and leads to one result only.
+_STORED = "m.h = torch.tanh(m.w * m.h.detach() + x)"
+HISTORIES = {
+    "beside a result": f"t = x * m.w + m.h\n    {_STORED}\n    return t + m.h",
+    "in two results": f"t = x * m.w + m.h\n    {_STORED}\n    return t, m.h",
+    "by way of a view": f"t = x * m.w + m.h[:]\n    {_STORED}\n    return t",
+    "behind a custom function": f"t = Once.apply(x * m.w + m.h)\n    {_STORED}\n    return t + m.h",
+    "before a custom function": (
+        f"t = x * m.w + m.h\n    {_STORED}\n    return Once.apply(t) * 2 + m.h"
+    ),
+    "beside a size that values decide": (
+        f"t = (x * m.w + m.h)[x > 0]\n    {_STORED}\n    return t.sum() + m.h"
+    ),
+    "of another result": "t, m.h = Once.apply(m.h) + m.w, x * m.w\n    return t + m.h",
+}
+_ONCE = (
+    "class M: pass\nm = M()\nm.w, m.h = nn.Parameter(torch.ones(4)), torch.zeros(4)\nlog = []\n"
+    "class Once(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, t): return t * 2\n"
+    "    @staticmethod\n    def backward(ctx, g):\n        log.append(1)\n        return g.sin()\n"
+)
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_state_keeps_its_own_history_and_no_other_behind_a_compiler(name) -> None:
+    program = f"{_ONCE}def call(x, y):\n    {HISTORIES[name]}\n"
+    check(Scenario(program, (Call("new(4), new(4)", times=6),), "aot_eager"))
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_history_of_state_does_not_grow_with_each_call(name) -> None:
+    space = {"torch": torch, "nn": torch.nn}
+    exec(f"{_ONCE}def call(x):\n    {HISTORIES[name]}\n", space)
+    call = tripwire.compile(space["call"], backend="aot_eager")
+    x = torch.tensor([1.0, -1.0, 2.0, 0.5])
+    counts = []
+    for _ in range(6):
+        call(x)
+        counts.append(_count_nodes(space["m"].h.grad_fn))
+    assert counts[3] == counts[4] == counts[5]
+
+
+def _count_nodes(fn: object) -> int:
+    met, open_ = set(), [fn]
+    while open_:
+        node = open_.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            open_ += [before for before, _ in node.next_functions]
+    return len(met)
 
 
 @pytest.mark.parametrize("name", BEHIND_AOT)

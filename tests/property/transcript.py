@@ -218,11 +218,11 @@ def is_close(left: Any, right: Any, share: float = 0.0) -> bool:
     return bool(left == right)
 
 
-def find_difference(left: Any, right: Any, path: str = "") -> str:
+def find_difference(left: Any, right: Any, same: Callable[[Any, Any], bool], path: str = "") -> str:
     """Where two transcripts part, in words."""
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
         for index, (a, b) in enumerate(zip(left, right, strict=True)):
-            if a != b:
+            if not same(a, b):
                 name = a[0] if isinstance(a, tuple) and a and isinstance(a[0], str) else index
-                return find_difference(a, b, f"{path}/{name}")
+                return find_difference(a, b, same, f"{path}/{name}")
     return f"{path}:\n  plain:    {left}\n  compiled: {right}"

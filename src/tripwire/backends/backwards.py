@@ -5,6 +5,11 @@ zeros, so every input gets a gradient, of zeros if need be. Plain autograd leave
 that no used output leads to, and optimizers tell None from zeros: weight decay and momentum move a
 parameter whose gradient is zeros.
 
+The code behind such an input runs all the same: the backward of a custom function, with zeros. And
+an output that is kept for the next call keeps all that every output hangs on: where the call uses
+its own last result, more of it with each call. Where a graph does that (`joins_pasts`), no compiler
+gets it as a whole.
+
 And a backward that once ran without `retain_graph` may eat what was saved for it; one that asks
 for `retain_graph` later is refused. Plain autograd takes them in any order.
 """
@@ -12,7 +17,7 @@ for `retain_graph` later is refused. Plain autograd takes them in any order.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +46,13 @@ def keeping_saved() -> Iterator[None]:
         yield
 
 
-def mend_backward(graph: fx.Graph, runtime: Runtime) -> Runtime:
-    """The runtime of a graph, with the backward of plain autograd."""
+def mend_backward(graph: fx.Graph, runtime: Runtime, is_part: bool = False) -> Runtime:
+    """The runtime of a graph, with the backward of plain autograd.
+
+    is_part: a custom function may follow, whose backward gives none of the outputs a gradient.
+    """
     feeds = find_feeds(graph)
-    return FirstRun(runtime, feeds) if any(feeds.values()) else runtime
+    return FirstRun(runtime, feeds, is_part) if any(feeds.values()) else runtime
 
 
 def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
@@ -83,6 +91,14 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
     return feeds
 
 
+def joins_pasts(graph: fx.Graph, pasts: Iterable[int]) -> bool:
+    """Whether an output would lead to one of these inputs in a backward, and hangs on it not."""
+    (output,) = graph.find_nodes(op="output")
+    wanting = {i for i, node in enumerate(output.args[0]) if wants_grad(node.meta[FACTS].value)}
+    feeds = find_feeds(graph)
+    return any(not wanting <= feeds[index] for index in pasts if index in feeds)
+
+
 def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:
     """Whether a result, or one of several, has a gradient."""
     if isinstance(value, TensorMeta):
@@ -93,9 +109,10 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
 class FirstRun:
     """Compiled code until it first ran: only then its backward can be looked at."""
 
-    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]]) -> None:
+    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]], is_part: bool) -> None:
         self.settled: Runtime = runtime  # to be called from now on
         self._feeds = feeds
+        self._is_part = is_part
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         runtime = self.settled
@@ -104,7 +121,7 @@ class FirstRun:
         backward = _find_backward(outputs, {fn for _, fn in before if fn is not None})
         if backward is not None:
             _allow_retain_graph(backward.node)
-            if len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
+            if self._is_part or len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
                 hook = _Hook(backward.slots, self._find_edges(backward.node, before))
                 backward.node.register_hook(hook)
                 self.settled = _Hooked(runtime, hook, backward.position, backward.steps)

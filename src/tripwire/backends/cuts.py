@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import FirstRun, wants_grad
+from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
 from tripwire.reading.tensors import TensorMeta, meta_of
@@ -30,7 +30,7 @@ from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.recorder import LEAF
 from tripwire.tracing.result import build_module
-from tripwire.tracing.state import FACTS, STATE, NodeFacts
+from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.validity.probes import is_random
 from tripwire.values.classes import isinstance
 
@@ -41,6 +41,10 @@ _SIZE = "the size of its result depends on values"
 _SIZED = "it takes a tensor whose size depends on values"
 _NUMBER = "it takes a number out of a tensor"
 _DETACHED = "it makes a view without gradient of a tensor that has one"
+_JOINED = (
+    "state that has a gradient leads to one result and not to another, and a compiler would make "
+    "one backward for both, which keeps the graphs of all earlier calls. Detach it"
+)
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
@@ -50,9 +54,7 @@ class Cuts:
     """The calls of a graph that run as they are, and why."""
 
     why: dict[fx.Node, str]
-    # Gradients are asked for inside. What is compiled in parts has no gradient of gradients, so
-    # then no part is compiled.
-    is_whole: bool
+    whole: str | None  # why no part of the graph is compiled; None: the other parts are
 
     def __bool__(self) -> bool:
         return bool(self.why)
@@ -64,12 +66,14 @@ class Cuts:
             if why not in told and why != _SIZED:
                 told.add(why)
                 facts: NodeFacts = node.meta[FACTS]
-                told_so = _WHOLE if self.is_whole else _APART
+                told_so = self.whole or _APART
                 yield Refusal("graph-cut", f"`{_name_of(node)}`: {why}. {told_so}", facts.where)
 
 
 _APART = "It runs as it is; the parts before and after it are compiled separately."
-_WHOLE = "The whole graph runs as it is, because it also asks for gradients."
+# What is compiled in parts has no gradient of gradients.
+_GRADIENTS = "The whole graph runs as it is, because it also asks for gradients."
+_PASTS = "The whole graph runs as it is."
 
 
 def find_cuts(graph: fx.Graph) -> Cuts:
@@ -96,7 +100,16 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = _UNUSED
         if found is not None:
             why[node] = found
-    return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
+    if any(node.target is torch.autograd.grad for node in graph.nodes):
+        return Cuts(why, _GRADIENTS)
+    if not why and joins_pasts(graph, _find_pasts(graph.find_nodes(op="placeholder"))):
+        (output,) = graph.find_nodes(op="output")
+        return Cuts({output.all_input_nodes[0]: _JOINED}, _PASTS)
+    return Cuts(why, None)
+
+
+def _find_pasts(given: Iterable[fx.Node]) -> Iterator[int]:
+    return (index for index, node in enumerate(given) if node.meta.get(PAST))
 
 
 def runs_user_code(graph: fx.Graph) -> bool:
@@ -218,7 +231,7 @@ def _name_of(node: fx.Node) -> str:
 
 def cut(module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> Runtime:
     """A runtime for a graph, with calls that run as they are."""
-    if cuts.is_whole:
+    if cuts.whole is not None:
         return module.forward
     run = _Cutter(module, cuts, compile_part).build().forward
 
@@ -269,6 +282,8 @@ class _Cutter:
         self._compile = compile_part
         self._graph = fx.Graph()
         self._copies: dict[fx.Node, fx.Node] = {}
+        has_past = any(node.meta.get(PAST) for node in module.graph.nodes)
+        self._keeps_apart = has_past or runs_user_code(module.graph)
         self._given: set[fx.Node] = set()  # inputs of the whole
         self._open: list[fx.Node] = []  # the stretch so far
         self._parts = 0
@@ -317,16 +332,24 @@ class _Cutter:
         )
         outputs = [node for node in stretch if any(user not in inside for user in node.users)]
         if not outputs or self._writes_to_graph(stretch, given):
-            for node in stretch:
-                self._copy(node)
+            self._copy_all(stretch)
             return
         made = tuple(index for index, node in enumerate(given) if node not in self._given)
-        part = Part(self._build_part(stretch, given, outputs), self._compile, made)
+        module = self._build_part(stretch, given, outputs)
+        pasts = (*_find_pasts(given), *(made if self._keeps_apart else ()))
+        if joins_pasts(module.graph, pasts):
+            self._copy_all(stretch)
+            return
+        part = Part(module, self._compile, made)
         target = Target(part, f"part_{self._parts}")
         called = self._graph.call_function(target, tuple(map(self._find, given)))
         for index, node in enumerate(outputs):
             self._copies[node] = self._graph.call_function(operator.getitem, (called, index))
         self._parts += 1
+
+    def _copy_all(self, stretch: list[fx.Node]) -> None:
+        for node in stretch:
+            self._copy(node)
 
     def _writes_to_graph(self, stretch: list[fx.Node], given: Iterable[fx.Node]) -> bool:
         """Whether it changes a result of another part through which gradients go.

@@ -26,9 +26,11 @@ from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace
 from tripwire.phases import PLAN, RETIRE, TRACE
 from tripwire.tracing import Refusal
-from tripwire.tracing.hooks import find_checkpoint
+from tripwire.tracing.answers import FormChanged, giving
+from tripwire.tracing.hooks import find_checkpoint, installed
 from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
+from tripwire.validity.wires import Cause
 from tripwire.values.classes import isinstance, module_of, short_name_of
 
 # What is raised before any code of the user's ran.
@@ -96,6 +98,8 @@ class Dispatcher(Followed):
                     try:
                         return entry.run(fetched, state, args, kwargs)
                     except RunAgain as again:
+                        if isinstance(again.__cause__, FormChanged):
+                            return self._run_answered(entry, args, kwargs, again.__cause__)
                         return self._run_again(args, kwargs, again.__cause__)
             return self._miss(args, kwargs, probed or {})
         except Exception as error:
@@ -128,6 +132,19 @@ class Dispatcher(Followed):
         self._teller.count_refusal(Refusal("backend-failed", reason))
         self._teller.warn_once("%s The plain call was made.", reason)
         return result
+
+    def _run_answered(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], changed: FormChanged
+    ) -> Any:
+        """The plain call, in which the custom functions that ran aren't run again.
+
+        It isn't traced: what these functions wrote can't be told from what was there before.
+        """
+        entry.hits -= 1
+        self._tally.calls += 1
+        entry.standing.retire(Cause("a custom function", "as traced", str(changed), None))
+        with installed(changed), all_plain(), giving(changed.answers):
+            return self._run_plainly(args, kwargs)
 
     # --- misses ---
 

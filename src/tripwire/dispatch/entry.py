@@ -18,11 +18,14 @@ from torch.utils.checkpoint import _StopRecomputationError
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.tally import Saving
-from tripwire.dispatch.undo import build_undo
+from tripwire.dispatch.undo import Undo, build_undo
+from tripwire.errors import FunctionChanged
 from tripwire.phases import FIRST_RUN
 from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import Building, TensorPlan
+from tripwire.rulebook.refusals import Refused
+from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers
 from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.state import CURRENT
@@ -34,6 +37,10 @@ from tripwire.writes.sentry import call
 
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)
+_NUMBERS = (
+    "a custom autograd function returns numbers to Python, and the call can't be made again where "
+    "they are others: it changes tensors in place before. Return tensors alone."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def _rank(wire: Wire) -> int:
 
 
 class RunAgain(Exception):
-    """The compiled code raised, and left nothing behind that running plainly would do twice."""
+    """The compiled code stopped, and left nothing behind that running plainly would do twice."""
 
 
 class Entry:
@@ -96,6 +103,7 @@ class Entry:
     # 4.2 → 3.8 µs, bench_dispatch.py.
     __slots__ = (
         "__weakref__",
+        "_answers",
         "_began",
         "_binding",
         "_can_repeat",
@@ -179,6 +187,13 @@ class Entry:
             if self._can_repeat
             else build_undo(trace, self._runtime, has_effects=bool(self._effects))
         )
+        self._answers = (
+            build_undo(trace, self._runtime, has_effects=bool(self._effects), answers=True)
+            if can_answer(trace.graph)
+            else None
+        )
+        if self._answers is None and hands_out_numbers(trace.graph):
+            raise Refused("tensor-branch", _NUMBERS)
         self._leaves_traces = not self._can_repeat or is_opaque(trace)
         self._generators = tuple(
             constant.value
@@ -265,10 +280,15 @@ class Entry:
         saved = None if self._undo is None else self._undo.save(fetched + state)
         depth = _NO_DEPTH if self._contexts is None else sample_depth()
         try:
-            tensors = call(self._runtime, fetched, state)
+            if self._answers is not None:
+                tensors = self._run_comparing(self._answers, fetched, state)
+            else:
+                tensors = call(self._runtime, fetched, state)
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
+            if isinstance(error, RunAgain):
+                raise
             if isinstance(error, Exception) and not isinstance(error, _StopRecomputationError):
                 if self._can_repeat or (saved is not None and saved.restore()):
                     raise RunAgain from error
@@ -285,6 +305,27 @@ class Entry:
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)
+
+    def _run_comparing(
+        self, undo: Undo, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the compiled code as far as custom functions return what they did when traced."""
+        saved = undo.save(fetched + state)
+        before = begin(undo.generators)
+        try:
+            tensors: tuple[torch.Tensor, ...] = call(self._runtime, fetched, state)
+            return tensors
+        except FormChanged as changed:
+            if saved.restore():
+                raise RunAgain from changed
+            raise FunctionChanged(
+                f"{changed}, after the call had changed a large tensor in place, which can't be "
+                "put back. Its result's dtype, class or need for a gradient depends on something "
+                "that the function reads: pass that to it, or return one kind of result.",
+                slug="function-changed",
+            ) from changed
+        finally:
+            end(before)
 
 
 def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, object]]:

@@ -25,6 +25,7 @@ The numbers are in tally.py. Calls that fail are recorded by who was given as `O
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,11 +150,13 @@ class Pipeline:
                 raise Refused(refusal.slug, refusal.reason, refusal.where)
             self.teller.count_refusal(refusal)
             self.teller.warn_cut(refusal)
-        return cut(module, cuts, self._compile_part)
+        return cut(module, cuts, functools.partial(self._compile_part, is_part=True))
 
-    def _compile_part(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
+    def _compile_part(
+        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False
+    ) -> Runtime:
         with keeping_saved():
-            return mend_backward(module.graph, self._run_backend(module, examples))
+            return mend_backward(module.graph, self._run_backend(module, examples), is_part)
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend

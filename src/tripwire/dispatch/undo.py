@@ -95,12 +95,19 @@ class Undo:
         )
 
 
-def build_undo(trace: Trace, runtime: Runtime, *, has_effects: bool) -> Undo | None:
-    """How to undo a run. None where that is not needed, or not possible."""
+def build_undo(
+    trace: Trace, runtime: Runtime, *, has_effects: bool, answers: bool = False
+) -> Undo | None:
+    """How to undo a run. None where that is not needed, or not possible.
+
+    answers: custom functions that ran are no hindrance (tracing/answers.py).
+    """
     is_graph = getattr(runtime, "__self__", None) is trace.graph_module
-    if acts(trace) or (is_graph and not has_effects):  # the graph alone leaves what plain code does
-        return None
+    if not answers and (acts(trace) or (is_graph and not has_effects)):
+        return None  # the graph alone leaves what plain code does
     written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
+    if not written and not draws(trace):
+        return Undo((), (), is_graph, False)
     metas = [trace.inputs[i].meta for i in written]
     copies = sum(COST_OF_A_COPY + _bytes_of(meta) for meta in metas) <= LARGEST_COPY
     if not copies and not is_graph:

@@ -48,6 +48,7 @@ from tripwire.rulebook.rules import (
     rule_for,
     spell_original,
 )
+from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import Branch, warn_of
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.observe import set_profile
@@ -118,7 +119,7 @@ class Recorder(TorchFunctionMode):
             if state.inside is not None and state.inside.is_plain:
                 return _look_inside(state, state.inside, func, args, kwargs)
             return _run_plainly(state, func, args, kwargs)
-        rule = RULES.get(func) or rule_for(func)
+        rule = RULES.get(func) or _find_rule(state, func)
         if type(rule) is Query:
             value = _run_plainly(state, func, args, kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
@@ -150,28 +151,30 @@ class Recorder(TorchFunctionMode):
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
             return _run_plainly(state, func, args, kwargs)
         assert type(rule) is Call
-        rule = spell_original(rule, func)
+        CURRENT.state = None  # what runs inside an op isn't the run's, nor is what recording asks
         try:
-            nodes = build_arguments(state, rule, args, kwargs, self._range)
-        except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, self._range()))
-            return _run_plainly(state, func, args, kwargs)
-        CURRENT.state = None  # what runs inside an op is the op's own business
-        begin = perf_counter_ns()
-        try:
-            value = func(*args, **kwargs)
-        except Exception as error:
-            state.raised = id(error)
-            note_failure(state, rule, error, self._range())
-            raise
+            rule = spell_original(rule, func)
+            try:
+                nodes = build_arguments(state, rule, args, kwargs, self._range)
+            except Refused as refused:
+                state.refuse(Refusal(refused.slug, refused.reason, self._range()))
+                return _run_plainly(state, func, args, kwargs)
+            begin = perf_counter_ns()
+            try:
+                value = func(*args, **kwargs)
+            except Exception as error:
+                state.raised = id(error)
+                note_failure(state, rule, error, self._range())
+                raise
+            finally:
+                note_time(state, func, args, perf_counter_ns() - begin)
+            try:
+                record(state, rule, nodes, args, kwargs, value, self._range())
+            except Refused as refused:
+                state.refuse(Refusal(refused.slug, refused.reason, self._range()))
+            return value
         finally:
             CURRENT.state = state
-            note_time(state, func, args, perf_counter_ns() - begin)
-        try:
-            record(state, rule, nodes, args, kwargs, value, self._range())
-        except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, self._range()))
-        return value
 
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__
@@ -199,6 +202,15 @@ class Recorder(TorchFunctionMode):
                     self._range(),
                     instead=known.sized_by,
                 )
+
+
+def _find_rule(state: TracingState, func: Callable[..., Any]) -> Rule:
+    """A rule that may have to be made; what that asks isn't the run's."""
+    CURRENT.state = None
+    try:
+        return rule_for(func)
+    finally:
+        CURRENT.state = state
 
 
 # Nested tensors have no sizes, and a subclass may run code of its own when it is asked.
@@ -473,7 +485,10 @@ def record(
         _check_copied_once(state, value)
     if isinstance(value, (tuple, list)):
         plain = tuple(filter(_is_number, value))
-        if plain or (deciders != () and (rule.splits or rule.opaque)):
+        if python is not None and rule.opaque and state.quiet:  # it would run twice: see answers.py
+            if plain and not isinstance(rule.target, Own):
+                raise Refused("tensor-branch", _ALSO_NUMBERS.format(rule.name))
+        elif plain or (deciders != () and (rule.splits or rule.opaque)):
             if state.written:
                 raise Refused("tensor-branch", _WRITES_AND_RETURNS.format(rule.name))
             take = functools.partial(_count_parts, _taker(rule))
@@ -512,6 +527,11 @@ _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 _WRITES_AND_RETURNS = (
     "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
     "can't be computed before the call."
+)
+
+_ALSO_NUMBERS = (
+    "`{}`, a custom autograd function, returns numbers to Python, and changes its arguments, hands "
+    "out views of them or writes to something that the call reads. Return tensors alone."
 )
 
 

@@ -90,6 +90,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
 
 FACTS = "tripwire"
 STATE = "tripwire_state"  # in the meta of an input that is the same tensor on every call
+PAST = "tripwire_past"  # of an input that is state, and was computed: a gradient goes on from it
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ class TracingState:
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
         self.inner = InnerWrites(self.reach.holders)  # of such functions
+        self.custom_calls = 0  # of such functions
         self.autocast = find_autocast()  # as the graph has it, so far
         self.regions: list[Region] = []
         self.next_region = 0

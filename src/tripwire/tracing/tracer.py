@@ -50,7 +50,7 @@ from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.state import CURRENT, FACTS, STATE, NodeFacts, TracingState
+from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
 from tripwire.values.classes import find_in_class, isinstance, name_of
 from tripwire.values.contents import own_dict
 
@@ -629,13 +629,15 @@ class _Session:
             tensor = known()
             facts: NodeFacts = node.meta[FACTS]
             assert isinstance(facts.value, TensorMeta)
+            traits = self.state.traits[node]
             node.meta[STATE] = any(known.sources.values())
+            node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
             rows.append(
                 Input(
                     node.name,
                     *_first_and_others(known.sources),
                     facts.value,
-                    self.state.traits[node],
+                    traits,
                     tensor is not None and self._is_written(node, tensor),
                 )
             )

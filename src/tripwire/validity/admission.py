@@ -314,8 +314,12 @@ class Admission:
 
 
 def are_held(sources: Sequence[tuple[Source, bool]]) -> bool:
-    """Whether a path leads to something that is the same on every call, and keeps it alive."""
-    return any(anchored and not _leads_through_reference(path) for path, anchored in sources)
+    """Whether an entry holds an input: all paths to it are state's, and keep it alive.
+
+    What comes with the call needs no holding. What a weak reference leads to may be asked whether
+    it is still there.
+    """
+    return all(anchored and not _leads_through_reference(path) for path, anchored in sources)
 
 
 def _leads_through_reference(path: Source | None) -> bool:

@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -181,7 +182,14 @@ class _Planner:
         self._watch_tensors(spaces, objects)
         labels = self.reads.labels
         wires = [
-            ObjectWire(value, path, held, on_death, self.forms.get(id(value)), labels)
+            ObjectWire(
+                value,
+                path,
+                held,
+                None if self._is_idle(value) else on_death,
+                self.forms.get(id(value)),
+                labels,
+            )
             for value, path in objects
         ]
         positions = {id(value): index for index, (value, _) in enumerate(objects)}
@@ -230,6 +238,10 @@ class _Planner:
             if self.reads.labels or self.reads.is_executed(f)
         ]
         return objects + self.reach.classes
+
+    def _is_idle(self, value: object) -> bool:
+        """Whether it is a function that didn't run: its name and texts may have been read."""
+        return isinstance(value, FunctionType) and not self.reads.is_executed(value)
 
     def _watch_tensors(
         self, spaces: dict[int, _Space], objects: list[tuple[object, Source]]

@@ -166,6 +166,11 @@ class Standing:
         elif key not in self._causes:
             self._causes[key] = cause
 
+    def retire(self, cause: Cause) -> None:
+        """For good, and for a reason that no wire knows."""
+        self.close()
+        self._on_retired(cause, self._compile_id)
+
     def _note_death(self, ref: object) -> None:
         """Something that was read has died, and the entry is gone with it.
 

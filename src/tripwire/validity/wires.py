@@ -280,24 +280,29 @@ class DictWire:
         return tuple(key for key in copy_dict(self.space) if key not in new)
 
 
+_NOTHING = object()  # can't be written to
+
+
 class ObjectWire:
     """What an object is, beside what its dict holds: its class, its dict, a tensor's form.
 
     A function's code and a partial's arguments are kept strongly: they die with their owner, and
-    so does the entry.
+    so does the entry. A function that didn't run is watched for its name and texts alone, and may
+    die: if what led to it was read, that is watched, too.
     """
 
-    __slots__ = ("_cls", "_facts", "_labels", "_path", "_ref", "_space")
+    __slots__ = ("_cls", "_facts", "_labels", "_may_die", "_path", "_ref", "_space")
 
     def __init__(
         self,
         value: object,
         path: Source,
         held: Held,
-        on_death: Callable[[object], None],
+        on_death: Callable[[object], None] | None,  # None: it may die
         facts: Facts | None = None,
         labels: frozenset[str] = frozenset(),
     ) -> None:
+        self._may_die = on_death is None
         self._ref = held.refer_to(value) or _refer(value, on_death)
         self._path = path
         self._cls = type(value)
@@ -307,8 +312,9 @@ class ObjectWire:
 
     @property
     def value(self) -> object:
-        """The object, or None where it is gone."""
-        return self._ref()
+        """The object, or None where it is gone and wasn't to die."""
+        value = self._ref()
+        return _NOTHING if value is None and self._may_die else value
 
     def is_about(self, ref: object) -> bool:
         """Whether this is the reference to the object."""
@@ -326,7 +332,7 @@ class ObjectWire:
         """How the object differs now."""
         value = self._ref()
         if value is None:
-            return self.gone()
+            return None if self._may_die else self.gone()
         if type(value) is not self._cls:
             return Cause(self._path, _class(self._cls), _class(type(value)), writers.whole)
         if id(own_dict(value)) != self._space:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import tripwire
+from tripwire.rulebook.rules import RULES
 from tripwire.tracing import hooks, observe
 from tripwire.tracing.state import get_tracing_state
 
@@ -406,3 +407,12 @@ def test_modules_that_another_thread_calls_are_no_part_of_a_run() -> None:
     thread.join()
     assert seen == [(True, (X * 2).tolist())]
     assert len([row for row in trace.rows if "mul" in str(row)]) == 1
+
+
+def test_what_recording_looks_up_is_no_read_of_the_run() -> None:
+    for met in (torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.requires_grad.__get__):
+        RULES.pop(met, None)  # as in a process in which no trace has met them
+    reads = quiet_trace(lambda x: x * 2 if x.requires_grad else x.mul(3), X).reads
+    assert not reads.labels
+    assert "mul" in reads.names
+    assert "__file__" not in reads.names

@@ -1,0 +1,168 @@
+"""Answers: what custom functions returned in a call, kept in case it must be made again.
+
+A custom autograd function with code of its own runs on each call, so what it reads isn't watched.
+But the rest of the run may have gone its way because of what came back: a dtype, whether a
+gradient is wanted, None. So each result is compared with the traced one (`Own`). If its *form* is
+another, the compiled code stops there, and the call is made again as plain Python. The functions
+that ran already don't run twice: they are given the answers that they gave.
+
+That isn't possible where such a function writes to something that the run reads, changes its
+arguments, or hands out views of them: it has then no `Own`, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from tripwire.reading.tensors import iter_given, storage_of, version_of
+from tripwire.rulebook.rules import Target
+from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.values.classes import ids_of, isinstance, name_of
+
+Form = tuple[object, ...]
+
+
+class FormChanged(Exception):
+    """A custom function returned something of another form than in the traced run."""
+
+    def __init__(self, name: str, before: Form, now: Form, answers: Answers) -> None:
+        super().__init__(f"{name} returned {_spell(now)} where the traced run got {_spell(before)}")
+        self.answers = answers
+
+
+class Answers:
+    """What the custom functions of one call returned so far, each with its place among them."""
+
+    def __init__(self, generators: tuple[torch.Generator, ...]) -> None:
+        self._generators = generators  # that the rest of the call draws from
+        self._given: dict[int, tuple[Any, list[torch.Tensor]]] = {}
+        self._asked = 0
+
+    def add(self, place: int, value: Any) -> None:
+        """A function returned; its place is among all calls of custom functions."""
+        states = [generator.get_state() for generator in self._generators]
+        self._given[place] = value, states
+
+    def take(self) -> tuple[Any, ...]:
+        """The answer of the function that is called now, if it has given one."""
+        place, self._asked = self._asked, self._asked + 1
+        if place not in self._given:
+            return ()
+        value, states = self._given.pop(place)
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+        return (value,)
+
+
+class _Here(threading.local):
+    running: Answers | None = None  # of the compiled call that goes on
+    again: Answers | None = None  # of a call that is made again
+
+
+_HERE = _Here()
+
+
+class Own(Target):
+    """Calls a custom function, and compares the form of what comes back."""
+
+    def __init__(self, call: Any, name: str, form: Form, place: int) -> None:
+        super().__init__(call, name)
+        self.form = form
+        self._place = place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answers, _HERE.running = _HERE.running, None  # what runs inside has answers of its own
+        try:
+            value = self.call(*args, **kwargs)
+        finally:
+            _HERE.running = answers
+        if answers is not None:
+            answers.add(self._place, value)
+            form = form_of(value)
+            if form != self.form:
+                raise FormChanged(self.__name__, self.form, form, answers)
+        return value
+
+
+def form_of(value: Any) -> Form:
+    """What Python can find out of a result without the values and sizes of tensors."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.device, value.layout, value.requires_grad
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(form_of, value)
+    return type(value), repr(value) if id(type(value)) in _NUMBERS else None
+
+
+_NUMBERS = ids_of(bool, int, float, str)
+
+
+def _spell(form: Form) -> str:
+    cls, *rest = form
+    return " ".join([name_of(cls) if isinstance(cls, type) else str(cls), *map(str, rest)])
+
+
+def keeps_apart(args: tuple[Any, ...], versions: list[int | None], value: Any) -> bool:
+    """Whether a function left its arguments alone, and returned memory that they don't have."""
+    given = list(iter_given(args))
+    if [version_of(tensor) for tensor in given] != versions:
+        return False
+    mine = {storage_of(tensor) for tensor in given if tensor.layout is torch.strided}
+    results = [tensor for tensor in iter_given(value) if tensor.layout is torch.strided]
+    return mine.isdisjoint(map(storage_of, results))
+
+
+def can_answer(graph: fx.Graph) -> bool:
+    """Whether a call can be made again without running a custom function twice."""
+    has_own = False
+    for node in graph.nodes:
+        facts: NodeFacts | None = node.meta.get(FACTS)
+        if facts is not None and facts.python is not None and facts.opaque:
+            if not isinstance(node.target, Own):
+                return False
+            has_own = True
+        elif node.target in ("backward", "setattr"):
+            return False
+    return has_own
+
+
+def hands_out_numbers(graph: fx.Graph) -> bool:
+    """Whether a custom function returns numbers as well, which the run may have gone by."""
+    return any(isinstance(n.target, Own) and _has_number(n.target.form) for n in graph.nodes)
+
+
+def _has_number(form: Any) -> bool:
+    if isinstance(form[0], type) and id(form[0]) in _NUMBERS:
+        return True
+    return any(isinstance(part, tuple) and _has_number(part) for part in form[1:])
+
+
+def begin(generators: tuple[torch.Generator, ...]) -> Answers | None:
+    """From now on the custom functions of this thread's compiled call are noted."""
+    before, _HERE.running = _HERE.running, Answers(generators)
+    return before
+
+
+def end(before: Answers | None) -> None:
+    """The compiled call is over."""
+    _HERE.running = before
+
+
+@contextmanager
+def giving(answers: Answers) -> Iterator[None]:
+    """Inside, custom functions that ran already give the answers that they gave."""
+    before, _HERE.again = _HERE.again, answers
+    try:
+        yield
+    finally:
+        _HERE.again = before
+
+
+def find_answer() -> tuple[Any, ...]:
+    """What the custom function that is called now returned before; empty where it has to run."""
+    return () if _HERE.again is None else _HERE.again.take()
