@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
+import uuid
 from collections import OrderedDict
 
 import numpy as np
@@ -304,6 +307,34 @@ def test_gradients_are_compared_where_asked_for(monkeypatch) -> None:
     assert Auditor(places=10, seed=0).audit(compiled(Net), X).ok
     audit = Auditor(places=10, seed=0, gradients=True).audit(compiled(Net), X)
     assert "gradient" in audit.faults[0].detail
+
+
+UNREPEATABLE = {
+    "a fresh seed": "self.seed = torch.seed(); torch.manual_seed(0)",
+    "a clock": "self.seed = time.perf_counter_ns()",
+    "the system's random numbers": "self.seed = random.SystemRandom().random()",
+    "the system's random bytes": "self.seed = os.urandom(8)",
+    "a number for one object alone": "self.seed = uuid.uuid4().hex",
+}
+
+
+@pytest.mark.parametrize("form", UNREPEATABLE)
+def test_a_write_after_which_plain_calls_differ_is_no_fault_of_compiled_code(form) -> None:
+    space = {"torch": torch, "time": time, "random": random, "os": os, "uuid": uuid}
+    source = f"""
+def forward(self, x):
+    if self.training:
+        {UNREPEATABLE[form]}
+    return self.first(x)
+"""
+    exec(source, space)
+    cls = type("Seeded", (Net,), {"forward": space["forward"], "seed": None})
+    model = compiled(cls().eval())
+    audit = Auditor(kinds=("attribute",), seed=0).audit(model, X)
+    assert audit.ok, str(audit)
+    assert audit.count()[Status.NO_EFFECT]
+    told = [item.why for item in audit.unreached if item.path == "Seeded.training"]
+    assert "two plain calls after the write gave two answers" in told[0]
 
 
 # --- the world is left as it was ---
