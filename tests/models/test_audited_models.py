@@ -54,14 +54,14 @@ def audit(name: str, backend: str, places: int, *, seed: int = 0, gradients: boo
 @pytest.mark.parametrize("name", FEW)
 def test_compiled_models_follow_every_write(name: str, backend: str) -> None:
     found = audit(name, backend, PLACES[backend])
-    assert found.ok, found
+    assert found.ok, str(found)
     assert found.count()[Status.REFUSED] < PLACES[backend] // 2
 
 
 @pytest.mark.parametrize("name", ["autoencoder", "cross-attention"])
 def test_gradients_follow_every_write(name: str) -> None:
     found = audit(name, "eager", 14, gradients=True)
-    assert found.ok, found
+    assert found.ok, str(found)
 
 
 @pytest.mark.slow
@@ -76,4 +76,4 @@ def test_gradients_follow_every_write(name: str) -> None:
 )
 def test_compiled_models_follow_many_writes(name: str, backend: str) -> None:
     found = audit(name, backend, MORE_PLACES[backend], seed=1)
-    assert found.ok, found
+    assert found.ok, str(found)

@@ -343,8 +343,7 @@ class _Judge:
                 given.put_back()
 
     def _check_repeatable(self) -> None:
-        again = self._answer(self._base, self._subject.run_plainly)
-        difference = again.differs_from(self._expected)
+        difference = self._compare_plain(self._base, self._expected)
         if difference:
             raise BadOption(
                 f"{self._subject.name}: two plain calls gave two answers: {difference}. A "
@@ -352,6 +351,10 @@ class _Judge:
                 "be audited.",
                 slug="audit-not-repeatable",
             )
+
+    def _compare_plain(self, world: World, expected: CallAnswer) -> str:
+        """How a second plain call differs from the first, if it does."""
+        return self._answer(world, self._subject.run_plainly).differs_from(expected)
 
     def _judge_unwritten(self) -> bool:
         """Whether compiled code is right while nothing is written."""
@@ -418,8 +421,13 @@ class _Judge:
             asked = subject.mark()
             answers, ran_plainly = self._ask_compiled(world)
             why = subject.why_plain(asked) if ran_plainly else ""
+            differ = any(got.differs_from(expected) for got in answers)
+            unsettled = self._compare_plain(world, expected) if differ else ""
         self._around = ExitStack
         self._base.put_back()
+        if unsettled:
+            self._arm()
+            raise CannotWrite(f"two plain calls after the write gave two answers: {unsettled}")
         mark = subject.mark()
         after = self._answer(self._base, subject.run_compiled)
         is_armed = subject.did_hit(mark)

@@ -45,7 +45,7 @@ from tripwire.auditing.holdings import (
 )
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
-from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro, name_of
+from tripwire.values.classes import class_dict, isinstance, module_of, mro, name_of
 
 LARGEST = 10_000  # items of a container that is looked into
 
@@ -250,8 +250,9 @@ class Walk:
     def _look_at_items(self, path: str, value: Any) -> bool:
         """Whether it is a container."""
         cls = type(value)
-        if module_of(cls) == "numpy" and find_in_class(cls, "flat"):
+        if _is_array(cls):
             self.arrays.append((path, value))
+            self._todo.append((f"{path}.base", value.base))  # whose memory it may have
             return True
         if not issubclass(cls, (dict, list, deque, set, tuple, frozenset)):
             return False
@@ -313,6 +314,12 @@ class Walk:
                 self._hold(HeldClassBody(name_of(base), base))
             elif issubclass(base, nn.Module) and "forward" in class_dict(base):
                 self._hold(HeldClassBody(name_of(base), base, frozenset({"forward"})))
+
+
+def _is_array(cls: type) -> bool:
+    """Whether it is NumPy's. Its scalars have the methods of arrays, and can't change."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and issubclass(cls, numpy.ndarray)
 
 
 def _slots_of(cls: type) -> dict[str, Any]:

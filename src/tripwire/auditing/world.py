@@ -145,7 +145,8 @@ class World:
         for kept in self._tensors:
             kept.put_back()
         for _, array, values in self._arrays:
-            array[...] = values
+            if array.flags.writeable:  # what it shows of another's memory is put back there
+                array[...] = values
         self._chance.put_back()
 
     def camera(self) -> Camera:

@@ -204,5 +204,7 @@ def _find_examples(trace: Trace) -> list[torch.Tensor]:
 
 
 def _can_return(volatile: Volatile) -> bool:
-    """Whether a value that was written over may come back, and be known again."""
-    return is_exactly(volatile.before, bool, int, float, str, type(None), list)
+    """Whether a value that was written over may come back, be known again, and be written over."""
+    return volatile.repeated and is_exactly(
+        volatile.before, bool, int, float, str, type(None), list
+    )

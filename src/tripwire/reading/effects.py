@@ -217,6 +217,7 @@ class Volatile:
     after: object
     holder: int  # its identity
     key: Any
+    repeated: bool = True  # compiled code leaves it changed, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +339,8 @@ class _EffectPlanner:
 
     def _add(self, write: Write, place: WrittenHolder) -> None:
         holder = write.holder
-        if type(holder.kind).put is Kind.put:  # it can't be written again; it may settle
-            self._add_volatile(write)
+        if not _can_repeat(write):  # it may settle
+            self._add_volatile(write, repeated=False)
             return
         if isinstance(holder.kind, (AttributesKind, SlotsKind, ClassDictKind, NamesKind)):
             if not self.reads.may_store(holder, write.key):
@@ -413,9 +414,9 @@ class _EffectPlanner:
             if write.holder.anchored and self._is_read(write):
                 self._add_volatile(write)
 
-    def _add_volatile(self, write: Write) -> None:
+    def _add_volatile(self, write: Write, *, repeated: bool = True) -> None:
         self.volatile.append(
-            Volatile(write.source, write.before, write.after, id(write.holder), write.key)
+            Volatile(write.source, write.before, write.after, id(write.holder), write.key, repeated)
         )
 
     def _is_read(self, write: Write) -> bool:
@@ -432,3 +433,9 @@ class _EffectPlanner:
             return use.whole or bool(use.keys or use.attributes)
         use = self.reads.use_of_key(holder, write.key)
         return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)
+
+
+def _can_repeat(write: Write) -> bool:
+    """Whether its kind knows how to do a write again."""
+    kind = type(write.holder.kind)
+    return kind.drop is not Kind.drop if write.after is ABSENT else kind.put is not Kind.put

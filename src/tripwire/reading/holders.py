@@ -388,6 +388,9 @@ class ContextKind(Kind):
         value = owner.get(ABSENT)
         return ((), ()) if value is ABSENT else (("get()",), (value,))
 
+    def put(self, owner: ContextVar[object], key: Any, value: object) -> None:
+        owner.set(value)  # only the token of this very write could undo it: there is no `drop`
+
     def step(self, path: Source, key: Any) -> Source:
         return Referent(path)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
+import uuid
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from property.faults import FAULTS_BY_NAME
@@ -63,7 +67,7 @@ def test_a_model_that_follows_every_write_passes(backend) -> None:
     audit = Auditor(places=None if backend == "eager" else 12, seed=1).audit(
         compiled(Net, backend), X
     )
-    assert audit.ok, audit
+    assert audit.ok, str(audit)
     assert audit.count()[Status.FOLLOWED] > (30 if backend == "eager" else 2)
     assert audit.count()[Status.NO_EFFECT] > 1
 
@@ -177,7 +181,7 @@ def test_an_exception_after_a_write_is_an_answer() -> None:
 def test_training_with_dropout_and_running_statistics_is_judged_alike_on_both_sides() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
     audit = Auditor(places=12, seed=0, gradients=True).audit(compiled(model), X)
-    assert audit.ok, audit
+    assert audit.ok, str(audit)
 
 
 def test_a_refusal_is_told_with_its_reason() -> None:
@@ -187,7 +191,7 @@ def test_a_refusal_is_told_with_its_reason() -> None:
         return x * SCALE
 
     audit = tripwire.audit(compiled(f), X)
-    assert audit.ok, audit
+    assert audit.ok, str(audit)
     refused = [f for f in audit.findings if f.status is Status.REFUSED]
     assert refused
     assert all(f.detail for f in refused)
@@ -305,6 +309,34 @@ def test_gradients_are_compared_where_asked_for(monkeypatch) -> None:
     assert "gradient" in audit.faults[0].detail
 
 
+UNREPEATABLE = {
+    "a fresh seed": "self.seed = torch.seed(); torch.manual_seed(0)",
+    "a clock": "self.seed = time.perf_counter_ns()",
+    "the system's random numbers": "self.seed = random.SystemRandom().random()",
+    "the system's random bytes": "self.seed = os.urandom(8)",
+    "a number for one object alone": "self.seed = uuid.uuid4().hex",
+}
+
+
+@pytest.mark.parametrize("form", UNREPEATABLE)
+def test_a_write_after_which_plain_calls_differ_is_no_fault_of_compiled_code(form) -> None:
+    space = {"torch": torch, "time": time, "random": random, "os": os, "uuid": uuid}
+    source = f"""
+def forward(self, x):
+    if self.training:
+        {UNREPEATABLE[form]}
+    return self.first(x)
+"""
+    exec(source, space)
+    cls = type("Seeded", (Net,), {"forward": space["forward"], "seed": None})
+    model = compiled(cls().eval())
+    audit = Auditor(kinds=("attribute",), seed=0).audit(model, X)
+    assert audit.ok, str(audit)
+    assert audit.count()[Status.NO_EFFECT]
+    told = [item.why for item in audit.unreached if item.path == "Seeded.training"]
+    assert "two plain calls after the write gave two answers" in told[0]
+
+
 # --- the world is left as it was ---
 
 
@@ -357,9 +389,52 @@ def test_nothing_of_an_audit_is_left() -> None:
     fast = compiled(model)
     before = _state(model, x)
     audit = Auditor(places=25, seed=0).audit(fast, x)
-    assert audit.ok, audit
+    assert audit.ok, str(audit)
     _assert_same(before, _state(model, x))
     assert fast.statistics().calls == 0
+
+
+def _read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+NUMPY = {
+    "int64": lambda: np.int64(3),
+    "bool": lambda: np.bool_(True),
+    "float32": lambda: np.float32(1.5),
+    "date": lambda: np.datetime64("2020-01-01"),
+    "array": lambda: np.ones(3),
+    "array of no dimensions": lambda: np.array(2.0),
+    "read-only array": lambda: _read_only(np.ones(3)),
+    "broadcast": lambda: np.broadcast_to(np.ones(1), (3,)),
+    "another's bytes": lambda: np.frombuffer(b"8 bytes.", dtype=np.float64),
+}
+
+
+@pytest.mark.parametrize("form", NUMPY)
+def test_scalars_and_arrays_of_numpy_can_be_held(form) -> None:
+    model = Net()
+    model.held = NUMPY[form]()
+    audit = Auditor(kinds=("attribute",), seed=0).audit(tripwire.compile(model, backend="eager"), X)
+    assert audit.ok, str(audit)
+    assert any(finding.place.path == "Net.held" for finding in audit.findings)
+
+
+def test_an_array_that_is_seen_through_a_read_only_view_is_put_back() -> None:
+    base = np.ones(3)
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.view = _read_only(base[:])
+
+        def forward(self, x):
+            self.view.base[0] += 1
+            return x * float(self.view[0])
+
+    Auditor(places=3, seed=0).audit(compiled(Counts), X)
+    assert base.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("call", range(3, 12, 2))

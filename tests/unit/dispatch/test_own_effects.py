@@ -228,3 +228,102 @@ def go(f, see):
         see(f(T(i)), o.k, o.log)
 """
     check_twins(program, backend, tmp_path)
+
+
+# --- context variables, and what can't be written again ----------------------------------------
+
+_CONTEXT = """
+import contextvars
+
+A = contextvars.ContextVar("A", default=None)
+EMPTY = contextvars.ContextVar("EMPTY")
+S = types.SimpleNamespace(var=A)
+
+def swap(value):
+    return S.var.set(value)
+"""
+_SET = {
+    "number": ("A.set(5)", "x * 2"),
+    "number that is read then": ("A.set(5)", "x * A.get()"),
+    "text, by a helper that forgets the token": ("swap('on')", "x * 2"),
+    "tuple": ("A.set((1, 2))", "x * 2"),
+    "dict made in the run": ("A.set({'n': x.shape[0]})", "x * 2"),
+    "tensor": ("A.set(x * 3)", "x * 2"),
+    "tensor that is read then": ("A.set(x * 3)", "x * A.get()"),
+    "one that had no value": ("EMPTY.set(2)", "x * EMPTY.get()"),
+    "set twice, reset once": ("A.set(1); A.reset(A.set(2))", "x * A.get()"),
+    "counted": ("A.set((A.get() or 0) + 1 if type(A.get()) is int else 1)", "x * A.get()"),
+    "set and reset": ("A.reset(A.set(7))", "x * 2"),
+    "list that is appended to": ("A.set([]); A.get().append(x.shape[0])", "x * 2"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _SET)
+def test_what_a_run_leaves_in_a_context_variable_every_call_leaves_there(
+    form, backend, tmp_path
+) -> None:
+    statement, result = _SET[form]
+    program = f"""{_CONTEXT}
+def call(x):
+    {statement}
+    return {result}
+
+def play(f, see):
+    for value in (None, None, None, 40, 40, 40, 5, 5, 5, "on", T(1), {{}}):
+        A.set(value)
+        for i in range(2):
+            see(f(T(i)), A.get(), EMPTY.get(0))
+
+def go(f, see):
+    contextvars.copy_context().run(play, f, see)
+"""
+    check_twins(program, backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_context_variable_that_is_set_to_a_number_is_compiled(backend, tmp_path) -> None:
+    program = f"""{_CONTEXT}
+def call(x):
+    A.set(5)
+    return x * 2
+
+def play(f, see):
+    for value in (5, None, 40) * 3:
+        A.set(value)
+        see(f(T(1)), A.get())
+
+def go(f, see):
+    contextvars.copy_context().run(play, f, see)
+"""
+    check_twins(program, backend, tmp_path, hits=6)
+
+
+_CLEARED = {
+    "cleared at the end": "y = x * double(2); double.cache_clear()",
+    "cleared by a helper": "y = x * 2; forget()",
+    "cleared between two uses": "y = x * double(2); double.cache_clear(); y = y + double(3)",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _CLEARED)
+def test_a_cache_that_a_run_clears_is_cleared_by_every_call(form, backend, tmp_path) -> None:
+    program = f"""
+@functools.lru_cache(maxsize=None)
+def double(n):
+    return n * 2
+
+def forget():
+    double.cache_clear()
+
+def call(x):
+    {_CLEARED[form]}
+    return y
+
+def go(f, see):
+    for i in range(8):
+        double(5)
+        see(f(T(i)), double.cache_info().currsize)
+"""
+    check_twins(program, backend, tmp_path)
