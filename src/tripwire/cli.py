@@ -80,6 +80,8 @@ def replay(
 
     check_trust(trust)
     if sandbox:
+        if debug:
+            raise _Trouble("--pdb needs a terminal, and a sandbox has none: leave one of them out.")
         chosen = [] if backend is None else ["--backend", backend]
         sys.exit(run_sandboxed(file, [*chosen, *(["--json"] if as_json else [])]))
     with rebuilding(file) as call:
