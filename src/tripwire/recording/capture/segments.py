@@ -132,16 +132,31 @@ def _name_of(node: _Definition) -> str:
 
 def find_definition(lines: list[str], line: int, place: tuple[int, int]) -> _Definition | None:
     """The `def` or `lambda` at a place in a file, of which some lines from `line` on are here."""
+    found = _find_definitions(lines, line)
+    return next((node for node in found if _place_of(node) == place), None)
+
+
+def find_moved(
+    before: list[str], after: list[str], line: int, place: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Where a definition stands after texts in its lines became longer or shorter."""
+    old, new = (list(map(_place_of, _find_definitions(lines, line))) for lines in (before, after))
+    return new[old.index(place)] if place in old and len(old) == len(new) else None
+
+
+def _find_definitions(lines: list[str], line: int) -> list[_Definition]:
+    """Every `def` and `lambda` in lines of a file, from `line` on; none in what is no Python."""
     text = "".join(lines)
     indented = text[:1] in (" ", "\t", "\f")
     tree = _parse("if 1:\n" + text if indented else text)
     if tree is None:
-        return None
+        return []
     ast.increment_lineno(tree, line - 1 - indented)
-    for node in ast.walk(tree):
-        if isinstance(node, _Definition) and (node.lineno, node.col_offset) == place:
-            return node
-    return None
+    return [node for node in ast.walk(tree) if isinstance(node, _Definition)]
+
+
+def _place_of(node: _Definition) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 # --- compiling one function ----------------------------------------------------------------------

@@ -12,6 +12,8 @@ import importlib.util
 import io
 import linecache
 import marshal
+import os
+import tokenize
 import types
 import zipimport
 from collections.abc import Callable
@@ -94,10 +96,17 @@ class Codes:
 
 
 _MARSHALLED = "code/0"
+_replayed: set[str] = set()  # files whose lines in tracebacks are a record's
 
 
 def _read_lines(file: str, space: Space | None) -> list[str]:
-    """The lines of a file, as the traceback module would show them."""
+    """The lines of a file, as the traceback module would show them.
+
+    Not those of a replay (`Shelf._show`), which are another file's, or without secrets.
+    """
+    if file in _replayed and os.path.isfile(file):
+        with tokenize.open(file) as opened:
+            return opened.readlines()
     loader = dict.get(space, "__loader__") if space is not None else None
     if type(loader) in (SourceFileLoader, zipimport.zipimporter):  # no loader of the user's runs
         return linecache.getlines(file, space)
@@ -211,6 +220,7 @@ class Shelf:
         text = [shown.get(number, "\n") for number in range(1, max(shown) + 1)]
         # Without a time the entry is never compared with a file.
         linecache.cache[node.file] = (sum(map(len, text)), None, text, node.file)
+        _replayed.add(node.file)
 
 
 def _no_code(node: Code, same: bool) -> CannotReplay:
