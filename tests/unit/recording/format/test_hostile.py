@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import struct
 import time
@@ -310,6 +311,13 @@ def test_wrong_hashes_and_sizes_in_the_manifest(tmp_path) -> None:
         manifest["members"] = change
         contents = {**members, "manifest.json": json.dumps(manifest).encode()}
         check_refused(zipped(list(contents.items())))
+
+
+def test_a_pipe_or_a_device_is_no_record_and_nobody_waits_for_it(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe.rec")
+    for path in (tmp_path / "pipe.rec", Path("/dev/zero"), tmp_path):
+        with pytest.raises((BadRecord, IsADirectoryError)):
+            Record.open(path)
 
 
 # --- tables ---
