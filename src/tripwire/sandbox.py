@@ -69,7 +69,8 @@ def _find_needed() -> Iterator[str]:
     home = Path(os.path.expanduser("~")).resolve()
     mine = {Path.cwd().resolve(), home, *home.parents}
     python = Path(sys.executable).resolve().parents[1]
-    places = [python, sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix, _SOURCE]
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix)
+    places = [str(python), *prefixes, str(_SOURCE)]
     for place in map(Path, [*places, *filter(None, sys.path)]):
         if place.resolve() not in mine:
             yield str(place)

@@ -161,12 +161,12 @@ def _settle_kernels(store: Store | None) -> Store | None:
     before = os.environ.get(_FOLDER)
     default = os.path.abspath(default_cache_dir())
     own = None
-    try:
-        own = store and str(store.make_kernel_folder())
-    except (OSError, BadStore) as error:
-        assert store is not None
-        store.tell_unkept(error)
-        store = None
+    if store is not None:
+        try:
+            own = str(store.make_kernel_folder())
+        except (OSError, BadStore) as error:
+            store.tell_unkept(error)
+            store = None
     is_named = before is not None and before not in _settled and before != default
     wanted = before if is_named or own is None else own
     folder = _find_safe(_FOLDER, wanted or default, own)

@@ -27,7 +27,7 @@ from tripwire.recording.capture.policy import KEEP_ALL, Key, Policy
 from tripwire.recording.capture.tensors import key_of, put_back
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Omission
-from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.classes import ids_of, isinstance, short_name_of
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 log = logging.getLogger("tripwire.records")
@@ -141,7 +141,7 @@ class Beginning:
         """The call goes on, whatever stands in the way of its record."""
         if not self.trouble:
             log.warning("The values that a call began with can't all be kept.", exc_info=error)
-        self.trouble = f"{type(error).__name__}: {error}"
+        self.trouble = f"{short_name_of(type(error))}: {error}"
 
     def _note_state(self) -> None:
         if self.torch_state is None:

@@ -28,7 +28,7 @@ from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import MOST_MEMORY
 from tripwire.recording.format.manifest import Omission, encode_json
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import isinstance, short_name_of
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.policy import Blobs
@@ -247,7 +247,7 @@ class Encoder:
             return self._encode_other(value, cls)
         except Exception as error:
             # Whatever a foreign object does when it is looked at, the record is written.
-            return self.leave_out(cls, f"it can't be looked at: {type(error).__name__}")
+            return self.leave_out(cls, f"it can't be looked at: {short_name_of(type(error))}")
 
     def _encode_other(self, value: object, cls: type) -> AnyNode | Draft:
         torch = sys.modules.get("torch")
