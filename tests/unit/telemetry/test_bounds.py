@@ -297,3 +297,13 @@ def test_lines_are_as_long_as_they_may_be(tmp_path, monkeypatch) -> None:
     found = LogReader(tmp_path)
     assert len(list(found)) == 1
     assert found.statistics().damaged == 1
+
+
+def test_the_name_of_a_log_cant_command_a_terminal(tmp_path) -> None:
+    (tmp_path / "tripwire-\x1b]0;title\a-7-abc.jsonl").write_bytes(
+        b'{"event":"header","major":9}\n'
+    )
+    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "log-other-schema" in done.output
+    assert "\x1b" not in done.output and "\a" not in done.output
