@@ -30,7 +30,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (TripwireError, OSError) as error:
-            raise _Trouble(" ".join(str(error).split())) from None
+            raise _Trouble(_in_a_line(error)) from None
+
+
+def _in_a_line(error: Exception) -> str:
+    """What an error says. Names of files are in it, which others may have chosen for a terminal."""
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Trouble(click.ClickException):
@@ -81,6 +87,8 @@ def replay(
 
     check_trust(trust)
     if sandbox:
+        if debug:
+            raise _Trouble("--pdb needs a terminal, and a sandbox has none: leave one of them out.")
         chosen = [] if backend is None else ["--backend", backend]
         sys.exit(run_sandboxed(file, [*chosen, *(["--json"] if as_json else [])]))
     with rebuilding(file) as call:
@@ -291,7 +299,7 @@ def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
         built, details = _reading(str(folder), quiet, build_report)
         return str(write_report(built, details, folder / "report.html")), None
     except (TripwireError, OSError) as error:
-        return None, " ".join(str(error).split())
+        return None, _in_a_line(error)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -79,7 +79,9 @@ def _cache() -> list[Checkup]:
 
     store = find_store()
     if store is None:
-        return [Checkup("compiled code on disk", "off: TRIPWIRE_CACHE_DIR is empty")]
+        is_off = os.environ.get("TRIPWIRE_CACHE_DIR") == ""
+        why = "TRIPWIRE_CACHE_DIR is empty" if is_off else "there is no home"
+        return [Checkup("compiled code on disk", f"off: {why}")]
     number, size = store.measure()
     trouble = store.find_trouble()
     advice = "nothing can be kept there, so every process compiles from scratch"

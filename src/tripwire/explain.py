@@ -21,7 +21,7 @@ from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import isinstance, name_of, short_name_of
 
 _P = ParamSpec("_P")
 
@@ -312,7 +312,7 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
         target = dispatcher.target
     if not callable(target):
         raise BadOption(
-            f"preview takes a function or a module, not {type(target).__name__}.",
+            f"preview takes a function or a module, not {short_name_of(type(target))}.",
             slug="not-callable",
         )
     run = Tracer().run(target, args, kwargs, complete=True)
@@ -333,4 +333,4 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
 
 
 def _name_of(target: Any) -> str:
-    return str(getattr(target, "__qualname__", type(target).__qualname__))
+    return str(getattr(target, "__qualname__", name_of(type(target))))

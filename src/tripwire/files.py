@@ -189,6 +189,20 @@ def _is_own(status: os.stat_result) -> bool:
     return not _HAS_OWNERS or status.st_uid == os.getuid()
 
 
+def find_user_folder(variable: str, name: str) -> Path:
+    """The folder that a variable names, or one of that name at home; `OSError` without a home.
+
+    A path that begins nowhere counts as none: it would be another folder in each that one works in.
+    """
+    named = os.environ.get(variable, "")
+    if os.path.isabs(named):
+        return Path(named)
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise OSError("there is no home: set HOME to a whole path")
+    return Path(home, name)
+
+
 # --- reading what others may have put there ----------------------------------------------------
 
 

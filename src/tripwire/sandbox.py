@@ -1,18 +1,25 @@
 """Sandbox: a trusted record's code runs without a network and writes to a temporary folder alone.
 
-bubblewrap makes it, on Linux: the file system is there to be read, HOME and TMPDIR are the
-temporary folder, and nothing that was written is kept.
+bubblewrap makes it, on Linux. Inside there is Python with its packages, the system's programs and
+libraries, the record, and a temporary folder, which is HOME and TMPDIR and isn't kept. Nothing else
+of the file system is there: a socket or a pipe that lies in it leads out, even where nothing can be
+written. So does an open file: the code's input is empty, and its output goes through pipes.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from tripwire.errors import CannotReplay
 
@@ -27,7 +34,9 @@ def find_command() -> str:
             "value.",
             slug="no-sandbox",
         )
-    tried = subprocess.run([found, *_ISOLATED, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        [found, *_isolate(), "true"], capture_output=True, text=True, check=False
+    )
     if tried.returncode:
         why = " ".join(tried.stderr.split()) or f"it ended with {tried.returncode}"
         raise CannotReplay(
@@ -38,23 +47,73 @@ def find_command() -> str:
     return found
 
 
-# Everything can be read, nothing written; no network, no other process, no terminal to type into.
+_SOURCE = Path(__file__).resolve().parents[1]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Without a network, other processes, or a terminal to type into.
 _ISOLATED = (
-    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all"),
-    *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    *("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    *("--dev", "/dev", "--proc", "/proc"),
 )
+# What programs need of the system; a folder that isn't there is passed over.
+_SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix", "/gnu"),
+    *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
+    *("/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group"),
+    "/sys/devices/system",  # how many processors there are
+)
+
+
+def _find_needed() -> Iterator[str]:
+    """What is there to be read: the system, Python and its packages; nothing of the user's."""
+    yield from _SYSTEM
+    home = Path(os.path.expanduser("~")).resolve()
+    mine = {Path.cwd().resolve(), home, *home.parents}
+    python = Path(sys.executable).resolve().parents[1]
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix)
+    places = [str(python), *prefixes, str(_SOURCE)]
+    for place in map(Path, [*places, *filter(None, sys.path)]):
+        if place.resolve() not in mine:
+            yield str(place)
+            yield str(place.resolve())
+
+
+def _isolate(*further: str) -> list[str]:
+    """The options of bubblewrap, with what is needed and further files to be read."""
+    places = dict.fromkeys((*_find_needed(), *further))
+    return [*_ISOLATED, *(word for place in places for word in ("--ro-bind-try", place, place))]
 
 
 def run_sandboxed(file: str, arguments: Sequence[str]) -> int:
     """Replay a record inside; the exit code."""
-    command = find_command()
-    source = Path(__file__).resolve().parents[1]
+    command, record = find_command(), str(Path(file).resolve())
     with tempfile.TemporaryDirectory(prefix="tripwire-sandbox-") as folder:
-        own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": str(source)}
+        own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": str(_SOURCE)}
         own["TRIPWIRE_CACHE_DIR"] = ""  # no store
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         wanted = [word for pair in (kept | own).items() for word in ("--setenv", *pair)]
-        inside = ["--bind", folder, folder, "--chdir", folder, "--clearenv", *wanted]
-        python = [sys.executable, "-m", "tripwire", "replay", str(Path(file).resolve()), "--trust"]
-        done = subprocess.run([command, *_ISOLATED, *inside, *python, *arguments], check=False)
-    return done.returncode
+        inside = ["--bind", folder, folder, "--chdir", folder, "--remount-ro", "/", "--clearenv"]
+        python = [sys.executable, "-m", "tripwire", "replay", record, "--trust"]
+        return _run([command, *_isolate(record), *inside, *wanted, *python, *arguments])
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command whose words come through pipes; the exit code."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        pairs = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+        threads = [threading.Thread(target=_pass_on, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return process.returncode
+
+
+def _pass_on(said: BinaryIO, to: BinaryIO) -> None:
+    """Hand on what is said as it comes, without what a terminal would obey."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    with said, suppress(BrokenPipeError):  # nobody listens any more: nor does `said`
+        while data := os.read(said.fileno(), 1 << 16):
+            text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", decoder.decode(data))
+            to.write(text.encode())
+            to.flush()

@@ -25,7 +25,7 @@ ADAPTERS = {"backends.registry", "backends.inductor", "backends.handover"}
 # A package, or a module beside the packages, imports what stands in a line above its own, and
 # nothing else of tripwire. Within a package imports make no circle.
 LAYERS = [
-    {"env", "errors", "files", "redaction"},
+    {"env", "errors", "files", "prices", "redaction"},
     {"values", "ranges", "telemetry"},
     {"phases", "writes", "rulebook"},
     {"reading"},

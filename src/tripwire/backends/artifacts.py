@@ -27,6 +27,7 @@ from tripwire.files import (
     NotOurs,
     check_no_link,
     check_ours,
+    find_user_folder,
     is_draft,
     make_folder,
     making_beside,
@@ -63,10 +64,13 @@ class Artifact:
 def find_store() -> Store | None:
     """The store that TRIPWIRE_CACHE_DIR names; one in the user's cache folder without it."""
     named = os.environ.get("TRIPWIRE_CACHE_DIR")
-    if named is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Store(Path(home) / "tripwire" / "store")
-    return Store(Path(named)) if named else None
+    if named is not None:
+        return Store(Path(named)) if named else None
+    try:
+        return Store(find_user_folder("XDG_CACHE_HOME", ".cache") / "tripwire" / "store")
+    except OSError as error:
+        _tell(f"Compiled code can't be kept: {error}, or TRIPWIRE_CACHE_DIR to a folder.")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +143,6 @@ class Store:
     def distrust(self, key: str, reason: Exception) -> None:
         """Say that an artifact isn't used."""
         _tell(f"The cached code {self._path(key)} is ignored: {reason}")
-
-    def tell_shared(self, variable: str, folder: str, why: str) -> None:
-        """Say that a folder of torch's isn't used, since others may have written in it."""
-        error = BadStore(
-            f"{variable} names {folder}, where other users may put code that torch would run: "
-            f"{why}.\ntripwire uses {self.folder} instead. To use {folder}, `chmod -R go-w` it, "
-            "and `chmod go-w` the folders above it.",
-            slug="kernels-not-ours",
-        )
-        _tell(str(error))
 
     def tell_unkept(self, reason: Exception) -> None:
         """Say that nothing can be kept."""
@@ -232,6 +226,17 @@ def _prune_kernels(folder: Path) -> None:
             surplus -= size
 
 
+def tell_shared(variable: str, folder: str, why: str, instead: str) -> None:
+    """Say that a folder of torch's isn't used, since others may have written in it."""
+    error = BadStore(
+        f"{folder} (as {variable} says, or torch by itself): other users may put code there that "
+        f"torch would run: {why}.\ntripwire uses {instead} instead. To use {folder}, "
+        "`chmod -R go-w` it, and `chmod go-w` the folders above it.",
+        slug="kernels-not-ours",
+    )
+    _tell(str(error))
+
+
 def _tell(text: str) -> None:
     if text not in _told:
         _told.add(text)
@@ -261,15 +266,14 @@ def find_secret() -> bytes:
     Whoever brings a store from elsewhere, or plants a file in one, doesn't have it.
     """
     try:
-        home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-        folder = Path(home) / "tripwire" / "store"
+        folder = find_user_folder("XDG_CONFIG_HOME", ".config") / "tripwire" / "store"
         sweep(folder.parent)
         try:
             secret = _read_secret(folder)
         except FileNotFoundError:
             _make_secret(folder)
             secret = _read_secret(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except OSError as error:
         raise BadStore(
             f"The key that says which compiled code is yours can't be used: {error}.\n"
             "It is the file tripwire/store/key in XDG_CONFIG_HOME, or in ~/.config. You can "

@@ -8,11 +8,13 @@ traces the graph again nor asks torch's caches. They serve where there is a back
 is compiled when it is first run.
 
 torch builds libraries, and runs what it finds under their names in a folder under /tmp that anyone
-may have made. With a store, they are built and found in the store.
+may have made. With a store, they are built and found in the store; without one, in torch's folder
+if nobody else may have written there, and else in one that is removed at the end.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import functools
 import hashlib
@@ -21,7 +23,9 @@ import math
 import operator
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -34,7 +38,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tripwire.backends.artifacts import Artifact, Store, find_store
+from tripwire.backends.artifacts import Artifact, Store, find_store, tell_shared
 from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import handing_over
 from tripwire.backends.rounds import in_rounds
@@ -162,36 +166,48 @@ def _settle_kernels(store: Store | None) -> Store | None:
     A folder that the user names stays, if it is the user's. The choice holds for the process: a
     backward pass is compiled when it is first run, and workers are told by the environment.
     """
-    if store is None:
-        return None
     before = os.environ.get(_FOLDER)
-    try:
-        if before is None or before in _settled or before == os.path.abspath(default_cache_dir()):
-            folder = str(store.make_kernel_folder())
-        else:
-            why = _find_strangers(os.path.abspath(before))
-            if why:
-                store.tell_shared(_FOLDER, before, why)
-            folder = str(store.make_kernel_folder()) if why else before
-    except (OSError, BadStore) as error:
-        store.tell_unkept(error)
-        return None
+    default = os.path.abspath(default_cache_dir())
+    own = None
+    if store is not None:
+        try:
+            own = str(store.make_kernel_folder())
+        except (OSError, BadStore) as error:
+            store.tell_unkept(error)
+            store = None
+    is_named = before is not None and before not in _settled and before != default
+    wanted = before if is_named or own is None else own
+    folder = _find_safe(_FOLDER, wanted or default, own)
     if folder != before:
         _settled.add(folder)
         os.environ[_FOLDER] = folder
         if before is not None and os.environ.get(_KERNELS, "").startswith(before + os.sep):
             del os.environ[_KERNELS]  # torch set it, and sets it again
-    _settle_triton(store, folder)
+    named = os.environ.get(_KERNELS, folder + os.sep)
+    if not named.startswith(folder + os.sep) and _find_safe(_KERNELS, named, folder) != named:
+        del os.environ[_KERNELS]
     _settle_headers(folder)
     return store
 
 
-def _settle_triton(store: Store, folder: str) -> None:
-    """A folder that the user names for Triton stays under the same condition."""
-    named = os.environ.get(_KERNELS, folder + os.sep)
-    if not named.startswith(folder + os.sep) and (why := _find_strangers(os.path.abspath(named))):
-        store.tell_shared(_KERNELS, named, why)
-        del os.environ[_KERNELS]
+def _find_safe(variable: str, folder: str, other: str | None) -> str:
+    """A folder, if nobody else may have written in it; else the other, or one for this process."""
+    why = "" if folder == other else _find_strangers(os.path.abspath(folder))
+    if not why:
+        return folder
+    instead = other or _make_temporary()
+    tell_shared(variable, folder, why, instead)
+    return instead
+
+
+@functools.cache
+def _make_temporary() -> str:
+    """A folder for this process and its children, which goes when it ends."""
+    folder, owner = tempfile.mkdtemp(prefix="tripwire-kernels-"), os.getpid()
+    atexit.register(
+        lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None
+    )
+    return folder
 
 
 @functools.cache

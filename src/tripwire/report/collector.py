@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 
 from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
@@ -75,7 +76,7 @@ class Collector:
         self.events = 0
         self.details = Details()
         self._processes: list[Process] = []
-        self._headers: list[Header] = []
+        self._is_placed: list[bool] = []  # on the calendar, each process
         self._numbers: dict[str, int] = {}  # of processes, by token
         self._first: list[int] = []  # of each process, on the calendar
         self._last: list[int] = []
@@ -113,16 +114,12 @@ class Collector:
     def finish(self, reader: LogReader) -> Report:
         """The report of all that was added."""
         read = reader.statistics()
-        placed = [
-            first
-            for first, header in zip(self._first, self._headers, strict=True)
-            if header.start_wall_ns
-        ]
+        placed = list(compress(self._first, self._is_placed))
         begin = min(placed, default=min(self._first, default=0))
         # A process whose header is lost has a clock that nothing places: it begins with the rest.
         beginnings = [
-            begin if header.start_wall_ns or not placed else first
-            for first, header in zip(self._first, self._headers, strict=True)
+            begin if is_placed or not placed else first
+            for first, is_placed in zip(self._first, self._is_placed, strict=True)
         ]
         for number, process in enumerate(self._processes):
             process.start_ns = self._first[number] - beginnings[number]
@@ -165,7 +162,7 @@ class Collector:
     def _find_process(self, header: Header) -> int:
         number = self._numbers.setdefault(header.token, len(self._processes))
         if number == len(self._processes):
-            self._headers.append(header)
+            self._is_placed.append(header.start_wall_ns != 0)
             self._first.append(1 << 63)
             self._last.append(-(1 << 63))
             self._processes.append(
@@ -176,8 +173,8 @@ class Collector:
                     parent_pid=header.parent_pid,
                     rank=header.rank,
                     python=cut(header.python, 120),
-                    torch=header.torch,
-                    tripwire=header.tripwire,
+                    torch=header.torch and cut(header.torch, 120),
+                    tripwire=header.tripwire and cut(header.tripwire, 120),
                     argv=[cut(word) for word in header.argv[:50]],
                 )
             )
@@ -187,21 +184,19 @@ class Collector:
         """The number of an event's compile, made if need be; `NONE` where there are too many."""
         if event.compile_id is None:
             return NONE
-        key = process, event.compile_id
+        key = process, cut(event.compile_id, 40)
         number = self._compile_numbers.get(key)
         if number is None:
             if len(self._compiles) >= COMPILES:
                 return NONE
             number = self._compile_numbers[key] = len(self._compiles)
             self._compiles.append(
-                Compile(
-                    id=cut(event.compile_id, 40), process=process, thread=event.thread, start_ns=at
-                )
+                Compile(id=key[1], process=process, thread=event.thread, start_ns=at)
             )
         return number
 
     def _known_compile(self, process: int, event: Base) -> int:
-        return self._compile_numbers.get((process, event.compile_id or ""), NONE)
+        return self._compile_numbers.get((process, cut(event.compile_id or "", 40)), NONE)
 
     def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
         number = self._known_compile(process, event)
@@ -218,13 +213,14 @@ class Collector:
         end = at + event.duration_ns
         if end > self._last[process]:
             self._last[process] = end
-        name = self._names.get(event.name)
+        title = cut(event.name, 200)
+        name = self._names.get(title)
         if name is None:
             if len(self._names) >= SPAN_NAMES:
                 self._names_left_out += 1
                 return
-            name = self._names[event.name] = len(self._totals)
-            self._totals.append(SpanTotal(cut(event.name, 200)))
+            name = self._names[title] = len(self._totals)
+            self._totals.append(SpanTotal(title))
         total = self._totals[name]
         total.calls += 1
         total.total_ns += event.duration_ns
@@ -276,7 +272,7 @@ class Collector:
         )
         row.file = row.file or cut(metrics.co_filename or "")
         row.line = row.line or metrics.co_firstlineno or 0
-        row.backend = row.backend or metrics.backend
+        row.backend = row.backend or (metrics.backend and cut(metrics.backend, 80))
         row.nodes = metrics.graph_node_count or row.nodes
         row.guards = metrics.guard_count or row.guards
         row.wires = metrics.wire_count or row.wires

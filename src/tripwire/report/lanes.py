@@ -108,17 +108,24 @@ class Lanes:
             lane.marks.append(mark)
 
     def rows(self, beginnings: list[int]) -> list[Lane]:
-        """The lanes, with times since each process's `beginning`."""
+        """The lanes, with times since each process's `beginning`; they are handed over, once."""
         found = []
         for key in sorted(self._threads):
             thread = self._threads[key]
             begin = beginnings[thread.process]
-            spans = [
-                SpanRow(
-                    k.start_ns - begin, k.duration_ns, -k.minus_depth, k.name, k.compile, k.error
+            spans = []
+            while thread.heap:  # given up one by one: together they would be here twice
+                k = thread.heap.pop()
+                spans.append(
+                    SpanRow(
+                        k.start_ns - begin,
+                        k.duration_ns,
+                        -k.minus_depth,
+                        k.name,
+                        k.compile,
+                        k.error,
+                    )
                 )
-                for k in thread.heap
-            ]
             spans.sort(key=lambda span: (span.start_ns, span.depth, -span.duration_ns))
             for mark in thread.marks:
                 mark.time_ns -= begin

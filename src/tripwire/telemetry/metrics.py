@@ -300,10 +300,18 @@ def find_version(package: str) -> str | None:
         return None
 
 
+_qualname_of = type.__dict__["__qualname__"].__get__
+
+
+def name_class(cls: type) -> str:
+    """A class's qualified name; a metaclass isn't asked: it may raise."""
+    return str(_qualname_of(cls))
+
+
 def _failure(error: BaseException) -> dict[str, object]:
     place = find_user_place(error.__traceback__)
     return {
-        "fail_type": type(error).__qualname__,
+        "fail_type": name_class(type(error)),
         "fail_reason": _text(error),
         "refusal": getattr(error, "slug", None),
         "fail_user_frame_filename": place and place[0],

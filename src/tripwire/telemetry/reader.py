@@ -2,9 +2,8 @@
 
 A damaged line is counted and skipped; so is one that a later minor version wrote. A file of a
 later major version is an error, since nothing in it can be relied on. A file may say anything: it
-isn't held in memory, and neither is a line that is longer than `LONGEST_LINE`, or that would become
-many more objects than lines of ours do. A file has one header, so there are no more processes than
-files.
+isn't held in memory, and a line becomes an event only if its texts are no longer, and its values no
+more, than in lines of ours. A file has one header, so there are no more processes than files.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from msgspec import Struct
 
 from tripwire.errors import TelemetryError
 from tripwire.files import open_regular
+from tripwire.prices import estimate_wide
 from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
 
-LONGEST_LINE = 32 << 20
-# Commas and brackets in a line. Events that list what a compile has may have many: one in 17 bytes,
-# and as many as 70,000 nodes have.
-_MOST, _DENSEST, _MOST_LISTED = 100_000, 12, 500_000
+# Bytes of a line, and commas and brackets in it. Events that list what a compile has may have many:
+# one in 17 bytes, and as many as 28,000 nodes have.
+LONGEST_LINE, _LONGEST_OTHER = 16 << 20, 4 << 20
+_MOST, _DENSEST, _MOST_LISTED = 50_000, 12, 200_000
 _LISTS = tuple(b'{"event":"%s"' % tag for tag in (b"graph", b"guards", b"reads", b"wires"))
 _FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
 
@@ -108,21 +108,40 @@ class LogReader:
         self._files += 1
         process: Header | None = None
         with open_regular(path) as file:
-            for line in self._lines(file):
-                event = self._decode(line, path)
+            for event in self._events_of(file, path):
                 if isinstance(event, Header):
                     if process is not None:
                         self._damaged += 1
                     process = process or event
-                elif event is not None:
+                else:
                     if process is None:
                         self._headless += 1
                         process = _guess_header(path)
                     self._events += 1
                     yield Logged(process, event)
 
+    def _events_of(self, file: BinaryIO, path: Path) -> Iterator[Header | Event]:
+        """Headers and events; no line is held while its event is looked at."""
+        is_there = True
+        while is_there:
+            is_there, event = self._read_event(file, path)
+            if event is not None:
+                yield event
+
+    def _read_event(self, file: BinaryIO, path: Path) -> tuple[bool, Header | Event | None]:
+        """Whether there was a line, and its event, if it has one."""
+        line = file.readline(LONGEST_LINE)
+        self.bytes_read += len(line)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            self._damaged += 1
+            while rest := file.readline(1 << 20):
+                if rest.endswith(b"\n"):
+                    break
+            return True, None
+        return bool(line), self._decode(line, path) if line.strip() else None
+
     def _decode(self, line: bytes, path: Path) -> Header | Event | None:
-        if _is_dense(line):
+        if _takes_much(line):
             self._damaged += 1
             return None
         try:
@@ -148,26 +167,18 @@ class LogReader:
         else:
             self._newer += 1
 
-    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        while line := file.readline(LONGEST_LINE):
-            self.bytes_read += len(line)
-            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                self._damaged += 1
-                while rest := file.readline(1 << 20):
-                    if rest.endswith(b"\n"):
-                        break
-            elif line.strip():
-                yield line
 
-
-def _is_dense(line: bytes) -> bool:
-    """Whether a line may hold so many values that they would take much more memory than it."""
+def _takes_much(line: bytes) -> bool:
+    """Whether the event of a line would take much more memory than events of ours."""
     if len(line) < _MOST:
         return False
-    most = _MOST
+    most, longest = _MOST, _LONGEST_OTHER
     if line.startswith(_LISTS):
-        most = min(_MOST + len(line) // _DENSEST, _MOST_LISTED)
-    return sum(map(line.count, (b",", b"[", b"{"))) > most
+        most, longest = min(_MOST + len(line) // _DENSEST, _MOST_LISTED), LONGEST_LINE
+    if sum(map(line.count, (b",", b"[", b"{"))) > most:
+        return True
+    wide = estimate_wide(line)
+    return wide > _LONGEST_OTHER or len(line) + wide > longest
 
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:

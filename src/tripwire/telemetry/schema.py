@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.redaction import Redactor
-from tripwire.telemetry.metrics import CompilationMetrics, Int
+from tripwire.telemetry.metrics import CompilationMetrics, Int, name_class
 
 MAJOR, MINOR = 1, 1
 LONGEST = 10_000  # characters of one text that users attach
@@ -279,16 +279,18 @@ def _clean_key(key: object, redactor: Redactor) -> object:
 
 def mark(value: object) -> str:
     """A text that says what stood there: `<type: repr>`."""
-    name = type(value).__qualname__
+    name = name_class(type(value))
     try:
         text = repr(value)
     except Exception as error:
-        text = f"repr raised {type(error).__name__}"
+        text = f"repr raised {name_class(type(error))}"
     return f"<{name}: {_cut(text)}>"
 
 
 def make_plain(value: object, depth: int = 0) -> object:
     """The value as dicts with text keys, lists, texts, numbers, bools and None."""
+    if not _tells_its_class(value):
+        return mark(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -298,7 +300,7 @@ def make_plain(value: object, depth: int = 0) -> object:
     if isinstance(value, str):
         return _cut(str(value).encode(errors="backslashreplace").decode())
     if depth >= DEEPEST:
-        return f"<{type(value).__qualname__}: nested too deeply>"
+        return f"<{name_class(type(value))}: nested too deeply>"
     if isinstance(value, Mapping):
         return {_key(k): make_plain(v, depth + 1) for k, v in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -310,6 +312,14 @@ def make_plain(value: object, depth: int = 0) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: make_plain(getattr(value, f.name), depth + 1) for f in fields(value)}
     return mark(value)
+
+
+def _tells_its_class(value: object) -> bool:
+    """Whether `isinstance` can be relied on: mocks and proxies name another class, or raise."""
+    try:
+        return value.__class__ is type(value)
+    except Exception:  # it is the user's
+        return False
 
 
 def make_plain_dict(data: Mapping[str, object] | None) -> dict[str, object]:

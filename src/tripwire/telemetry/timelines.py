@@ -32,7 +32,7 @@ from tripwire.telemetry.schema import (
     ThreadNamed,
 )
 
-MOST_LANES = 100_000  # threads that one timeline holds
+MOST_LANES = 20_000  # threads that one timeline holds
 
 # --- Perfetto and chrome://tracing: the Chrome trace format, in its object form -------------------
 
@@ -64,7 +64,8 @@ def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
     separator = b"\n"
     for event in build_events(reader, begin):
-        file.write(separator + msgspec.json.encode(event))
+        file.write(separator)
+        file.write(msgspec.json.encode(event))
         separator = b",\n"
     file.write(b'\n],"otherData":{"start_wall_ns":"%d"}}\n' % begin)
 
@@ -169,7 +170,7 @@ def _fields(event: msgspec.Struct) -> dict[str, object]:
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 SPANS = 10_000_000
-FRAMES = 500_000  # names of spans
+FRAMES = 50_000  # names of spans
 
 # Start, end, depth, frame. Packed spans sort as a flame graph opens them: the longer and the outer
 # one first. 72 bytes each in a list, where a tuple of numbers has 200.
@@ -186,22 +187,22 @@ def write_speedscope(log: str | os.PathLike[str], target: str | os.PathLike[str]
 
 def stream_speedscope(logged_events: Iterable[Logged]) -> Iterator[bytes]:
     """The file's content, piece by piece, with times in microseconds since the first span."""
-    frames: dict[str, int] = {}
+    frames: dict[bytes, int] = {}  # by name; a text may take four times as much
     lanes: dict[tuple[str, int], list[bytes]] = {}
-    names: dict[tuple[str, int], str] = {}
+    names: dict[tuple[str, int], bytes] = {}
     spans = 0
     for logged in logged_events:
         process, event = logged
         lane = process.token, event.thread
         if isinstance(event, ThreadNamed):
-            names[lane] = event.name
+            names[lane] = event.name.encode()
         elif isinstance(event, SpanDone):
-            frame = frames.setdefault(event.name, len(frames))
+            frame = frames.setdefault(event.name.encode(), len(frames))
             start = logged.wall_ns
             packed = _pack(start, start + event.duration_ns, event.depth, frame)
             lanes.setdefault(lane, []).append(packed)
-            names.setdefault(lane, str(event.thread))
-            names.setdefault((process.token, -1), process.label)
+            names.setdefault(lane, b"%d" % event.thread)
+            names.setdefault((process.token, -1), process.label.encode())
             spans += 1
         for what, there, most in (
             ("threads", len(names), 2 * MOST_LANES),
@@ -213,12 +214,13 @@ def stream_speedscope(logged_events: Iterable[Logged]) -> Iterator[bytes]:
     first = min((_unpack(span)[0] for spans in lanes.values() for span in spans), default=0)
     yield b'{"$schema":%s,"exporter":"tripwire","name":"tripwire",' % msgspec.json.encode(SCHEMA)
     yield b'"activeProfileIndex":0,"shared":{"frames":['
-    yield from _joined(msgspec.json.encode({"name": name}) for name in frames)
+    yield from _joined(msgspec.json.encode({"name": name.decode()}) for name in frames)
     yield b']},"profiles":['
     separator = b""
     for lane, packed_spans in lanes.items():
         yield separator
-        yield from _profile(f"{names[lane[0], -1]} {names[lane]}", packed_spans, first)
+        name = b"%s %s" % (names[lane[0], -1], names[lane])
+        yield from _profile(name.decode(), packed_spans, first)
         separator = b",\n"
     yield b"]}\n"
 
@@ -270,6 +272,8 @@ def _events(spans: list[bytes], first_ns: int) -> Iterator[dict[str, object]]:
 
 # --- OpenTelemetry: through an exporter of its own ------------------------------------------------
 
+WAITING = 20_000  # spans that are held until the one around them ends
+
 
 def export_spans(log: str | os.PathLike[str], provider: Any = None) -> int:
     """Hand a log's spans, with their times and parents, to OpenTelemetry; returns how many.
@@ -292,19 +296,24 @@ def export_spans(log: str | os.PathLike[str], provider: Any = None) -> int:
 
 
 def _export(trace: Any, events: Iterable[Logged], provider: Any) -> int:
-    """Spans come after those inside them; a parent must be made first, so each tree is kept."""
+    """Spans come after those inside them; a parent must be made first, so each tree is kept.
+
+    Where more than `WAITING` wait for the one around them, they are sent without it.
+    """
     tracer = trace.get_tracer("tripwire", tracer_provider=provider)
     waiting: dict[int, list[tuple[Logged, SpanDone]]] = {}  # by thread
-    sent = 0
+    held = sent = 0
     for logged in events:
         event = logged.event
         if not isinstance(event, SpanDone):
             continue
-        tree = waiting.setdefault(event.thread, [])
-        tree.append((logged, event))
-        if event.depth == 0:
-            sent += _send_tree(trace, tracer, tree)
-            tree.clear()
+        waiting.setdefault(event.thread, []).append((logged, event))
+        held += 1
+        for thread in (
+            (event.thread,) if event.depth == 0 else (*waiting,) if held > WAITING else ()
+        ):
+            done = _send_tree(trace, tracer, waiting.pop(thread))
+            sent, held = sent + done, held - done
     return sent + sum(_send_tree(trace, tracer, tree) for tree in waiting.values())
 
 

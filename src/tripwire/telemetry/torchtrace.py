@@ -42,7 +42,8 @@ from tripwire.telemetry.schema import (
 
 Envelope = dict[str, object]
 
-INTERNED = 100_000  # strings that are remembered
+INTERNED = 20_000  # strings that are remembered
+_LONGEST_SOURCE = 200_000  # characters of one guard function, as in reports
 _PLACE = "tripwire/telemetry/log.py:1"
 _SPLIT_BY = ("non_compliant_ops", "compliant_custom_ops", "restart_reasons")
 
@@ -84,7 +85,7 @@ class TraceWriter:
     def __init__(self, file: IO[bytes], process: Header) -> None:
         self._file = file
         self._process = process
-        self._interned: dict[str, int] = {}
+        self._interned: dict[bytes, int] = {}
         self._strings = 0  # that were written
 
     def add_all(self, events: Iterable[Logged]) -> None:
@@ -106,22 +107,20 @@ class TraceWriter:
             case CompileFinished():
                 self._write(event, ns, {"compilation_metrics": _metrics(event.metrics)})
             case RuntimeMetrics():
-                payload = msgspec.json.encode(event.metrics).decode()
-                self._artifact(event, ns, "runtime_metrics", payload)
+                self._artifact(event, ns, "runtime_metrics", event.metrics)
             case GraphCaptured():
                 sizes: dict[str, list[int]] = {}
-                code = "\n".join(map(_node, event.nodes))
+                code = b"\n".join(_node(node).encode() for node in event.nodes)
                 self._write(event, ns, {"dynamo_output_graph": {"sizes": sizes}}, code)
             case GuardsBuilt():
-                rows = [{"code": line} for line in event.source.splitlines() if line.strip()]
-                self._write(event, ns, {"dynamo_guards": {}}, msgspec.json.encode(rows).decode())
+                self._write(event, ns, {"dynamo_guards": {}}, _guards(event.source))
             case WiresArmed() | ReadsSeen():
                 rows_of = event.wires if isinstance(event, WiresArmed) else event.reads
                 name = "tripwire_wires" if isinstance(event, WiresArmed) else "tripwire_reads"
-                self._artifact(event, ns, name, msgspec.json.encode(rows_of).decode())
+                self._artifact(event, ns, name, rows_of)
             case Retired() | RunRefused() | Recompiled() | RecordWritten():
                 name = f"tripwire_{event.__struct_config__.tag}"
-                self._artifact(event, ns, name, msgspec.json.encode(event).decode())
+                self._artifact(event, ns, name, event)
 
     def _span(self, event: SpanDone, ns: int) -> None:
         args = {**event.data, **({"error": event.error} if event.error else {})}
@@ -149,23 +148,27 @@ class TraceWriter:
             content["dur"] = duration_us
         if phase == "i":
             content["s"] = "t"
-        payload = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+        payload = msgspec.json.format(msgspec.json.encode(content), indent=2)
         self._write(event, ns, {"chromium_event": {}}, payload)
 
-    def _artifact(self, event: Event, ns: int, name: str, payload: str) -> None:
-        self._write(event, ns, {"artifact": {"name": name, "encoding": "json"}}, payload)
+    def _artifact(self, event: Event, ns: int, name: str, content: object) -> None:
+        envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
+        self._write(event, ns, envelope, msgspec.json.encode(content))
 
     def _frame(self, file: str, line: int, function: str, ns: int) -> dict[str, object]:
-        number = self._interned.get(file)
+        name = file.encode()  # a text may take four times as much
+        number = self._interned.get(name)
         if number is None:
             if len(self._interned) >= INTERNED:
                 self._interned.clear()  # they are written again, with other numbers
-            number = self._interned[file] = self._strings
+            number = self._interned[name] = self._strings
             self._strings += 1
             self._line(ns, {"str": [file, number]}, 0)
         return {"filename": number, "line": line, "name": function}
 
-    def _write(self, event: Event, ns: int, envelope: Envelope, payload: str | None = None) -> None:
+    def _write(
+        self, event: Event, ns: int, envelope: Envelope, payload: bytes | None = None
+    ) -> None:
         found = CompileId.find(event.compile_id)
         if found is not None:
             envelope["frame_id"] = found.frame_id
@@ -175,14 +178,13 @@ class TraceWriter:
             envelope["rank"] = self._process.rank
         if payload is not None:
             # A carriage return would end the line for the reader, and the sum would be another.
-            payload = payload.replace("\r", "\\r")
-            envelope["has_payload"] = hashlib.md5(
-                payload.encode(), usedforsecurity=False
-            ).hexdigest()
+            payload = payload.replace(b"\r", b"\\r")
+            envelope["has_payload"] = hashlib.md5(payload, usedforsecurity=False).hexdigest()
         self._line(ns, envelope, event.thread)
         if payload is not None:
-            text = "".join(f"\t{line}\n" for line in payload.split("\n"))
-            self._file.write(text.encode())
+            self._file.write(b"\t")
+            self._file.write(payload.replace(b"\n", b"\n\t"))
+            self._file.write(b"\n")
 
     def _line(self, ns: int, envelope: Envelope, thread: int) -> None:
         moment = _moment(ns)
@@ -207,6 +209,16 @@ def _metrics(metrics: CompilationMetrics) -> dict[str, object]:
     if "fail_type" in row:
         row.setdefault("fail_reason", "")
     return row
+
+
+def _guards(source: str) -> bytes:
+    """A row for each line, as JSON, one after another: together they may be a great many."""
+    rows = bytearray(b"[")
+    for line in source[:_LONGEST_SOURCE].splitlines():
+        if line.strip():
+            rows += b"," if len(rows) > 1 else b""
+            rows += msgspec.json.encode({"code": line})
+    return bytes(rows + b"]")
 
 
 def _node(node: GraphNode) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from tripwire.backends import artifacts
 from tripwire.backends.artifacts import Artifact, Store, find_secret, find_store
 from tripwire.backends.inductor import find_key
+from tripwire.errors import BadStore
 from tripwire.tracing import Tracer
 
 KEY = "ab" * 32
@@ -477,6 +478,24 @@ def test_the_folder_is_named_by_the_environment(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("TRIPWIRE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert find_store() == Store(tmp_path / "tripwire" / "store")
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
+def test_a_path_that_begins_nowhere_names_no_store(variable, monkeypatch, tmp_path, caplog) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRIPWIRE_CACHE_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(variable, "somewhere")
+    found = find_store()
+    if variable == "HOME":
+        assert found is None
+        assert "there is no home" in caplog.text
+        with pytest.raises(BadStore, match="there is no home"):
+            find_secret()
+    else:
+        assert found == Store(tmp_path / "home" / ".cache" / "tripwire" / "store")
+    assert not list(tmp_path.iterdir())
 
 
 # --- keys --------------------------------------------------------------------------------------

@@ -325,6 +325,25 @@ def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
     assert done.strip() == wanted
 
 
+@pytest.mark.parametrize("store", ["", "taken"])
+def test_without_a_store_torchs_own_folder_is_used_if_nobody_else_may_have_written_there(
+    tmp_path, store, monkeypatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    torchs = tmp_path / f"torchinductor_{getpass.getuser()}"
+    if store:
+        (tmp_path / "taken" / "something").mkdir(parents=True)
+        store = str(tmp_path / "taken")
+    env = {"TMPDIR": str(tmp_path), "TRIPWIRE_CACHE_DIR": store}
+    assert run_python(SETTLE, env=env).split() == [str(torchs), "None"]
+    (torchs / "ab").mkdir()
+    (torchs / "ab").chmod(0o777)
+    torchs.chmod(0o755)
+    chosen = Path(run_python(SETTLE, env=env).split()[0])
+    assert chosen.parent == tmp_path and chosen.name.startswith("tripwire-kernels-")
+    assert not chosen.exists()
+
+
 def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),

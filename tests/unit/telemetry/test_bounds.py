@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -33,7 +34,8 @@ COMMANDS = [
     ("trace", "--format", "speedscope"),
     ("trace", "--format", "torch"),
 ]
-SPARE = 48 << 20  # for what doesn't grow with a log: the page, a line, the heaviest spans
+SPARE = 16 << 20  # for what doesn't grow with a log: the page, a line, the heaviest spans
+WIDE = "\N{GRINNING FACE}"  # one such character, and Python has four bytes for each of its text
 
 
 def line(**fields: object) -> bytes:
@@ -75,6 +77,42 @@ HOSTILE = {
         + b"}}\n"
     ),
     "long name": lambda size: span(name="n" * size),
+    "wide name": lambda size: span(name="n" * size + WIDE),
+    "half a wide name": lambda size: span(name="n" * size + "\N{EURO SIGN}"),
+    "wide names": lambda size: repeated(size, lambda n: span(name=f"{n:x}" + "n" * 40_000 + WIDE)),
+    "wide threads": lambda size: repeated(
+        size, lambda n: line(event="thread", time_ns=1, thread=n, name="n" * 40_000 + WIDE)
+    ),
+    "wide compiles": lambda size: repeated(
+        size, lambda n: span(compile_id=f"{n:x}" + "n" * 40_000 + WIDE)
+    ),
+    "wide files": lambda size: repeated(
+        size,
+        lambda n: line(
+            event="compile_started",
+            time_ns=1,
+            compile_id=f"{n}/0" + "n" * 20_000 + WIDE,
+            function="f",
+            file=f"{n}" + "n" * 20_000 + WIDE,
+        ),
+    ),
+    "wide data": lambda size: span(data={"a": "n" * size + WIDE}),
+    "wide and escaped": lambda size: (
+        b'{"event":"thread","time_ns":1,"name":"%s\\ud83d\\ude00"}\n' % (b"n" * size)
+    ),
+    "wide guards": lambda size: line(
+        event="guards", time_ns=1, compile_id="0/0", source="n" * size + WIDE
+    ),
+    "lines of guards": lambda size: line(
+        event="guards", time_ns=1, compile_id="0/0", source="n\n" * (size // 3)
+    ),
+    "ends of lines": lambda size: span(name="\n" * (size // 2)),
+    "wide node": lambda size: line(
+        event="graph",
+        time_ns=1,
+        compile_id="0/0",
+        nodes=[{"name": "n" * size + WIDE, "op": "o", "target": "t"}],
+    ),
     "long compile": lambda size: span(compile_id="n" * size),
     "threads": lambda size: repeated(size, lambda n: span(thread=n)),
     "names": lambda size: repeated(size, lambda n: span(name=f"{n:x}")),
@@ -112,6 +150,12 @@ HOSTILE = {
         b'{"event":"graph","time_ns":1,"nodes":[',
         b"]}",
     ),
+    "nodes of a compile": lambda size: one_line(
+        size,
+        b'{"name":"a","op":"call","target":"f","inputs":["b"]}',
+        b'{"event":"graph","time_ns":1,"compile_id":"0/0","nodes":[',
+        b"]}",
+    ),
     "reads": lambda size: one_line(
         size, b'{"source":"a","seen":"1"}', b'{"event":"reads","time_ns":1,"reads":[', b"]}"
     ),
@@ -122,6 +166,7 @@ HOSTILE = {
     "size",
     [
         200_000,
+        pytest.param(1_500_000, marks=pytest.mark.slow),
         pytest.param(3_000_000, marks=pytest.mark.slow),
         pytest.param(30_000_000, marks=pytest.mark.slow),
     ],
@@ -146,8 +191,8 @@ def test_a_log_of_any_content_costs_at_most_twice_its_size(build, command, size,
 
 def test_a_line_of_ours_with_many_nodes_is_read(tmp_path) -> None:
     node = {"name": "a", "op": "call", "target": "F.linear", "inputs": ["b", "c"], "scope": "s"}
-    graph = line(event="graph", time_ns=1, nodes=[node] * 30_000)
-    assert len(graph) > 2_000_000
+    graph = line(event="graph", time_ns=1, nodes=[node] * 20_000)
+    assert len(graph) > 1_500_000
     (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + graph)
     found = LogReader(tmp_path)
     assert len(list(found)) == 1
@@ -182,6 +227,19 @@ def test_what_is_too_much_for_a_timeline_is_a_clear_error(
     assert done.exit_code == 2
     assert "[log-too-large]" in done.output
     assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+
+
+def test_spans_whose_root_never_comes_are_handed_on_a_few_at_a_time(tmp_path, monkeypatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(timelines, "WAITING", 10)
+    monkeypatch.setattr(
+        timelines, "_send_tree", lambda _, __, tree: sizes.append(len(tree)) or len(tree)
+    )
+    path = tmp_path / "tripwire-h-7-abc.jsonl"
+    path.write_bytes(encode(HEADER) + b"".join(span(thread=n % 3, depth=1) for n in range(100)))
+    exporter = SimpleNamespace(get_tracer=lambda name, tracer_provider: None)
+    assert timelines._export(exporter, LogReader(path), None) == 100
+    assert sum(sizes) == 100 and max(sizes) < 10
 
 
 # --- logs that we write ------------------------------------------------------------------------
@@ -239,3 +297,13 @@ def test_lines_are_as_long_as_they_may_be(tmp_path, monkeypatch) -> None:
     found = LogReader(tmp_path)
     assert len(list(found)) == 1
     assert found.statistics().damaged == 1
+
+
+def test_the_name_of_a_log_cant_command_a_terminal(tmp_path) -> None:
+    (tmp_path / "tripwire-\x1b]0;title\a-7-abc.jsonl").write_bytes(
+        b'{"event":"header","major":9}\n'
+    )
+    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "log-other-schema" in done.output
+    assert "\x1b" not in done.output and "\a" not in done.output

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import pytorch, timed
+from tripwire.telemetry import logging_to, pytorch, read_events, timed
 from tripwire.telemetry.compiles import CompileId, compiling
+from tripwire.telemetry.schema import SpanDone
 from tripwire.telemetry.threads import local, merge_totals
 
 
@@ -219,3 +221,30 @@ def test_telemetry_needs_no_torch():
     )
     assert run_python(code) == "False"
     assert "torch" in sys.modules
+
+
+class _Raises(type):
+    def __getattribute__(cls, name):
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("it isn't told")
+        return super().__getattribute__(name)
+
+
+class _Unnamed(Exception, metaclass=_Raises):
+    pass
+
+
+class _Unreal:
+    @property
+    def __class__(self):
+        raise RuntimeError("it isn't told")
+
+
+def test_a_class_that_doesnt_tell_its_name_changes_nothing_that_is_timed(tmp_path) -> None:
+    with logging_to(tmp_path):
+        with pytest.raises(_Unnamed):
+            with timed("span", metadata={"a": [_Unreal(), _Unnamed(), mock.Mock(spec=dict)]}):
+                raise _Unnamed("x")
+    (span,) = (one.event for one in read_events(tmp_path) if isinstance(one.event, SpanDone))
+    assert span.error == "_Unnamed"
+    assert [text.partition(":")[0] for text in span.data["a"]] == ["<_Unreal", "<_Unnamed", "<Mock"]

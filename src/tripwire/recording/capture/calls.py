@@ -45,7 +45,7 @@ from tripwire.recording.format.manifest import Compiled, Manifest, Omission, Out
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
 from tripwire.values.callables import all_codes, find_code, find_function
-from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.classes import ids_of, isinstance, short_name_of
 from tripwire.values.contents import own_dict
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
@@ -161,7 +161,7 @@ class Beginning:
         """Note why values couldn't be kept. The call goes on."""
         if not self.trouble:
             log.warning("The values that a call began with can't all be kept.", exc_info=error)
-        self.trouble = f"{type(error).__name__}: {error}"
+        self.trouble = f"{short_name_of(type(error))}: {error}"
 
     def _note_state(self) -> None:
         if self.torch_state is None:

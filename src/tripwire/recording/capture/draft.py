@@ -7,6 +7,7 @@ like a secret is taken out of all of it.
 
 from __future__ import annotations
 
+import io
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,7 @@ import msgspec
 from tripwire.recording.capture.code import Programs
 from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
+from tripwire.recording.capture.shelf import find_moved
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import find_slot_fields, slots_of
 from tripwire.recording.format.file import NewRecord
@@ -98,9 +100,10 @@ class RecordDraft:
         codes, redactor = self._programs.codes, Redactor()
         cleaner = Cleaner(table, codes.all, redactor)
         cleaner.learn()
-        sources = cleaner.clean_sources(codes.sources())
-        files = sources | codes.marshalled(cleaner.clean_code)
-        table = cleaner.clean_table()
+        sources = codes.sources()
+        cleaned = cleaner.clean_sources(sources)
+        files = cleaned | codes.marshalled(cleaner.clean_code)
+        table = _relocate(cleaner.clean_table(), sources, cleaned)
         manifest = clean_manifest(manifest, redactor)
         manifest = msgspec.structs.replace(manifest, holds=find_kinds(table, files, manifest))
         return NewRecord(manifest, table, self.blobs.settled, files)
@@ -251,6 +254,31 @@ class Cleaner:
 
     def _clean_slot(self, slot: Slot, name: str | None = None) -> Slot:
         return self._redactor.clean(slot, name) if isinstance(slot, str) else slot
+
+
+def _relocate(table: Table, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Table:
+    """The table with the columns that functions have now: marks moved what stands behind them."""
+    lines = {name: (_lines_of(before[name]), _lines_of(after[name])) for name in before}
+    codes = tuple(
+        code if code.source is None else _relocate_code(code, *lines[code.source])
+        for code in table.codes
+    )
+    return msgspec.structs.replace(table, codes=codes)
+
+
+def _relocate_code(code: nodes.Code, before: list[str], after: list[str]) -> nodes.Code:
+    first, count = code.lines
+    old, new = before[first : first + count], after[first : first + count]
+    if old == new:
+        return code
+    moved = find_moved(old, new, code.line, code.place)
+    if moved is None:  # it has its marshalled form
+        return msgspec.structs.replace(code, source=None, further=(0, 0), lines=(0, 0))
+    return msgspec.structs.replace(code, further=(moved[0] - code.line, moved[1]))
+
+
+def _lines_of(source: bytes) -> list[str]:
+    return io.StringIO(source.decode("utf-8", "surrogatepass")).readlines()
 
 
 def _is_text(data: bytes) -> bool:

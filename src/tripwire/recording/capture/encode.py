@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from tripwire.prices import ITEM, estimate_memory, estimate_wide
 from tripwire.recording.capture.data import (
     PLAIN,
     encode_array,
@@ -24,10 +25,10 @@ from tripwire.recording.capture.data import (
 )
 from tripwire.recording.capture.policy import Policy, Treatment
 from tripwire.recording.format import nodes
-from tripwire.recording.format.checks import ITEM, MOST_MEMORY, estimate_memory, estimate_wide
+from tripwire.recording.format.checks import MOST_MEMORY
 from tripwire.recording.format.manifest import Omission, encode_json
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.classes import class_name, is_kind, isinstance
+from tripwire.values.classes import class_name, is_kind, isinstance, short_name_of
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.policy import Blobs
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts (see checks.py), with some to spare: a reference, a node of some fields or
+# What a reader counts (see prices.py), with some to spare: a reference, a node of some fields or
 # one that was left out, a module, what a function with its code or a class has beyond a node.
 _REFERENCE, _NODE, _MODULE, _CODE = 120, 640, 400, 1200
 _LONGEST_INT = 400_000  # in hexadecimal digits
@@ -246,7 +247,7 @@ class Encoder:
             return self._encode_other(value, cls)
         except Exception as error:
             # Whatever a foreign object does when it is looked at, the record is written.
-            return self.leave_out(cls, f"looking at it raised {type(error).__name__}")
+            return self.leave_out(cls, f"looking at it raised {short_name_of(type(error))}")
 
     def _encode_other(self, value: object, cls: type) -> AnyNode | Draft:
         torch = sys.modules.get("torch")

@@ -34,6 +34,7 @@ from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
 from tripwire.recording.format.manifest import Compiled, Outcome, Returned
 from tripwire.tracing.state import CURRENT
+from tripwire.values import classes
 from tripwire.values.classes import isinstance
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -162,7 +163,7 @@ def run_recorded(
 
 def name_of_callable(target: Any) -> str:
     """What records call it."""
-    return str(getattr(target, "__qualname__", None) or type(target).__qualname__)
+    return str(getattr(target, "__qualname__", None) or classes.name_of(type(target)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from tripwire.recording.format.manifest import (
 )
 from tripwire.redaction import Redactor, without_numbers
 from tripwire.values.callables import find_code
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import isinstance, module_of, name_of, short_name_of
 
 
 def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:
@@ -45,7 +45,7 @@ def describe_error(error: BaseException, target: Callable[..., Any] | None) -> R
     kind = type(error)
     refused = error.place if isinstance(error, CannotTrace) else None
     file, line = refused or _find_place(error.__traceback__) or place_of(target)
-    name, module = escape(kind.__qualname__), escape(str(kind.__module__))
+    name, module = escape(name_of(kind)), escape(module_of(kind))
     return Raised(name, module, escape(_message_of(error)), escape(file), line)
 
 
@@ -53,7 +53,7 @@ def _message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as trouble:  # its __str__ is the user's
-        return f"<no message: {type(trouble).__name__}>"
+        return f"<no message: {short_name_of(type(trouble))}>"
 
 
 def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
@@ -201,7 +201,7 @@ def _judge(path: Path, recorded: Outcome) -> Verdict:
     try:
         replayed = _replay_elsewhere(path)
     except (subprocess.SubprocessError, msgspec.MsgspecError, OSError) as error:
-        return Verdict("not checked", f"{type(error).__name__}: {error}")
+        return Verdict("not checked", f"{short_name_of(type(error))}: {error}")
     here = platform.python_version(), replayed.torch
     if replayed.outcome is None:
         return Verdict("differs", replayed.trouble, *here)

@@ -21,6 +21,8 @@ import importlib.util
 import io
 import linecache
 import marshal
+import os
+import tokenize
 import zipimport
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -146,16 +148,31 @@ def _name_of(node: _Definition) -> str:
 
 def find_definition(lines: list[str], line: int, place: tuple[int, int]) -> _Definition | None:
     """The `def` or `lambda` at a place in a file, of which some lines from `line` on are here."""
+    found = _find_definitions(lines, line)
+    return next((node for node in found if _place_of(node) == place), None)
+
+
+def find_moved(
+    before: list[str], after: list[str], line: int, place: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Where a definition stands after texts in its lines became longer or shorter."""
+    old, new = (list(map(_place_of, _find_definitions(lines, line))) for lines in (before, after))
+    return new[old.index(place)] if place in old and len(old) == len(new) else None
+
+
+def _find_definitions(lines: list[str], line: int) -> list[_Definition]:
+    """Every `def` and `lambda` in lines of a file, from `line` on; none in what is no Python."""
     text = "".join(lines)
     indented = text[:1] in (" ", "\t", "\f")
     tree = _parse("if 1:\n" + text if indented else text)
     if tree is None:
-        return None
+        return []
     ast.increment_lineno(tree, line - 1 - indented)
-    for node in ast.walk(tree):
-        if isinstance(node, _Definition) and (node.lineno, node.col_offset) == place:
-            return node
-    return None
+    return [node for node in ast.walk(tree) if isinstance(node, _Definition)]
+
+
+def _place_of(node: _Definition) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 # --- compiling one function ---
@@ -349,10 +366,17 @@ class Codes:
 
 
 _MARSHALLED = "code/0"
+_replayed: set[str] = set()  # files whose lines in tracebacks are a record's
 
 
 def _read_lines(file: str, space: Space | None) -> list[str]:
-    """The lines of a file, as the traceback module would show them."""
+    """The lines of a file, as the traceback module would show them.
+
+    Not those of a replay (`Shelf._show`), which are another file's, or without secrets.
+    """
+    if file in _replayed and os.path.isfile(file):
+        with tokenize.open(file) as opened:
+            return opened.readlines()
     loader = dict.get(space, "__loader__") if space is not None else None
     if type(loader) in (SourceFileLoader, zipimport.zipimporter):  # no loader of the user's runs
         return linecache.getlines(file, space)
@@ -495,6 +519,7 @@ class Shelf:
         text = [shown.get(number, "\n") for number in range(1, max(shown) + 1)]
         # Without a time the entry is never compared with a file.
         linecache.cache[node.file] = (sum(map(len, text)), None, text, node.file)
+        _replayed.add(node.file)
 
 
 def _no_code(node: Code, same: bool) -> CannotReplay:

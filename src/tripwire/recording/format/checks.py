@@ -1,16 +1,14 @@
 """Checks: what a file claims must be possible before anything is built from it.
 
-The text of the table is measured before it is held: lists, items and strings have a price, and all
-together a limit. Then every reference leads to a node, every blob exists, every view lies within
-its blob, every name has its value. The sums are Python ints, so no shape is too large to be
-refused.
+The text of the table is measured before it is held (prices.py), and has a limit. Then every
+reference leads to a node, every blob exists, every view lies within its blob, every name has its
+value. The sums are Python ints, so no shape is too large to be refused.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,46 +20,15 @@ from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import Table
 
-# What the text of a table and all that is decoded from it may take.
-MOST_MEMORY = 48 << 20
+# What the text of a table and all that is decoded from it may take: as much as 35,000 nodes. A
+# Transformer of 1,000 layers has 22,000.
+MOST_MEMORY = 24 << 20
 # The same for the manifest, unless the file is larger.
 MOST_MANIFEST = 1 << 19
-# What JSON takes, beside its text: a list, an item of one, half of a string.
-_LIST, ITEM, _QUOTE = 64, 32, 24
 
 _INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
-
-
-# --- memory ---
-
-
-def estimate_memory(text: bytes) -> int:
-    """At most what this JSON and decoding it takes: lists and structs, their items, strings.
-
-    Of a text in pieces, the sum over the pieces is the same but for wide strings.
-    """
-    lists = text.count(b"[") + text.count(b"{")
-    return _LIST * lists + ITEM * text.count(b",") + _QUOTE * text.count(b'"') + 2 * len(text)
-
-
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_WIDE = re.compile(rb"[\xf0-\xff]|\\ud", re.IGNORECASE)
-_HALF_WIDE = re.compile(rb"[\xc4-\xff]|\\u")
-
-
-def estimate_wide(text: bytes | bytearray) -> int:
-    """What strings take beyond that: one wide character makes all of a string wide."""
-    if text.isascii() and b"\\u" not in text:
-        return 0
-    return sum(_widen(found[0]) for found in _STRING.finditer(text))
-
-
-def _widen(string: bytes) -> int:
-    if string.isascii() and b"\\u" not in string:
-        return 0
-    return len(string) * (3 if _WIDE.search(string) else 1 if _HALF_WIDE.search(string) else 0)
 
 
 def too_large(what: str) -> BadRecord:

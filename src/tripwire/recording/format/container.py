@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tripwire.errors import BadRecord
-from tripwire.files import make_folder, open_new, replacing, writing_beside
+from tripwire.files import (
+    NotOurs,
+    make_folder,
+    open_new,
+    open_regular,
+    replacing,
+    writing_beside,
+)
 
 MAX_MEMBERS = 1000  # each costs some 800 bytes of memory, and less in the file
 CHUNK = 1 << 20
@@ -211,7 +218,10 @@ class ByteSource:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> ByteSource:
-        return ByteSource(open(path, "rb", buffering=0))
+        try:
+            return ByteSource(open_regular(path))
+        except NotOurs as error:  # a pipe, say, which nobody waits for
+            raise damaged(str(error)) from None
 
     @staticmethod
     def of(data: bytes) -> ByteSource:

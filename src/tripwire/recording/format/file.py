@@ -21,6 +21,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from tripwire.errors import BadRecord
+from tripwire.prices import estimate_memory, estimate_wide
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import (
     MAX_HEADER,
@@ -37,8 +38,6 @@ from tripwire.recording.format.checks import (
     MOST_MANIFEST,
     MOST_MEMORY,
     check_table,
-    estimate_memory,
-    estimate_wide,
     too_large,
 )
 from tripwire.recording.format.container import (

@@ -493,8 +493,8 @@ def _function(text, before, count, line, place, file, code_name, free, flags, sp
 """
 
 _BORROWED = (
-    "_parse", "_name_of", "find_definition", "compile_definition", "_bare", "_unannotated",
-    "_around", "_class_around", "_renamed",
+    "_parse", "_name_of", "_place_of", "_find_definitions", "find_definition", "compile_definition",
+    "_bare", "_unannotated", "_around", "_class_around", "_renamed",
 )  # fmt: skip
 
 

@@ -496,3 +496,25 @@ def test_a_wrong_result_found_by_a_check_is_recorded(tmp_path, fullgraph) -> Non
     record = check_reproduces(only(tmp_path))
     assert record.manifest.outcome.type == "WrongResult"
     assert torch.equal(record.args[0], torch.ones(3))
+
+
+class _Raises(type):
+    def __getattribute__(cls, name):
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("it isn't told")
+        return super().__getattribute__(name)
+
+
+class _Unnamed(Exception, metaclass=_Raises):
+    pass
+
+
+class _Fails(metaclass=_Raises):
+    def __call__(self, x):
+        raise _Unnamed("x")
+
+
+def test_a_call_whose_class_and_error_dont_tell_their_names_is_recorded(tmp_path):
+    with pytest.raises(_Unnamed):
+        tripwire.record_on_error(tmp_path)(_Fails())(torch.ones(1))
+    assert list(tmp_path.glob("*.rec"))

@@ -147,6 +147,41 @@ def test_equal_secrets_stay_equal_and_different_ones_different(tmp_path):
             tripwire.replay(path, trust=True)
 
 
+# fmt: off
+LOGINS = (lambda x: x.log_in(user="bob", password="in-a-lambda-1")), (lambda x: x.nothing("\u20ac", secret="in-a-lambda-2"))  # noqa: E501
+# fmt: on
+
+
+@pytest.mark.parametrize("is_same_interpreter", [True, False])
+@pytest.mark.parametrize("number", [0, 1])
+def test_of_lambdas_in_one_line_each_is_found_again_without_its_secrets(
+    tmp_path, monkeypatch, number, is_same_interpreter
+):
+    with pytest.raises(AttributeError) as raised:
+        tripwire.record_on_error(tmp_path)(LOGINS[number])(torch.ones(1))
+    (path,) = tmp_path.glob("*.rec")
+    for secret in ("in-a-lambda-1", "in-a-lambda-2"):
+        assert not find_in(path, secret), secret
+    with Record.open(path) as record:
+        (code,) = (code for code in record.table.codes if "lambda" in code.name)
+        assert code.source is not None
+    if not is_same_interpreter:  # it compiles the source
+        monkeypatch.setattr("importlib.util.MAGIC_NUMBER", b"other")
+    with pytest.raises(AttributeError, match=str(raised.value)):
+        tripwire.replay(path, trust=True)
+
+
+def test_a_replay_leaves_the_lines_that_later_records_are_made_of(tmp_path):
+    for folder in ("first", "second"):
+        with pytest.raises(AttributeError):
+            tripwire.record_on_error(tmp_path / folder)(LOGINS[0])(torch.ones(1))
+        (path,) = (tmp_path / folder).glob("*.rec")
+        assert not find_in(path, "in-a-lambda-1")
+        assert find_in(path, "LOGINS = (lambda x: ")
+        with pytest.raises(AttributeError):
+            tripwire.replay(path, trust=True)
+
+
 def test_a_call_that_needs_the_secret_is_told_to_differ(tmp_path):
     settings = {"password": "12345678"}
 

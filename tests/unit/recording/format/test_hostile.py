@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import struct
 import time
@@ -43,7 +44,7 @@ def look(data: bytes) -> object:
 
 
 CONSTANT = 3 << 19  # pieces to read with
-TABLE = 48 << 20  # what the text of a table and all that is decoded from it may take
+TABLE = 24 << 20  # what the text of a table and all that is decoded from it may take
 
 
 def check_refused(data: bytes, table: int = TABLE) -> BadRecord:
@@ -310,6 +311,13 @@ def test_wrong_hashes_and_sizes_in_the_manifest(tmp_path) -> None:
         manifest["members"] = change
         contents = {**members, "manifest.json": json.dumps(manifest).encode()}
         check_refused(zipped(list(contents.items())))
+
+
+def test_a_pipe_or_a_device_is_no_record_and_nobody_waits_for_it(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe.rec")
+    for path in (tmp_path / "pipe.rec", Path("/dev/zero"), tmp_path):
+        with pytest.raises((BadRecord, IsADirectoryError)):
+            Record.open(path)
 
 
 # --- tables ---
