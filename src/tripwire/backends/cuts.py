@@ -42,6 +42,7 @@ _SIZED = "it takes a tensor whose size depends on values"
 _NUMBER = "it takes a number out of a tensor"
 _DETACHED = "it makes a view without gradient of a tensor that has one"
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
+_PLACED = "it counts from the beginning of memory that the call got, and Inductor from elsewhere"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -92,11 +93,21 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = _SIZED
         if found is None and _loses_gradient(node):
             found = _DETACHED
+        if found is None and _counts_from_outside(node):
+            found = _PLACED
         if found is None and node not in used and is_random(node):
             found = _UNUSED
         if found is not None:
             why[node] = found
     return Cuts(why, any(node.target is torch.autograd.grad for node in graph.nodes))
+
+
+def _counts_from_outside(node: fx.Node) -> bool:
+    """Whether a call takes a place in memory that the call got, counted from its beginning."""
+    if not _name_of(node).startswith("as_strided"):
+        return False
+    place = node.args[-1] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    return place is not None and OUTSIDE in node.meta[FACTS].memory
 
 
 def runs_user_code(graph: fx.Graph) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
-from tripwire.validity.probes import can_repeat
+from tripwire.validity.probes import can_repeat, reads_offsets
 from tripwire.validity.wires import NOBODY, Held, Kept, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import Sentry
@@ -70,6 +71,7 @@ class Admission:
             self.completion.effects.counted_keys,
             self._forms,
             self.completion.attributes,
+            offsets_matter=reads_offsets(self.trace),
         )
         self._write_call(writer)
         self._write_torch(writer)
@@ -311,6 +313,10 @@ class Admission:
             find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
             condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+        storages = Counter(map(storage_of, by_id.values()))
+        for tensor in passed:  # those that share memory: where each begins says what overlaps
+            if storages[storage_of(tensor)] > 1:
+                writer.check_offset("arguments", writer.tensors[id(tensor)], tensor)
 
 
 def are_held(sources: Sequence[tuple[Source, bool]]) -> bool:

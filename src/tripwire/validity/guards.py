@@ -120,9 +120,12 @@ class GuardWriter:
         counted: frozenset[tuple[int, Any]],
         forms: dict[int, tuple[TensorMeta, Traits]],
         attributes: dict[int, dict[str, object]],
+        *,
+        offsets_matter: bool,
     ) -> None:
         self._attributes = attributes  # of tensors, as the run found them
         self._forms = forms  # of tensors, as the run found them
+        self._offsets_matter = offsets_matter
         self._reads = reads
         self._counted = counted  # holders and keys whose value doesn't matter
         self._holders: dict[tuple[int, object], Holder] = {
@@ -232,6 +235,19 @@ class GuardWriter:
         parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
         describe = self.constant(_describe_tensor)
         self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+        if self._offsets_matter:
+            self.check_offset(path, name, tensor)
+
+    def check_offset(self, path: str, name: str, tensor: torch.Tensor) -> None:
+        """Where a tensor begins in its memory: asked only where the call depends on it."""
+        seen = self._traits_of(tensor).offset
+        if seen is not None:
+            found = f"{self.constant(_ask)}({name}, 'storage_offset')"
+            self.check(f"{path}.storage_offset()", f"{found} == {seen}", str(seen), found)
+
+    def _traits_of(self, tensor: torch.Tensor) -> Traits:
+        form = self._forms.get(id(tensor))
+        return traits_of(tensor) if form is None else form[1]
 
     def _spell_form(
         self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
@@ -246,7 +262,6 @@ class GuardWriter:
         ]
         if meta.stride is not None:
             parts.append(f"{name}.stride() == {meta.stride!r}")
-            parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
             parts.append(f"bool({self.constant(find_leaf)}({name})) is {traits.is_leaf}")
         if meta.device.type != "cpu":
@@ -452,7 +467,7 @@ _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim
 
 def _select(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
     """What of a tensor's form compiled code depends on."""
-    return meta, traits.offset, traits.is_leaf if meta.requires_grad else None
+    return meta, traits.is_leaf if meta.requires_grad else None
 
 
 @quietly
@@ -494,9 +509,8 @@ def _describe_tensor(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return str(fingerprint(value))
     traits = traits_of(value)
-    offset = f", offset {traits.offset}" if traits.offset else ""
     leaf = "" if traits.is_leaf else ", no leaf"
-    return f"{name_of(traits.cls)} {meta_of(value).full}{offset}{leaf}"
+    return f"{name_of(traits.cls)} {meta_of(value).full}{leaf}"
 
 
 def _is_empty(slot: Any, value: object) -> bool:

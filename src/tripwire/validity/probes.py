@@ -341,6 +341,32 @@ def can_repeat(trace: Trace) -> bool:
     return not (writes or draws(trace) or acts(trace))
 
 
+def reads_offsets(trace: Trace) -> bool:
+    """Whether what a run does depends on where its inputs begin in their memory.
+
+    Python may ask. `as_strided` and `set_` count from the memory's beginning, and a view as another
+    dtype is an error in some places, which back ends don't raise.
+    """
+    if not _OFFSETS.isdisjoint(trace.reads.names):
+        return True
+    return any(
+        name_of(node) in _PLACED
+        or (name_of(node) == "view" and any(type(a) is torch.dtype for a in _plain_of(node)))
+        for node in _calls_of(trace)
+    )
+
+
+_OFFSETS = words("storage_offset sym_storage_offset")
+_PLACED = words(
+    "as_strided as_strided_ as_strided_copy as_strided_scatter set_ view_as_complex "
+    "view_as_complex_copy"
+)
+
+
+def _plain_of(node: fx.Node) -> tuple[object, ...]:
+    return *node.args, *node.kwargs.values()
+
+
 def draws(trace: Trace) -> bool:
     """Whether a graph draws random numbers."""
     return any(map(is_random, _calls_of(trace)))
