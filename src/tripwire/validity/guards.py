@@ -168,6 +168,12 @@ class GuardWriter:
         """Whether an argument, or something in one, is of these classes."""
         return any(issubclass(type(value), kinds) for value in self._alive)
 
+    @property
+    def containers(self) -> list[str]:
+        """Variables of the lists and sets among the arguments."""
+        found = [value for value in self._alive if isinstance(value, (list, set))]
+        return [self.variables[id(value)] for value in found]
+
     # --- values ---
 
     def add(self, path: str, expression: str, value: object) -> None:
