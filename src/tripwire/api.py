@@ -127,7 +127,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     name: str | None = None,
-    cache_size: int = 8,
+    cache_size: int = 32,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
     on_backend_error: str | None = None,
     check: bool = False,

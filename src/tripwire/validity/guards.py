@@ -44,7 +44,7 @@ from tripwire.reading.tensors import (
     wraps_of,
 )
 from tripwire.rulebook.rules import words
-from tripwire.validity.wires import Kept
+from tripwire.validity.wires import Cause, Kept, Mismatch
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
 from tripwire.values.contents import own_dict, slots_of, spell_key
@@ -66,6 +66,12 @@ class Check:
         """The failure in words; a check of a wire has them already."""
         text = spell_key(found, str)
         return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
+
+    def mismatch(self, found: object) -> Mismatch | None:
+        """The failure as data; None where the check says nothing."""
+        if isinstance(found, Cause):
+            return found.mismatch
+        return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +95,22 @@ class Guards:
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""
+        found = (check.tell(found) for check, found in self._find_failed(args, kwargs))
+        return [text for text in found if text]
+
+    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
+        """The same as data."""
+        found = (check.mismatch(found) for check, found in self._find_failed(args, kwargs))
+        return [change for change in found if change is not None]
+
+    def _find_failed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Check, object]]:
         if "explain" not in self._space:  # few entries are ever asked
             exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
         failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
         checks = self.checks
-        return [text for index, found in failed if (text := checks[index].tell(found))]
+        return [(checks[index], found) for index, found in failed]
 
     def _write_explain(self) -> str:
         """The same checks, each on its own: what can't be reached is passed over."""

@@ -25,6 +25,7 @@ from tripwire.tracing.branches import Branch
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.validity.wires import Mismatch
 from tripwire.values.classes import isinstance
 from tripwire.values.sameness import same_plain
 
@@ -91,10 +92,17 @@ class Probe:
         """The first value that differs."""
         if values is None:
             return f"{self.branches[0]}: can't be computed for this call"
+        change = self.find_mismatch(values)
+        if change is None:
+            return None
+        return f"{change.source}: expected {change.old}, found {change.new}"
+
+    def find_mismatch(self, values: tuple[object, ...]) -> Mismatch | None:
+        """The same as data."""
         for branch, want, got in zip(self.branches, self.expected, values, strict=True):
             if not same_value(want, got):
-                expected, found = _in_short(want), _in_short(got)
-                return f"{branch.op} at {branch.where.short}: expected {expected}, found {found}"
+                source = f"{branch.op} at {branch.where.short}"
+                return Mismatch(source, _in_short(want), _in_short(got))
         return None
 
 

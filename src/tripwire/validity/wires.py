@@ -8,6 +8,7 @@ object dies when nobody else holds it.
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,28 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why an entry wasn't for a call: what differed."""
+
+    source: str
+    old: str
+    new: str
+
+    @property
+    def advice(self) -> str:
+        """What would keep it from being part of compiled code."""
+        if _TENSOR.search(self.old) and _TENSOR.search(self.new):
+            return "Compiled code holds for one size: pad to a few sizes."
+        if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
+            return "A number is part of compiled code: keep it in a tensor, and change that."
+        return "Keep it as it is from the first call on, or keep it in a tensor."
+
+
+_TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
+_NUMBER = re.compile(r"-?(\d.*|inf|nan)")
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """Why an entry was retired: what was written, and by whom where that is known."""
 
@@ -65,6 +88,11 @@ class Cause:
     old: str
     new: str
     writer: Writer | None
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same without the writer."""
+        return Mismatch(str(self.source), self.old, self.new)
 
     def __str__(self) -> str:
         who = f"written at {self.writer}" if self.writer else "writer unknown"
@@ -213,26 +241,26 @@ class Kept:
 class Alike(Kept):
     """A container of plain values, in whose place an equal one may come.
 
-    Nobody asked which object it is. `_value` is the one that is there now: what lies in it is
-    compared by a wire of its own, which looks here for it.
+    Nobody asked which object it is. What lies in the one that is there now is compared by a wire of
+    its own, which looks here for it.
     """
 
     __slots__ = ("_content",)
 
     def __init__(self, value: object, content: object) -> None:
-        self._cls, self._value, self._ref = type(value), value, None
+        super().__init__(value)
         self._content = content
 
     def is_same(self, value: object) -> bool:
         """Whether it is the one that was there, or an equal one: that is the one from now on."""
-        if value is not self._value:
+        if value is not self.get():
             if not same_plain(content_of(value), self._content):
                 return False
-            self._value = value
+            Kept.__init__(self, value)
         return True
 
     def spell(self, found: str, constant: Callable[[object], str]) -> str:
-        return f"{found} is {constant(self)}._value"
+        return f"{found} is {constant(self)}.get() is not None"
 
     @property
     def item(self) -> object:
