@@ -148,7 +148,8 @@ def compile(
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call the callable.
-    cache_size: how many entries (pieces of compiled code) are kept for this callable.
+    cache_size: how many entries (pieces of compiled code) are kept for this callable; the least
+        recently used one goes.
     record_on_error: a folder; a call that raises leaves a record there, which `tripwire replay`
         runs again. `tripwire.record_on_error(folder, ...)` in its place says how much of each
         tensor is kept. Without it, the environment variable TRIPWIRE_RECORD_DIR names the
