@@ -233,17 +233,22 @@ class _Planner:
     def _find_alike(self, named: set[int]) -> dict[int, Alike]:
         """Lists and sets of plain values that the run only reads, each in one place alone."""
         changed = self.written.keys() | self.before.keys()
-        found: dict[int, Alike] = {}
-        for holder in self.reads.holders:
-            if holder.anchored and isinstance(holder.kind, (ElementsKind, MembersKind)):
-                owner = holder.owner
-                is_alone = len(set(self.reach.paths.get(id(owner), ()))) == 1
-                is_whole = self.reads.filter_of(holder) is None
-                if not (id(holder) in changed or id(owner) in named) and is_alone and is_whole:
-                    content = content_of(owner)
-                    if content is not ABSENT:
-                        found[id(owner)] = Alike(owner, content)
-        return found
+        kinds = (ElementsKind, MembersKind)
+        holders = [h for h in self.reads.holders if h.anchored and isinstance(h.kind, kinds)]
+        found: dict[int, object] = {}
+        for holder in holders:
+            owner = holder.owner
+            is_alone = len(set(self.reach.paths.get(id(owner), ()))) == 1
+            is_whole = self.reads.filter_of(holder) is None
+            if not (id(holder) in changed or id(owner) in named) and is_alone and is_whole:
+                found[id(owner)] = content_of(owner)
+        owners = {id(holder.owner): holder.owner for holder in holders}
+        others = frozenset(key for key in owners if found.get(key, ABSENT) is ABSENT)
+        return {
+            key: Alike(owners[key], content, others)
+            for key, content in found.items()
+            if content is not ABSENT
+        }
 
     def _watch_holder(self, spaces: dict[int, _Space], holder: Holder, keeper: Keeper) -> None:
         """What was read of something that holds values: as a dict, or compared on each call."""

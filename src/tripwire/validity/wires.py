@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
@@ -245,16 +245,17 @@ class Alike(Kept):
     its own, which looks here for it.
     """
 
-    __slots__ = ("_content",)
+    __slots__ = ("_content", "_others")
 
-    def __init__(self, value: object, content: object) -> None:
+    def __init__(self, value: object, content: object, others: Set[int] = frozenset()) -> None:
         super().__init__(value)
         self._content = content
+        self._others = others  # identities of containers that stay: what was two stays two
 
     def is_same(self, value: object) -> bool:
         """Whether it is the one that was there, or an equal one: that is the one from now on."""
         if value is not self.get():
-            if not same_plain(content_of(value), self._content):
+            if id(value) in self._others or not same_plain(content_of(value), self._content):
                 return False
             Kept.__init__(self, value)
         return True
@@ -281,7 +282,7 @@ def content_of(value: object) -> object:
         nonlocal count
         count += 1
         cls = type(value)
-        if id(cls) in PLAIN:
+        if id(cls) in PLAIN and value == value:  # one nan isn't another to `in`
             return value
         if id(cls) not in allowed or count > _LARGEST_CONTENT:
             raise _NoContent

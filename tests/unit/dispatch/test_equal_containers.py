@@ -274,6 +274,37 @@ def test_a_list_in_a_tuple_and_in_a_default_is_watched_there() -> None:
     check_same(fn(X), compiled(X))
 
 
+def test_a_list_that_becomes_the_one_that_the_call_changes_is_another_case() -> None:
+    runs = []
+    for wrap in (lambda fn: fn, lambda fn: tripwire.compile(fn, backend="eager")):
+        config, seen = Config(), []
+        config.active, config.log = ["a"], []
+
+        def fn(x: torch.Tensor, config: Any = config) -> torch.Tensor:
+            config.log.append("b")
+            return scale_by(x, config.active)
+
+        called = wrap(fn)
+        for i in range(6):
+            config.log = []
+            config.active = config.log if i % 2 else []
+            seen.append(called(X))
+        runs.append(seen)
+    check_same(*runs)
+
+
+def test_two_lists_with_a_nan_are_two() -> None:
+    config, nan = Config(), float("nan")
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if nan in config.active else x
+
+    compiled = tripwire.compile(fn, backend="eager")
+    for value in (nan, float("nan"), nan, float("nan")):
+        config.active = [value]
+        check_same(fn(X), compiled(X))
+
+
 def test_a_list_that_the_call_changes_is_itself() -> None:
     runs: list[list[Any]] = []
     for wrap in (lambda fn: fn, lambda fn: tripwire.compile(fn, backend="eager")):
