@@ -127,7 +127,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     name: str | None = None,
-    cache_size: int = 8,
+    cache_size: int = 32,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
     on_backend_error: str | None = None,
     check: bool = False,
@@ -148,7 +148,8 @@ def compile(
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call the callable.
-    cache_size: how many entries (pieces of compiled code) are kept for this callable.
+    cache_size: how many entries (pieces of compiled code) are kept for this callable; the least
+        recently used one goes.
     record_on_error: a folder; a call that raises leaves a record there, which `tripwire replay`
         runs again. `tripwire.record_on_error(folder, ...)` in its place says how much of each
         tensor is kept. Without it, the environment variable TRIPWIRE_RECORD_DIR names the

@@ -41,7 +41,7 @@ class EntryView:
     """One entry."""
 
     number: int
-    state: str  # "in use", "retired" or "gone"
+    state: str  # "in use", "retired" or "gone"; and whether it waits to be compiled
     hits: int
     summary: Summary
     guards: str  # source of the function that admits a call
@@ -209,7 +209,7 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
 
 
 def _view(number: int, entry: Entry, redactor: Redactor) -> EntryView:
-    state = str(entry.standing)
+    state = str(entry.standing) + ("" if entry.is_compiled else ", compiled when first hit")
     return EntryView(
         number,
         state,

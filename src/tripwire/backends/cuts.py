@@ -46,6 +46,7 @@ _JOINED = (
     "one backward for both, which keeps the graphs of all earlier calls. Detach it"
 )
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
+_PLACED = "it counts from the beginning of memory that the call got, and Inductor from elsewhere"
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -96,6 +97,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = _SIZED
         if found is None and _loses_gradient(node):
             found = _DETACHED
+        if found is None and _counts_from_outside(node):
+            found = _PLACED
         if found is None and node not in used and is_random(node):
             found = _UNUSED
         if found is not None:
@@ -110,6 +113,14 @@ def find_cuts(graph: fx.Graph) -> Cuts:
 
 def _find_pasts(given: Iterable[fx.Node]) -> Iterator[int]:
     return (index for index, node in enumerate(given) if node.meta.get(PAST))
+
+
+def _counts_from_outside(node: fx.Node) -> bool:
+    """Whether a call takes a place in memory that the call got, counted from its beginning."""
+    if not _name_of(node).startswith("as_strided"):
+        return False
+    place = node.args[-1] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    return place is not None and OUTSIDE in node.meta[FACTS].memory
 
 
 def runs_user_code(graph: fx.Graph) -> bool:

@@ -1,7 +1,8 @@
 """Dispatcher: a call goes to the entry that admits it, or through the pipeline, or runs plainly.
 
-Entries are tried newest first. A hit does work in its own arguments only. What can't be compiled
-runs as plain Python (L5).
+Entries are tried newest first; where there are many, the one that took the last call of this form
+is tried before them. A hit does work in its own arguments only. What can't be compiled runs as
+plain Python (L5).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tripwire.backends.registry import name_of, out_of_dynamo
 from tripwire.backends.rounds import one_round
 from tripwire.dispatch.entry import Entry, RunAgain
 from tripwire.dispatch.options import Options
-from tripwire.dispatch.patience import Patience, key_of
+from tripwire.dispatch.patience import NOTED_FROM, Patience, form_of, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
@@ -30,9 +31,11 @@ from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
 from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
-from tripwire.validity.wires import Cause
+from tripwire.validity.wires import Cause, Mismatch
 from tripwire.values.classes import isinstance, module_of, short_name_of
 
+# Entries that are tried one after the other; of more, the likeliest comes first.
+FEW = 4
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 _FOREIGN = Refusal(
@@ -54,8 +57,10 @@ class Dispatcher(Followed):
         self._tally = Tally()
         self._teller = Teller(name)
         self._patience = Patience(name, fullgraph=options.fullgraph)
+        self._is_told = False  # that it keeps changing
         self._plain = self._patience.plain  # one set: each call asks whether it is empty
         self._pipeline = Pipeline(target, options, self._tally, self._teller, self._patience)
+        self._by_form: dict[object, Entry] = {}  # which entry took the last call of a form
         self._clock = itertools.count(1)
         self._lock = threading.Lock()
         # Submodules that are compiled on their own, until this goes.
@@ -79,7 +84,12 @@ class Dispatcher(Followed):
                     self._tally.calls += 1
                     return self._run_plainly(args, kwargs)
             probed: dict[object, Any] | None = None
-            for entry in self._entries:
+            entries, form, likely = self._entries, None, None
+            if len(entries) > FEW:
+                form = form_of(args, kwargs)
+                likely = self._by_form.get(form)
+                entries = entries if likely is None else (likely, *entries)
+            for entry in entries:
                 fetched = entry.standing.admits(args, kwargs)
                 if fetched is not None:
                     state = entry.find_state()
@@ -95,6 +105,8 @@ class Dispatcher(Followed):
                             continue
                     entry.hits += 1
                     entry.last_used = next(self._clock)
+                    if form is not None and likely is not entry:
+                        self._note_form(form, entry)
                     try:
                         return entry.run(fetched, state, args, kwargs)
                     except RunAgain as again:
@@ -106,6 +118,11 @@ class Dispatcher(Followed):
             if self.options.witness is not None and CURRENT.kept is None:
                 self.options.witness(self, args, kwargs, error)
             raise
+
+    def _note_form(self, form: object, entry: Entry) -> None:
+        if len(self._by_form) > 4 * self.options.cache_size:
+            self._by_form = {}
+        self._by_form[form] = entry
 
     # --- plain calls ---
 
@@ -163,6 +180,9 @@ class Dispatcher(Followed):
                 return self._run_plainly(args, kwargs)
             with own:
                 return self(*args, **kwargs)
+        if not self._may_trace(args, kwargs, probed):
+            self._tally.calls += 1
+            return self._run_plainly(args, kwargs)
         key = key_of(self.target, args, kwargs)
         self._tally.calls += 1
         count_frame("miss")
@@ -176,10 +196,46 @@ class Dispatcher(Followed):
                     self._teller.tell_miss(self._entries, args, kwargs, probed)
             return self._trace(args, kwargs, key)
 
+    def _may_trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+    ) -> bool:
+        """Whether a call is traced that no entry takes; if not, the user is told why, once."""
+        traces, hits = self._tally.traces, self.count_hits()
+        if self._patience.may_trace(hits):
+            if traces >= NOTED_FROM and self._entries:
+                for change in self._find_mismatches(self._entries[0], args, kwargs, probed):
+                    self._patience.changes.note(change)
+            return True
+        if self.options.fullgraph or not self._is_told:
+            self._is_told = True
+            refusal = self._patience.find_churn(traces, hits)
+            self._tally.refusals += 1
+            self._teller.count_refusal(refusal)
+            if self.options.fullgraph:
+                raise refusal.error()
+            self._teller.warn_once("%s keeps changing: %s [%s]", self.name, refusal, refusal.slug)
+        return False
+
+    def _find_mismatches(
+        self,
+        entry: Entry,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probed: dict[object, Any],
+    ) -> list[Mismatch]:
+        """Why an entry isn't for a call, as data."""
+        changes = entry.standing.find_mismatches(args, kwargs)
+        if not changes and entry.probe is not None and entry.probe.key in probed:
+            change = entry.probe.find_mismatch(probed[entry.probe.key])
+            changes = [] if change is None else [change]
+        if not changes and entry.standing.is_gone:
+            changes = [cause.mismatch for cause in self._tally.causes[-1:]]
+        return changes
+
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object) -> Any:
         """Make a call that no entry admits; take what comes of it."""
         try:
-            made = self._pipeline.make(args, kwargs, key, self.count_hits)
+            made = self._pipeline.make(args, kwargs, key, lambda: self._entries)
         except CannotTrace as error:
             if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
                 raise
@@ -202,6 +258,7 @@ class Dispatcher(Followed):
             outcome.last_used = next(self._clock)
             with self._lock:
                 self._entries = (outcome, *self._drop_entries())
+                self._by_form = {}  # holds none that was dropped
             if not trace.completion.effects.volatile:
                 self._patience.note_settled(key)
             tell_entry(outcome, trace, len(self._entries))
@@ -218,6 +275,7 @@ class Dispatcher(Followed):
             oldest = min(alive, key=lambda entry: entry.last_used)
             alive.remove(oldest)
             self._tally.note_dropped(oldest)
+            self._patience.changes.dropped += 1
             oldest.standing.close()
         return tuple(alive)
 
@@ -225,8 +283,7 @@ class Dispatcher(Followed):
 
     def _refuse(self, found: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
         """Refuse, unless it may settle."""
-        hits = self.count_hits()
-        refusal = self._patience.find_final(found, key, self._tally.traces, hits)
+        refusal = self._patience.find_final(found, key)
         if refusal is None:
             return
         self._tally.refusals += 1

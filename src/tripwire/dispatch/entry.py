@@ -5,7 +5,8 @@ Whether it may run is its standing's business (validity/standing.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
@@ -20,7 +21,7 @@ from tripwire.backends.registry import Runtime
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.undo import Undo, build_undo
 from tripwire.errors import FunctionChanged
-from tripwire.phases import FIRST_RUN
+from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import Building, TensorPlan
@@ -90,6 +91,27 @@ def _rank(wire: Wire) -> int:
         return 2
     last = source.rpartition(".")[2]
     return 1 if last.startswith("__") or last in _OF_EVERY_MODULE else 0
+
+
+class Later:
+    """Code that is compiled when its entry is first hit. Until then there is only the graph."""
+
+    __slots__ = ("_compile", "_lock", "_runtime")
+
+    def __init__(self, compile_for: Callable[[Sequence[torch.Tensor]], Runtime]) -> None:
+        self._compile = compile_for
+        self._lock = threading.Lock()
+        self._runtime: Runtime | None = None
+
+    def compile(self, inputs: Sequence[torch.Tensor]) -> Runtime:
+        """The code, made once, with the inputs of the call that wants it."""
+        with self._lock:
+            if self._runtime is None:
+                self._runtime = self._compile(inputs)
+            return self._runtime
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.compile(inputs)(*inputs)
 
 
 class RunAgain(Exception):
@@ -214,6 +236,11 @@ class Entry:
         rows = [] if plan is None else plan.wires()
         wires = [Wire(str(source), seen, self._lines.find(source)) for source, seen in rows]
         return sorted(wires, key=_rank)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the back end has seen its graph."""
+        return type(self._runtime) is not Later
 
     def find_saving(self) -> Saving | None:
         """What its hits saved; None before enough of them were timed."""
@@ -346,6 +373,9 @@ class _FreshEntry(Entry):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if type(self._runtime) is Later:  # not below: an error here is the back end's own
+            with BACKEND:
+                self._runtime = self._runtime.compile(self.join(fetched, state))
         self.__class__ = _TimedEntry  # type: ignore[assignment]
         with FIRST_RUN:
             result = Entry.run(self, fetched, state, args, kwargs)

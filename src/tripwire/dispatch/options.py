@@ -37,7 +37,7 @@ class Options:
 
     backend: Backend
     fullgraph: bool = False
-    cache_size: int = 8
+    cache_size: int = 32
     backend_options: tuple[tuple[str, Any], ...] = ()
     failures: Failures | None = None
     witness: Witness | None = None

@@ -13,8 +13,12 @@ The life of a call, `compiled(x)`:
               Its result is the call's result, whatever comes of the rest.
     plan      What the run read becomes guards on a call and wires on the world, which are armed
               at once: what is written from now on is noticed.
-    compile   The graph goes to the back end (backends/).
+    compile   The graph goes to the back end (backends/). After two entries that nobody used, that
+              waits until the new one is hit: it may be the third.
     entry     Plan and compiled code together. The next call may be a hit.
+
+    plain     A callable that is traced often for few hits is traced less and less often, and its
+              calls run as plain Python in between (patience.py).
 
     refusal   Any stage may say that what the run did can't be repeated. The call has its result
               already. After a few of these (patience.py) such calls run as plain Python, and the
@@ -39,7 +43,7 @@ from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import Runtime, eager, name_of, prepare
 from tripwire.dispatch.checking import Originals
-from tripwire.dispatch.entry import Entry
+from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
@@ -54,6 +58,8 @@ from tripwire.validity.plan import build_plan
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import is_exactly
 
+# Entries without a hit, after which the next is compiled when it is first hit.
+UNUSED_ALLOWED = 2
 _TRACER = Tracer()
 
 
@@ -81,34 +87,33 @@ class Pipeline:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: object,
-        count_hits: Callable[[], int],
+        entries: Callable[[], Sequence[Entry]],
     ) -> Made:
-        """Make a call, and an entry of it."""
+        """Make a call, and an entry of it, beside those that there are after it."""
         run, originals = self.observe(args, kwargs)
         self.tally.traces += 1
         try:
-            return Made(run, run.refusal or self._build(run, originals, key, count_hits()))
+            return Made(run, run.refusal or self._build(run, originals, key, entries()))
         except Refused as refused:
             return Made(run, Refusal(refused.slug, refused.reason, refused.where))
 
     def _build(
-        self, run: Run, originals: Originals | None, key: object, hits: int
+        self, run: Run, originals: Originals | None, key: object, entries: Sequence[Entry]
     ) -> Entry | Refusal | None:
         trace = run.trace
         assert trace is not None
         assert trace.completion is not None
         volatile = trace.completion.effects.volatile
         if volatile:
+            hits = self.tally.count_hits(entries)
             refusal = self.patience.note_volatile(volatile, key, hits)
             if refusal is not None or not all(map(_can_return, volatile)):
                 return refusal
-        distrust = self.patience.find_distrust(key, self.tally.traces, hits)
-        if distrust is not None:
-            return distrust
         standing = Standing(self.tally.note_retired)
         plan = build_plan(trace, run.torch_state, standing)
+        waits = originals is None and self.tally.count_unused(entries) >= UNUSED_ALLOWED
         with BACKEND:
-            runtime = self.compile(trace)
+            runtime = self.compile(trace, waits=waits)
         with PLAN:
             entry = Entry(trace, plan, standing, runtime)
         if originals is not None:
@@ -136,13 +141,18 @@ class Pipeline:
 
     # --- compile ---
 
-    def compile(self, trace: Trace) -> Runtime:
-        """What the back end makes of a graph; in parts, where it can't look into some calls."""
+    def compile(self, trace: Trace, *, waits: bool) -> Runtime:
+        """What the back end makes of a graph; in parts, where it can't look into some calls.
+
+        `waits`: when it is first run. Refusals come now all the same. A part always waits.
+        """
         if self.options.backend is eager:
             return self._run_backend(trace.graph_module, _find_examples(trace))
         check_functional(trace)
         module = spell_picks(trace.graph_module)
         cuts = find_cuts(module.graph)
+        if not cuts and waits:
+            return Later(functools.partial(self._compile_part, module))
         if not cuts:
             return self._compile_part(module, _find_examples(trace))
         for refusal in cuts.refusals():

@@ -82,24 +82,30 @@ class Tally:
     def __init__(self) -> None:
         self.calls = self.traces = self.refusals = 0  # calls: without hits
         self._retired = 0
-        self._causes: list[Cause] = []
+        self.causes: list[Cause] = []  # of the latest retirements
         self._hits = 0  # of entries that were dropped
+        self._unused = 0  # entries that were dropped without a hit
         self._balance: Balance | None = None
 
     def note_retired(self, cause: Cause, compile_id: str | None) -> None:
         """An entry was retired, which telemetry is told."""
         self._retired += 1
-        self._causes = [*self._causes[1 - _CAUSES_KEPT :], cause]
+        self.causes = [*self.causes[1 - _CAUSES_KEPT :], cause]
         tell_retired(cause, compile_id)
 
     def note_dropped(self, entry: Entry) -> None:
         """Keep the hits of an entry that goes."""
         self._hits += entry.hits
+        self._unused += not entry.hits
         self._balance = add_saving(self._balance, entry.find_saving())
 
     def count_hits(self, entries: Sequence[Entry]) -> int:
         """Of these entries, and of those that were dropped."""
         return self._hits + sum(entry.hits for entry in entries)
+
+    def count_unused(self, entries: Sequence[Entry]) -> int:
+        """How many entries had no hit so far, of these and of those that were dropped."""
+        return self._unused + sum(not entry.hits for entry in entries)
 
     def find_balance(self, entries: Sequence[Entry]) -> Balance | None:
         """What hits saved and cost; None where too few were timed."""
@@ -119,6 +125,6 @@ class Tally:
             self.refusals,
             self._retired,
             sum(entry.standing.is_in_use for entry in entries),
-            tuple(self._causes),
+            tuple(self.causes),
             None if balance is None else (balance.saved_ns - balance.lost_ns) // 1000,
         )

@@ -314,6 +314,7 @@ class Planner:
         self._was_written = was_written
         self._hold = hold
         self.fetched: list[Source] = []  # what is reached through the call's arguments
+        self.handed_out: set[int] = set()  # identities of what goes out as itself
         self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
         self._keys: dict[int, int] = {}
         self._open: set[int] = set()
@@ -335,6 +336,7 @@ class Planner:
         if source is not None:
             if self._was_written(value):
                 raise Unbuildable(f"the result holds {source}, which the run changed")
+            self.handed_out.add(id(value))
             held = self._hold(value)
             if held is None:
                 self.fetched.append(source)

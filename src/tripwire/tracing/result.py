@@ -84,6 +84,7 @@ class Completion:
     attributes: dict[int, dict[str, object]]  # of tensors, by identity, before the run
     in_torch_ns: int  # what the run's torch calls took, without what watched them
     once_ns: int  # of that, in calls with no other like them
+    handed_out: frozenset[int]  # identities of state that result and effects hold as it is
 
 
 @dataclass(frozen=True, slots=True)

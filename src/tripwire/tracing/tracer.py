@@ -565,6 +565,7 @@ class _Session:
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
+            frozenset(planner.handed_out),
         )
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,8 +28,8 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
-from tripwire.validity.probes import can_repeat
-from tripwire.validity.wires import NOBODY, Held, Kept, PulledWire
+from tripwire.validity.probes import can_repeat, reads_offsets
+from tripwire.validity.wires import NOBODY, Alike, Held, Kept, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import Sentry
 from tripwire.writes.twin import Hidden
@@ -52,6 +53,7 @@ class Admission:
         torch_state: tuple[object, ...],
         pulled: Sequence[PulledWire],
         held: Held,
+        alike: Mapping[int, Alike],
     ) -> None:
         self.trace = trace
         self.reads = trace.reads
@@ -61,6 +63,7 @@ class Admission:
         self._torch_state = torch_state
         self._pulled = pulled
         self._held = held
+        self._alike = alike
         self._carried_variables: dict[str, str] = {}
 
     def write(self, sentry: Sentry, standing: Standing) -> Guards:
@@ -70,6 +73,7 @@ class Admission:
             self.completion.effects.counted_keys,
             self._forms,
             self.completion.attributes,
+            offsets_matter=reads_offsets(self.trace),
         )
         self._write_call(writer)
         self._write_torch(writer)
@@ -244,6 +248,7 @@ class Admission:
             for holder in self.reads.holders
             if holder.anchored and isinstance(holder.kind, _MUTABLE)
         }
+        anchored -= self._alike.keys()
         if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
             anchored |= self.reach.find_anchored((tuple, frozenset))
         known = set(writer.tensors) | set(writer.variables)
@@ -258,6 +263,11 @@ class Admission:
             names = writer.constant(frozenset(anchored))
             ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
             writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
+        others = writer.containers if self._alike else []
+        if others:  # an equal list that took the place of another has another identity
+            alike = writer.constant(tuple(self._alike.values()))
+            condition = f"{writer.constant(_are_others)}(({', '.join(others)},), {alike})"
+            writer.check("arguments", condition, "objects of their own", "'one that is state'")
         self._write_overlap(writer)
         if self.reads.compares_identity:
             self._write_identities(writer)
@@ -311,6 +321,10 @@ class Admission:
             find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
             condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+        storages = Counter(map(storage_of, by_id.values()))
+        for tensor in passed:  # those that share memory: where each begins says what overlaps
+            if storages[storage_of(tensor)] > 1:
+                writer.check_offset("arguments", writer.tensors[id(tensor)], tensor)
 
 
 def are_held(sources: Sequence[tuple[Source, bool]]) -> bool:
@@ -331,6 +345,10 @@ def _leads_through_reference(path: Source | None) -> bool:
 def _identities(*values: object) -> tuple[int, ...]:
     ids = list(map(id, values))
     return tuple(map(ids.index, ids))
+
+
+def _are_others(values: tuple[object, ...], alike: tuple[Alike, ...]) -> bool:
+    return not any(value is one.value for value in values for one in alike)
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:

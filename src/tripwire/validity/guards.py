@@ -44,7 +44,7 @@ from tripwire.reading.tensors import (
     wraps_of,
 )
 from tripwire.rulebook.rules import words
-from tripwire.validity.wires import Kept
+from tripwire.validity.wires import Cause, Kept, Mismatch
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
 from tripwire.values.contents import own_dict, slots_of, spell_key
@@ -66,6 +66,12 @@ class Check:
         """The failure in words; a check of a wire has them already."""
         text = spell_key(found, str)
         return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
+
+    def mismatch(self, found: object) -> Mismatch | None:
+        """The failure as data; None where the check says nothing."""
+        if isinstance(found, Cause):
+            return found.mismatch
+        return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +95,22 @@ class Guards:
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""
+        found = (check.tell(found) for check, found in self._find_failed(args, kwargs))
+        return [text for text in found if text]
+
+    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
+        """The same as data."""
+        found = (check.mismatch(found) for check, found in self._find_failed(args, kwargs))
+        return [change for change in found if change is not None]
+
+    def _find_failed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Check, object]]:
         if "explain" not in self._space:  # few entries are ever asked
             exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
         failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
         checks = self.checks
-        return [text for index, found in failed if (text := checks[index].tell(found))]
+        return [(checks[index], found) for index, found in failed]
 
     def _write_explain(self) -> str:
         """The same checks, each on its own: what can't be reached is passed over."""
@@ -120,9 +137,12 @@ class GuardWriter:
         counted: frozenset[tuple[int, Any]],
         forms: dict[int, tuple[TensorMeta, Traits]],
         attributes: dict[int, dict[str, object]],
+        *,
+        offsets_matter: bool,
     ) -> None:
         self._attributes = attributes  # of tensors, as the run found them
         self._forms = forms  # of tensors, as the run found them
+        self._offsets_matter = offsets_matter
         self._reads = reads
         self._counted = counted  # holders and keys whose value doesn't matter
         self._holders: dict[tuple[int, object], Holder] = {
@@ -164,6 +184,12 @@ class GuardWriter:
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
         return any(issubclass(type(value), kinds) for value in self._alive)
+
+    @property
+    def containers(self) -> list[str]:
+        """Variables of the lists and sets among the arguments."""
+        found = [value for value in self._alive if isinstance(value, (list, set))]
+        return [self.variables[id(value)] for value in found]
 
     # --- values ---
 
@@ -232,6 +258,19 @@ class GuardWriter:
         parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
         describe = self.constant(_describe_tensor)
         self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+        if self._offsets_matter:
+            self.check_offset(path, name, tensor)
+
+    def check_offset(self, path: str, name: str, tensor: torch.Tensor) -> None:
+        """Where a tensor begins in its memory: asked only where the call depends on it."""
+        seen = self._traits_of(tensor).offset
+        if seen is not None:
+            found = f"{self.constant(_ask)}({name}, 'storage_offset')"
+            self.check(f"{path}.storage_offset()", f"{found} == {seen}", str(seen), found)
+
+    def _traits_of(self, tensor: torch.Tensor) -> Traits:
+        form = self._forms.get(id(tensor))
+        return traits_of(tensor) if form is None else form[1]
 
     def _spell_form(
         self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
@@ -246,7 +285,6 @@ class GuardWriter:
         ]
         if meta.stride is not None:
             parts.append(f"{name}.stride() == {meta.stride!r}")
-            parts.append(f"{name}.storage_offset() == {traits.offset}")
         if meta.requires_grad:
             parts.append(f"bool({self.constant(find_leaf)}({name})) is {traits.is_leaf}")
         if meta.device.type != "cpu":
@@ -452,7 +490,7 @@ _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim
 
 def _select(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
     """What of a tensor's form compiled code depends on."""
-    return meta, traits.offset, traits.is_leaf if meta.requires_grad else None
+    return meta, traits.is_leaf if meta.requires_grad else None
 
 
 @quietly
@@ -494,9 +532,8 @@ def _describe_tensor(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return str(fingerprint(value))
     traits = traits_of(value)
-    offset = f", offset {traits.offset}" if traits.offset else ""
     leaf = "" if traits.is_leaf else ", no leaf"
-    return f"{name_of(traits.cls)} {meta_of(value).full}{offset}{leaf}"
+    return f"{name_of(traits.cls)} {meta_of(value).full}{leaf}"
 
 
 def _is_empty(slot: Any, value: object) -> bool:

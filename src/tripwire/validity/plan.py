@@ -17,7 +17,15 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
-from tripwire.reading.holders import ABSENT, ORDER, CodeKind, Holder, MembersKind, NamesKind
+from tripwire.reading.holders import (
+    ABSENT,
+    ORDER,
+    CodeKind,
+    ElementsKind,
+    Holder,
+    MembersKind,
+    NamesKind,
+)
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
@@ -27,7 +35,15 @@ from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.guards import Guards
 from tripwire.validity.probes import Probe, build_probe
-from tripwire.validity.wires import DictWire, Held, ObjectWire, PulledWire
+from tripwire.validity.wires import (
+    Alike,
+    DictWire,
+    Held,
+    Keeper,
+    ObjectWire,
+    PulledWire,
+    content_of,
+)
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry
@@ -83,13 +99,16 @@ def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing
         with PLAN:
             planner = _Planner(trace, completion)
             held, fetched = planner.find_inputs()
-            dicts, objects, watched = planner.find_wires(held, standing.on_death)
+            keeper = planner.find_keeper()
+            dicts, objects, watched = planner.find_wires(held, keeper, standing.on_death)
         with ARM:
             sentry = Sentry([(wire.space, wire.keys) for wire in dicts], watched)
         with PLAN:
             planner.check_alone()
             pulled = tuple(planner.pulled)
-            admission = Admission(trace, completion, planner.forms, torch_state, pulled, held)
+            admission = Admission(
+                trace, completion, planner.forms, torch_state, pulled, held, planner.alike
+            )
             plan = Plan(
                 guards=admission.write(sentry, standing),
                 dicts=tuple(dicts),
@@ -135,6 +154,7 @@ class _Planner:
         # By tensor: what the run found, whatever it made of it.
         self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))
         self.pulled: list[PulledWire] = []
+        self.alike: dict[int, Alike] = {}  # containers in whose place equal ones may come
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""
@@ -167,13 +187,13 @@ class _Planner:
     # --- wires ---
 
     def find_wires(
-        self, held: Held, on_death: Callable[[object], None]
+        self, held: Held, keeper: Keeper, on_death: Callable[[object], None]
     ) -> tuple[list[DictWire], list[ObjectWire], list[object]]:
         """Wires on everything anchored that was read."""
         spaces: dict[int, _Space] = {}
         for holder in self.reads.holders:
             if holder.anchored and not isinstance(holder.kind, CodeKind):
-                self._watch_holder(spaces, holder)
+                self._watch_holder(spaces, holder, keeper)
         self._watch_tables(spaces)
         self._watch_torch(spaces)
         self._watch_environment(spaces)
@@ -197,13 +217,48 @@ class _Planner:
         for found in spaces.values():
             ignored = frozenset(found.ignored)
             wire = DictWire(
-                found.space, found.wanted, found.step, ignored, held, found.before, found.order
+                found.space,
+                found.wanted,
+                found.step,
+                ignored,
+                held,
+                found.before,
+                found.order,
+                keeper,
             )
             wire.owner = positions.get(found.owner)
             dicts.append(wire)
         return dicts, wires, [value for value, _ in objects]
 
-    def _watch_holder(self, spaces: dict[int, _Space], holder: Holder) -> None:
+    def find_keeper(self) -> Keeper:
+        """What values are compared with: an equal list will do where nobody asks which it is."""
+        if self.reads.compares_identity:
+            return Keeper()
+        named = {*self.completion.handed_out, *self.reach.fresh, *map(id, self.reach.aliases)}
+        self.alike = self._find_alike(named)
+        return Keeper(self.alike, lambda value: id(value) in named)
+
+    def _find_alike(self, named: set[int]) -> dict[int, Alike]:
+        """Lists and sets of plain values that the run only reads, each in one place alone."""
+        changed = self.written.keys() | self.before.keys()
+        kinds = (ElementsKind, MembersKind)
+        holders = [h for h in self.reads.holders if h.anchored and isinstance(h.kind, kinds)]
+        found: dict[int, object] = {}
+        for holder in holders:
+            owner = holder.owner
+            is_alone = len(set(self.reach.paths.get(id(owner), ()))) == 1
+            is_whole = self.reads.filter_of(holder) is None
+            if not (id(holder) in changed or id(owner) in named) and is_alone and is_whole:
+                found[id(owner)] = content_of(owner)
+        owners = {id(holder.owner): holder.owner for holder in holders}
+        others = frozenset(key for key in owners if found.get(key, ABSENT) is ABSENT)
+        return {
+            key: Alike(owners[key], content, others)
+            for key, content in found.items()
+            if content is not ABSENT
+        }
+
+    def _watch_holder(self, spaces: dict[int, _Space], holder: Holder, keeper: Keeper) -> None:
         """What was read of something that holds values: as a dict, or compared on each call."""
         wanted = self.reads.filter_of(holder)
         ignored = frozenset(self.written.get(id(holder), ()))
@@ -215,7 +270,9 @@ class _Planner:
         space = holder.kind.dict_of(holder.owner)
         step = functools.partial(holder.kind.step, holder.path)
         if space is None:
-            self.pulled.append(PulledWire(holder.owner, holder.kind, step, wanted, ignored, before))
+            self.pulled.append(
+                PulledWire(holder.owner, holder.kind, step, wanted, ignored, before, keeper)
+            )
         else:
             _join(spaces, space, wanted, step, ignored)
             spaces[id(space)].before |= before

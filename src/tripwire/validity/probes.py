@@ -25,6 +25,7 @@ from tripwire.tracing.branches import Branch
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.validity.wires import Mismatch
 from tripwire.values.classes import isinstance
 from tripwire.values.sameness import same_plain
 
@@ -91,10 +92,17 @@ class Probe:
         """The first value that differs."""
         if values is None:
             return f"{self.branches[0]}: can't be computed for this call"
+        change = self.find_mismatch(values)
+        if change is None:
+            return None
+        return f"{change.source}: expected {change.old}, found {change.new}"
+
+    def find_mismatch(self, values: tuple[object, ...]) -> Mismatch | None:
+        """The same as data."""
         for branch, want, got in zip(self.branches, self.expected, values, strict=True):
             if not same_value(want, got):
-                expected, found = _in_short(want), _in_short(got)
-                return f"{branch.op} at {branch.where.short}: expected {expected}, found {found}"
+                source = f"{branch.op} at {branch.where.short}"
+                return Mismatch(source, _in_short(want), _in_short(got))
         return None
 
 
@@ -339,6 +347,32 @@ def can_repeat(trace: Trace) -> bool:
     """Whether running a trace's graph leaves nothing behind: it draws and writes nothing."""
     writes = any(wanted.written for wanted in trace.inputs)
     return not (writes or draws(trace) or acts(trace))
+
+
+def reads_offsets(trace: Trace) -> bool:
+    """Whether what a run does depends on where its inputs begin in their memory.
+
+    Python may ask. `as_strided` and `set_` count from the memory's beginning, and a view as another
+    dtype is an error in some places, which back ends don't raise.
+    """
+    if not _OFFSETS.isdisjoint(trace.reads.names):
+        return True
+    return any(
+        name_of(node) in _PLACED
+        or (name_of(node) == "view" and any(type(a) is torch.dtype for a in _plain_of(node)))
+        for node in _calls_of(trace)
+    )
+
+
+_OFFSETS = words("storage_offset sym_storage_offset")
+_PLACED = words(
+    "as_strided as_strided_ as_strided_copy as_strided_scatter set_ view_as_complex "
+    "view_as_complex_copy"
+)
+
+
+def _plain_of(node: fx.Node) -> tuple[object, ...]:
+    return *node.args, *node.kwargs.values()
 
 
 def draws(trace: Trace) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.phases import RETIRE, current_compile
-from tripwire.validity.wires import NOBODY, Cause, Held, Writers
+from tripwire.validity.wires import NOBODY, Cause, Held, Mismatch, Writers
 from tripwire.writes.twin import Touch
 
 if TYPE_CHECKING:
@@ -102,6 +102,12 @@ class Standing:
         if self.plan is None:
             return ["an object that it read is gone"]
         return self.plan.guards.find_failures(args, kwargs)
+
+    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
+        """The same as data; empty where the entry is gone."""
+        if self._causes:
+            return [cause.mismatch for cause in self.causes]
+        return [] if self.plan is None else self.plan.guards.find_mismatches(args, kwargs)
 
     def check_suspects(self, suspects: tuple[int, ...]) -> None:
         """Look at what the run itself left changed, and at what was written since."""

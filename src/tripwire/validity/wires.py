@@ -8,10 +8,11 @@ object dies when nobody else holds it.
 from __future__ import annotations
 
 import functools
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -30,8 +31,15 @@ from tripwire.reading.reads import fingerprint
 from tripwire.reading.sources import Attr, Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
 from tripwire.values.belongings import code_of
-from tripwire.values.classes import find_in_class, is_exactly, isinstance, mro, name_of
-from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
+from tripwire.values.classes import (
+    find_in_class,
+    ids_of,
+    is_exactly,
+    isinstance,
+    mro,
+    name_of,
+)
+from tripwire.values.contents import cells_of, copy_dict, elements_of, own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import same_items
@@ -51,6 +59,28 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why an entry wasn't for a call: what differed."""
+
+    source: str
+    old: str
+    new: str
+
+    @property
+    def advice(self) -> str:
+        """What would keep it from being part of compiled code."""
+        if _TENSOR.search(self.old) and _TENSOR.search(self.new):
+            return "Compiled code holds for one size: pad to a few sizes."
+        if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
+            return "A number is part of compiled code: keep it in a tensor, and change that."
+        return "Keep it as it is from the first call on, or keep it in a tensor."
+
+
+_TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
+_NUMBER = re.compile(r"-?(\d.*|inf|nan)")
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """Why an entry was retired: what was written, and by whom where that is known."""
 
@@ -58,6 +88,11 @@ class Cause:
     old: str
     new: str
     writer: Writer | None
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same without the writer."""
+        return Mismatch(str(self.source), self.old, self.new)
 
     def __str__(self) -> str:
         who = f"written at {self.writer}" if self.writer else "writer unknown"
@@ -203,6 +238,101 @@ class Kept:
         return f"{name_of(self._cls)} object" if gone else str(fingerprint(self.value))
 
 
+class Alike(Kept):
+    """A container of plain values, in whose place an equal one may come.
+
+    Nobody asked which object it is. What lies in the one that is there now is compared by a wire of
+    its own, which looks here for it.
+    """
+
+    __slots__ = ("_content", "_others")
+
+    def __init__(self, value: object, content: object, others: Set[int] = frozenset()) -> None:
+        super().__init__(value)
+        self._content = content
+        self._others = others  # identities of containers that stay: what was two stays two
+
+    def is_same(self, value: object) -> bool:
+        """Whether it is the one that was there, or an equal one: that is the one from now on."""
+        if value is not self.get():
+            if id(value) in self._others or not same_plain(content_of(value), self._content):
+                return False
+            Kept.__init__(self, value)
+        return True
+
+    def spell(self, found: str, constant: Callable[[object], str]) -> str:
+        return f"{found} is {constant(self)}.get() is not None"
+
+    @property
+    def item(self) -> object:
+        return ABSENT
+
+
+_LARGEST_CONTENT = 1000  # values; what holds more is told by who it is
+
+
+def content_of(value: object) -> object:
+    """What a list, tuple or set of plain values holds, as tuples; ABSENT for anything else.
+
+    A list in a tuple is no content: no wire could follow it to another tuple.
+    """
+    count = 0
+
+    def take(value: object, allowed: frozenset[int]) -> object:
+        nonlocal count
+        count += 1
+        cls = type(value)
+        if id(cls) in PLAIN and value == value:  # one nan isn't another to `in`
+            return value
+        if id(cls) not in allowed or count > _LARGEST_CONTENT:
+            raise _NoContent
+        inside = allowed if cls is list else _FROZEN
+        return cls, tuple(take(item, inside) for item in elements_of(value))
+
+    try:
+        return take(value, _CONTAINERS)
+    except _NoContent:
+        return ABSENT
+
+
+class _NoContent(Exception):
+    """Something isn't plain, or there is too much of it."""
+
+
+_FROZEN = ids_of(tuple, frozenset)
+_CONTAINERS = ids_of(list, set, tuple, frozenset)
+
+
+class Keeper:
+    """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
+
+    __slots__ = ("_alike", "_is_itself")
+
+    def __init__(
+        self,
+        alike: Mapping[int, Alike] = MappingProxyType({}),
+        is_itself: Callable[[object], bool] = lambda _: True,
+    ) -> None:
+        self._alike = alike  # mutable containers, by identity
+        self._is_itself = is_itself  # whether it matters which object it is
+
+    def keep(self, value: object, held: Held | None = None) -> Kept:
+        """What to compare with."""
+        found = self._alike.get(id(value))
+        if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
+            content = content_of(value)
+            found = None if content is ABSENT else Alike(value, content)
+        return found or Kept(value, held)
+
+    def follow(self, owner: object) -> Callable[[], object]:
+        """A way to what holds values: itself, or the equal one that took its place."""
+        found = self._alike.get(id(owner))
+        return _refer(owner) if found is None else found.get
+
+
+_ITSELF = Keeper()
+
+
 @functools.lru_cache(1024)  # most dicts of an entry share one set
 def _are_names(keys: frozenset[Any]) -> bool:
     return all(type(key) is str for key in keys)
@@ -222,6 +352,7 @@ class DictWire:
         held: Held,
         before: dict[Any, object],
         order: tuple[Any, ...] | None = None,
+        keeper: Keeper = _ITSELF,
     ) -> None:
         self.space = space
         self.owner: int | None = None  # the object whose attributes these are, by its position
@@ -233,7 +364,7 @@ class DictWire:
         if before:  # what the run itself changed must be again as it was
             now |= before
             now = {key: value for key, value in now.items() if value is not ABSENT}
-        self._kept = {key: Kept(value, held) for key, value in now.items()}
+        self._kept = {key: keeper.keep(value, held) for key, value in now.items()}
         self._order = (order or tuple(now)) if wanted is None else None
 
     def _read(self) -> dict[Any, object]:
@@ -420,8 +551,9 @@ class PulledWire:
         wanted: frozenset[Any] | None,
         ignored: frozenset[Any],
         before: dict[Any, object],
+        keeper: Keeper = _ITSELF,
     ) -> None:
-        self._owner = _refer(owner)
+        self._owner = keeper.follow(owner)
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored
@@ -431,7 +563,7 @@ class PulledWire:
             now = {key: value for key, value in now.items() if value is not ABSENT}
             keys, values = tuple(now), tuple(now.values())
         self._keys = keys
-        self._kept = [Kept(value) for value in values]
+        self._kept = [keeper.keep(value) for value in values]
 
     def _read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         owner = self._owner()
@@ -456,7 +588,9 @@ class PulledWire:
         if isinstance(self._kind, ElementsKind) and type(owner) is list and self._wanted is None:
             items = tuple(k.item for k in kept)
             if all(item is not ABSENT for item in items):
-                return f"{constant(same_items)}({constant(owner)}, {constant(items)})"
+                place = getattr(self._owner, "__self__", None)  # an Alike's, or nobody's
+                found = f"{constant(place)}._value" if place else constant(owner)
+                return f"{constant(same_items)}({found}, {constant(items)})"
         if isinstance(self._kind, MembersKind) and self._wanted is None:
             values = tuple(k.value for k in kept)
             if all(is_exactly(value, str, type) for value in values):  # equal means the same
