@@ -79,8 +79,8 @@ class _HandedOver:
     ) -> Runtime:
         from tripwire.backends.handover import handing_over
 
-        with handing_over(module) as copied:
-            return self._backend(copied, list(example_inputs), **options)
+        with handing_over(module, example_inputs) as (copied, examples):
+            return self._backend(copied, examples, **options)
 
     def __reduce__(self) -> Any:
         return find_registered, (self.__name__,)

@@ -22,6 +22,7 @@ from tripwire.dispatch.patience import Patience, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
+from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace
 from tripwire.phases import PLAN, RETIRE, TRACE
@@ -53,7 +54,14 @@ class Dispatcher(Followed):
         self._teller = Teller(name)
         self._patience = Patience(name, fullgraph=options.fullgraph)
         self._plain = self._patience.plain  # one set: each call asks whether it is empty
-        self._pipeline = Pipeline(target, options, self._tally, self._teller, self._patience)
+        self._pipeline = Pipeline(
+            target,
+            options,
+            self._tally,
+            self._teller,
+            self._patience,
+            Variation(options.dynamic),
+        )
         self._clock = itertools.count(1)
         self._lock = threading.Lock()
         # Submodules that are compiled on their own, until this goes.

@@ -112,6 +112,7 @@ class Entry:
         "_leaves_traces",
         "_lines",
         "_n_held",
+        "_n_numbers",
         "_namespaces",
         "_outputs",
         "_positions",
@@ -144,6 +145,7 @@ class Entry:
         self._n_held = len(self._held.tensors)
         self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
+        self._n_numbers = 0 if trace.shadow is None else len(trace.shadow.outputs)
         self._prepare_result(trace, completion)
         self._prepare_error(trace)
         # What was watched may have been written while the back end compiled.
@@ -185,7 +187,8 @@ class Entry:
             for constant in trace.constants
             if isinstance(constant.value, torch.Generator)
         )
-        self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
+        count = len(trace.numbers)
+        self._written = tuple(count + i for i, w in enumerate(trace.inputs) if w.written)
 
     @property
     def source(self) -> str:
@@ -227,7 +230,7 @@ class Entry:
     ) -> tuple[torch.Tensor, ...]:
         """All of the graph's inputs: those that came with the call, and state."""
         inputs = list(state)
-        for position, tensor in zip(self._positions, fetched, strict=True):
+        for position, tensor in zip(self._positions, fetched, strict=not self._n_numbers):
             inputs.insert(position, tensor)
         return tuple(inputs)
 
@@ -255,6 +258,9 @@ class Entry:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
+        numbers: tuple[Any, ...] = ()
+        if self._n_numbers:
+            fetched, numbers = fetched[: -self._n_numbers], fetched[-self._n_numbers :]
         if not self._leading:
             fetched, state = self.join(fetched, state), ()
         if self._leaves_traces and CURRENT.kept is not None:
@@ -281,7 +287,7 @@ class Entry:
             roots = self._binding.roots(bound, self._namespaces)
         # All before the first effect, which may move what a path leads to.
         reached = {source: source.fetch(roots) for source in self._fetched}
-        building = Building(tensors, roots, {}, reached)
+        building = Building(tensors, roots, {}, reached, numbers)
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)

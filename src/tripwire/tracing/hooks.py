@@ -57,6 +57,7 @@ from tripwire.tracing.state import (
     all_plain,
 )
 from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of, short_name_of
+from tripwire.values.numbers import close_values
 from tripwire.writes.patches import Patch, Patches
 
 _ABSENT = object()
@@ -104,6 +105,9 @@ def _observe(
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
+    if state.shadow is not None:
+        state.shadow.follow_blindly((args, kwargs), rule.name)
+        args, kwargs = close_values(args), close_values(kwargs)
     with _aside(state):
         nodes = None
         try:

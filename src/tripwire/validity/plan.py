@@ -24,7 +24,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.guards import Guards
+from tripwire.validity.guards import Check, Guards
 from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.wires import DictWire, Held, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
@@ -32,6 +32,7 @@ from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
     from tripwire.validity.standing import Standing
 
 _GLOBAL_HOOKS = (
@@ -70,6 +71,26 @@ class Plan:
         sentry = Sentry([(wire.space, wire.keys) for wire in self.dicts], objects)
         self.guards.ask(sentry.is_quiet)
         return replace(self, sentry=sentry)
+
+
+def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
+    """Admit what is open under the conditions of the run, and of the compiler that ran since."""
+    from torch._dynamo.source import ConstantSource
+
+    labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in shadow.tensors.values()]
+    labelled += [(o.label, o.symbol) for o in shadow.numbers.values()]
+    conditions = shadow.env.produce_guards(
+        [value for _, value in labelled],
+        [ConstantSource(label) for label, _ in labelled],
+        ignore_static=False,
+    )
+    shadow.env.freeze()
+    checks = [
+        Check("sizes", condition, condition, "'not so'")
+        for condition in conditions
+        if ".storage_offset() == " not in condition
+    ]
+    standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
 
 
 def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing) -> Plan:
@@ -161,7 +182,8 @@ class _Planner:
                         "place, so the next call finds another tensor.",
                     )
                 state.append(tensor)
-        return Held(tuple(state)), tuple(fetched)
+        count = len(self.trace.numbers)
+        return Held(tuple(state)), (*range(count), *(count + index for index in fetched))
 
     # --- wires ---
 
