@@ -130,6 +130,11 @@ def find_known(name: str) -> Backend | None:
     return _OWN.get(name)
 
 
+def takes_graphs_as_they_are(backend: Backend) -> bool:
+    """Whether a back end is a user's own, which nobody hands over to but the pipeline."""
+    return backend is not eager and backend is not inductor and type(backend) is not _HandedOver
+
+
 def prepare(backend: Backend) -> None:
     """Import what a back end needs. What an import changes, a run that is observed must find.
 

@@ -47,6 +47,8 @@ class Summary:
     wires: int
     branches: tuple[str, ...]
     effects: tuple[str, ...]
+    open: tuple[str, ...] = ()  # sizes and numbers that may be others on another call
+    decisions: tuple[str, ...] = ()  # about those, each with the line that made it
 
     @staticmethod
     def of(trace: Trace, plan: Plan) -> Summary:
@@ -59,6 +61,8 @@ class Summary:
             len(plan.dicts) + len(plan.objects) + len(plan.pulled),
             tuple(map(str, trace.branches)),
             tuple(map(str, trace.effects)),
+            () if trace.shadow is None else trace.shadow.list_open(),
+            () if trace.shadow is None else tuple(map(str, trace.shadow.decisions)),
         )
 
 

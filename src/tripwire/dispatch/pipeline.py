@@ -34,10 +34,16 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.handover import OPEN
+from tripwire.backends.handover import OPEN, handing_over
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
-from tripwire.backends.registry import Runtime, eager, name_of, prepare
+from tripwire.backends.registry import (
+    Runtime,
+    eager,
+    name_of,
+    prepare,
+    takes_graphs_as_they_are,
+)
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.options import Options
@@ -177,10 +183,10 @@ class Pipeline:
         if not cuts:
             return self._compile_part(module, _find_examples(trace))
         if trace.shadow is not None:
-            first = next(cuts.refusals())
+            first = next(iter(cuts.refusals()))
             raise _Untaken(
-                f"{self.teller.name} is compiled for each size: {first.where.short}: {first.reason} "
-                "Graphs in parts take no open sizes."
+                f"{self.teller.name} is compiled for each size: "
+                f"{first.where.short}: {first.reason} Graphs in parts take no open sizes."
             )
         for refusal in cuts.refusals():
             if self.options.fullgraph:
@@ -195,8 +201,13 @@ class Pipeline:
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
+        options = dict(self.options.backend_options)
         try:
-            return backend(module, examples, **dict(self.options.backend_options))
+            if OPEN in module.meta and takes_graphs_as_they_are(backend):
+                with handing_over(module, examples) as (copied, handed):
+                    symbols = handed[: len(handed) - len(examples)]
+                    return backend(copied, [*symbols, *examples], **options)
+            return backend(module, examples, **options)
         except BadOption:
             raise
         except Exception as error:
@@ -234,10 +245,12 @@ class Pipeline:
         try:
             with FIRST_RUN:
                 numbers = tuple(number.value for number in run.trace.numbers)
-                code = entry.run_code
-                if numbers:
-                    code = lambda given: entry.run_code((*numbers, *given))  # noqa: E731
-                originals.check(run, code, name, name_of(self.options.backend))
+                originals.check(
+                    run,
+                    lambda given: entry.run_code((*numbers, *given)),
+                    name,
+                    name_of(self.options.backend),
+                )
         except BaseException:
             entry.standing.close()
             raise

@@ -39,6 +39,7 @@ class Variation:
         self._namespaces: dict[str, dict[str, Any]] = {}
         self._gave_up = False
         self._takes_floats = True
+        self._asks_for_types = False
 
     def look(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -70,6 +71,7 @@ class Variation:
             path
             for path in self._varying
             if (path, None) not in self._static
+            and not self._asks_for_types
             and (self._takes_floats or is_exactly(self._numbers[path], int))
         )
         opening = Opening({path: found for path, found in dims.items() if found}, numbers)
@@ -118,6 +120,8 @@ class Variation:
             if path in carried or not any(anchored for _, anchored in sources):
                 self._sources.setdefault(path, wanted.source)
                 self._shapes.setdefault(path, wanted.meta.shape)
+        # `type(n) is int` tells an open number from a plain one.
+        self._asks_for_types |= completion.asks_for_types
         if trace.shadow is not None:
             self._static.update(trace.shadow.closed)
 
@@ -139,7 +143,7 @@ def _find(source: Source | None, roots: Roots) -> object:
         return source.fetch(roots)
     if isinstance(source, Attr):
         owner = _find(source.owner, roots)
-        spaces = [own_dict(owner) or {}]
+        spaces: list[Any] = [own_dict(owner) or {}]
         if isinstance(owner, nn.Module):
             spaces += [spaces[0].get(table, {}) for table in ("_buffers", "_modules")]
         held = (space[source.name] for space in spaces if source.name in space)
@@ -150,5 +154,6 @@ def _find(source: Source | None, roots: Roots) -> object:
             return owner.get(source.key)  # type: ignore[attr-defined]
         if is_exactly(owner, list, tuple) and is_exactly(source.key, int):
             items: Any = owner
-            return items[source.key] if source.key < len(items) else None
+            index: Any = source.key
+            return items[index] if index < len(items) else None
     return None

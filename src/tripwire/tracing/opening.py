@@ -34,6 +34,11 @@ class Decision:
     where: SourceRange
     closed_by: str = ""  # what needed the value, where the number was closed
 
+    def __str__(self) -> str:
+        if self.closed_by:
+            return f"closed at {self.where.short} by {self.closed_by}: {self.text}"
+        return f"decided at {self.where.short}: {self.text}"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenTensor:

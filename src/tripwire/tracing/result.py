@@ -86,6 +86,7 @@ class Completion:
     sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
     asked: tuple[tuple[torch.Tensor, Source], ...]  # state that is no input: its form may be read
     attributes: dict[int, dict[str, object]]  # of tensors, by identity, before the run
+    asks_for_types: bool  # the user's code names `type`, and could tell an open number by it
     in_torch_ns: int  # what the run's torch calls took, without what watched them
     once_ns: int  # of that, in calls with no other like them
 
@@ -306,7 +307,7 @@ class Trace:
         """Raise where the trace contradicts itself: the graph lints, and rows are complete."""
         self.graph_module.graph.lint()
         placeholders = [n.name for n in self.graph.nodes if n.op == "placeholder"]
-        names = [wanted.name for wanted in (*self.numbers, *self.inputs)]
+        names = [*(n.name for n in self.numbers), *(wanted.name for wanted in self.inputs)]
         assert placeholders == names, placeholders
 
     def format(self, *, source: bool = False) -> str:

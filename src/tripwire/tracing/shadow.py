@@ -62,9 +62,11 @@ class Shadow:
         self._opening = opening
         self._thread = get_ident()
         self._has_ended = False
-        self.env = ShapeEnv(duck_shape=False)
+        # Sizes that are equal by chance may differ, and what values decide on is no size.
+        self.env = ShapeEnv(
+            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
         self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
-        self.mode.allow_scalar_outputs = True
         self.tensors: dict[int, OpenTensor] = {}  # of the call, by identity
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.decisions: list[Decision] = []
@@ -97,7 +99,7 @@ class Shadow:
             kinds = [
                 DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(len(shape))
             ]
-            context = StatelessSymbolicContext(kinds)
+            context: Any = StatelessSymbolicContext(kinds)
             source = self._name_source(label)
             fake = self.mode.from_tensor(tensor, symbolic_context=context, source=source)
             for index, size in enumerate(fake.size()):
@@ -121,9 +123,10 @@ class Shadow:
                 if is_exactly(value, float):
                     make = self.env.create_symfloatnode
                 number = make(symbol, hint=value, source=source)
-            self._note_origin(number, label, (path, None))
-            self.numbers[path] = OpenNumber(label, number, type(value))
-        return self._wrap(self.numbers[path].symbol, value)
+                self._note_origin(number, label, (path, None))
+                self.numbers[path] = OpenNumber(label, number, type(value))
+        with self._aside():
+            return self._wrap(self.numbers[path].symbol, value)
 
     def _note_origin(
         self, symbol: object, expression: str, place: tuple[str, int | None] | None = None
@@ -163,14 +166,14 @@ class Shadow:
         self._close(number.symbol, by)
 
     def _close(self, symbol: Any, by: str) -> None:
-        if _is_open_symbol(symbol):
-            text, value = str(symbol.node.expr), symbol.node.hint
-            places = map(self._places.get, symbol.node.expr.free_symbols)
-            self.closed.update(place for place in places if place is not None)
-            with self._aside():
+        with self._aside():
+            if _is_open_symbol(symbol):
+                text, value = str(symbol.node.expr), symbol.node.hint
+                places = map(self._places.get, symbol.node.expr.free_symbols)
+                self.closed.update(place for place in places if place is not None)
                 assert bool(symbol == value)
-            self._told = len(self.env.guards)
-            self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
+                self._told = len(self.env.guards)
+                self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -393,7 +396,7 @@ class Shadow:
         tracer = fx.proxy.GraphAppendingTracer(graph)
         found = {}
         for one in sorted(expr.free_symbols, key=str):
-            hint = self.env.size_hint(one)
+            hint: Any = self.env.size_hint(one)
             node = self.env.create_symintnode(one, hint=int(hint))
             found[one] = fx.Proxy(self._find_input(one, node), tracer)
         last = next(reversed(graph.nodes))
@@ -458,6 +461,28 @@ class Shadow:
             result = _Sweep(alive).run(result)
         return result
 
+    def list_open(self) -> tuple[str, ...]:
+        """What is still open, each with its symbol."""
+        sizes = [
+            f"{_spell_place(*place)} = {symbol}"
+            for symbol, place in self._places.items()
+            if self.env.replace(symbol).free_symbols
+        ]
+        return tuple(sizes)
+
+    def find_conditions(self) -> list[str]:
+        """What must hold of another call, in the guard function's words. No more can be added."""
+        labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in self.tensors.values()]
+        labelled += [(o.label, o.symbol) for o in self.numbers.values()]
+        conditions = self.env.produce_guards(
+            [value for _, value in labelled],
+            [self._name_source(label) for label, _ in labelled],
+            ignore_static=False,
+        )
+        self.env.freeze()
+        # Where a tensor begins in its memory matters to nobody here.
+        return [one for one in conditions if ".storage_offset() == " not in one]
+
     def fake_input(self, tensor: torch.Tensor) -> FakeTensor:
         """What a compiler gets for an input of the graph that is a tensor."""
         opened = self.tensors.get(id(tensor))
@@ -498,6 +523,10 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
         return self._origins[expr]
+
+
+def _spell_place(path: str, dim: int | None) -> str:
+    return path if dim is None else f"{path}.shape[{dim}]"
 
 
 def _is_open_symbol(symbol: object) -> bool:

@@ -596,9 +596,14 @@ class _Session:
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
             tuple(self._find_asked()),
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
+            self._asks_for_types(),
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
         )
+
+    def _asks_for_types(self) -> bool:
+        users = (code for code in self.codes if not is_library_file(code.co_filename))
+        return any("type" in code.co_names and not is_own_code(code) for code in users)
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""

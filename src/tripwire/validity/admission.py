@@ -168,7 +168,7 @@ class Admission:
         shadow = self.trace.shadow
         if shadow is None:
             return fetched
-        writer.space["math"] = math
+        writer.space |= {"math": math, "torch": torch}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
         inputs = [
             f"_as_tensor({number.expression})" if number.is_float else number.expression

@@ -75,20 +75,9 @@ class Plan:
 
 def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     """Admit what is open under the conditions of the run, and of the compiler that ran since."""
-    from torch._dynamo.source import ConstantSource
-
-    labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in shadow.tensors.values()]
-    labelled += [(o.label, o.symbol) for o in shadow.numbers.values()]
-    conditions = shadow.env.produce_guards(
-        [value for _, value in labelled],
-        [ConstantSource(label) for label, _ in labelled],
-        ignore_static=False,
-    )
-    shadow.env.freeze()
     checks = [
-        Check("sizes", condition, condition, "'not so'")
-        for condition in conditions
-        if ".storage_offset() == " not in condition
+        Check("open sizes", condition, condition, "'not so'")
+        for condition in shadow.find_conditions()
     ]
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
 

@@ -69,10 +69,10 @@ class OpenInt(torch.SymInt):
     made: Made
 
     def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
-    __class__ = property(lambda self: int)  # type: ignore[assignment]
+    __class__ = property(lambda self: int)
 
 
 class OpenFloat(torch.SymFloat):
@@ -84,10 +84,10 @@ class OpenFloat(torch.SymFloat):
     made: Made
 
     def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
-    __class__ = property(lambda self: float)  # type: ignore[assignment]
+    __class__ = property(lambda self: float)
 
 
 # --- arithmetic --------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     opens_floats = name in ("add", "sub", "mul", "truediv")
 
     def method(self: Any, other: Any) -> Any:
-        if not _is_number(other):
-            return NotImplemented
         left, right = (other, self) if is_reflected else (self, other)
+        if not _is_number(other):
+            return _close_for(self, other, name, lambda: compute(plain(left), plain(right)))
         value = compute(plain(left), plain(right))  # raises what Python raises
         ledger: Ledger = self.ledger
         if not ledger.is_live():
@@ -119,9 +119,10 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
     open_power = _arithmetic("pow", is_reflected=is_reflected)
 
     def method(self: Any, other: Any, modulus: Any = None) -> Any:
-        if modulus is not None or not _is_number(other):
-            return NotImplemented
         base, exponent = (other, self) if is_reflected else (self, other)
+        if modulus is not None or not _is_number(other):
+            mine = (plain(base), plain(exponent), plain(modulus))
+            return _close_for(self, other, "pow", lambda: pow(*mine))
         natural = is_exactly(exponent, int) and 0 <= exponent <= _LARGEST_POWER
         if natural and is_exactly(base, OpenInt):
             return open_power(self, other)
@@ -135,6 +136,13 @@ _LARGEST_POWER = 8
 
 def _is_finite(value: Number) -> bool:
     return math.isfinite(value) if is_exactly(value, float) else True
+
+
+def _close_for(self: Any, other: object, by: str, compute: Callable[[], Any]) -> Any:
+    """What comes of a number that can't be open itself: an enum's, a complex one."""
+    if not issubclass(type(other), (int, float, complex)):
+        return NotImplemented
+    return _close_all(self, other, by, compute())
 
 
 def _close_all(self: Any, other: Any, by: str, value: Any) -> Any:
@@ -165,8 +173,9 @@ def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
 
     def method(self: Any, other: Any) -> bool | NotImplementedType:
         if not _is_number(other):
-            return NotImplemented
-        answer: bool = compare(self.value, plain(other))
+            found = _close_for(self, other, name, lambda: compare(self.value, other))
+            return NotImplemented if found is NotImplemented else bool(found)
+        answer = bool(compare(self.value, plain(other)))
         ledger: Ledger = self.ledger
         if not ledger.is_live():
             return answer
@@ -229,6 +238,7 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
                 setattr(cls, name, _closing(name))
             else:  # `real`, `imag`, `numerator`, `denominator`
                 setattr(cls, name, property(_closing_attribute(name)))
+    cls.__array__ = _to_array
     cls.__copy__ = lambda self: self
     cls.__deepcopy__ = lambda self, memo: self
     cls.__reduce_ex__ = _reduce
@@ -241,6 +251,15 @@ def _closing_attribute(name: str) -> Callable[[Any], Any]:
         return getattr(self.value, name)
 
     return get
+
+
+def _to_array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+    """As NumPy has it, which asks what it doesn't know for an array."""
+    import numpy as np
+
+    if self.ledger.is_live():
+        self.ledger.close(self, "numpy")
+    return np.array(self.value, dtype)
 
 
 def _reduce(self: Any, protocol: int) -> Any:
