@@ -143,7 +143,8 @@ def compile(
         environment variable TRIPWIRE_BACKEND names the back end; without both, it is Inductor.
     fullgraph: raise CannotTrace where a call can't be compiled, instead of running it as plain
         Python.
-    dynamic: None and False mean the same: compiled code holds for one size. True is refused.
+    dynamic: what is left open. None: sizes, ints and floats that prove to vary, from the second
+        trace on. True: all sizes and numbers that are passed, from the start. False: none.
     mode, options: handed to the back end. Inductor's modes are "default", "reduce-overhead",
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
@@ -187,12 +188,6 @@ def compile(
         raise BadOption(
             "mode and options were both given. Inductor takes one of them.", slug="bad-option"
         )
-    if dynamic:
-        raise BadOption(
-            "dynamic=True isn't supported yet: compiled code holds for one size, and another "
-            "size is compiled again. Leave dynamic out.",
-            slug="bad-option",
-        )
     if cache_size < 1:
         raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
     if on_backend_error not in ("raise", "eager", None):
@@ -214,6 +209,7 @@ def compile(
         _note_failed,
         on_backend_error == "eager"
         or (on_backend_error is None and not callable(backend) and not fullgraph),
+        dynamic,
         check,
     )
     called = name or _name_of(fn_or_module)

@@ -122,6 +122,8 @@ def _entry_lines(entry: EntryView) -> list[str]:
     if entry.saving is not None:
         lines.append(f"    {_saving_line(entry.saving)}")
     lines += [f"    holds for {branch}" for branch in made.branches]
+    lines += [f"    open: {', '.join(made.open)}"] if made.open else []
+    lines += [f"    {decision}" for decision in made.decisions]
     lines += [f"    repeats the write of {effect}" for effect in made.effects]
     lines += _table([_wire_row(wire) for wire in entry.wires[:_SHOWN]])
     if len(entry.wires) > _SHOWN:

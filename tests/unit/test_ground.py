@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tripwire"
 
 # They alone may import Dynamo or Inductor.
-ADAPTERS = {"backends.registry", "backends.inductor", "backends.handover"}
+ADAPTERS = {
+    *("backends.registry", "backends.inductor", "backends.handover"),
+    "tracing.shadow",  # torch's shape environment names symbols by Dynamo's sources
+}
 
 # A package, or a module beside the packages, imports what stands in a line above its own, and
 # nothing else of tripwire. Within a package imports make no circle.

@@ -210,7 +210,12 @@ def _find_number(node: fx.Node) -> str | None:
         return _NUMBER
     if _name_of(node) in _MAKES_TENSORS and any(map(_holds_node, _sequences(node.args))):
         return _NUMBER
-    return _NUMBER if any(isinstance(bound, fx.Node) for bound in _bounds(node.args)) else None
+    return _NUMBER if any(map(_is_tensor, _bounds(node.args))) else None
+
+
+def _is_tensor(argument: Any) -> bool:
+    """Whether an argument stands for a tensor, and not for a number that is open."""
+    return isinstance(argument, fx.Node) and argument.meta[FACTS].value is not None
 
 
 def _sequences(args: Iterable[Any]) -> Iterator[Any]:
@@ -218,7 +223,7 @@ def _sequences(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def _holds_node(items: Iterable[Any]) -> bool:
-    return any(isinstance(i, fx.Node) for i in items) or any(map(_holds_node, _sequences(items)))
+    return any(map(_is_tensor, items)) or any(map(_holds_node, _sequences(items)))
 
 
 def _bounds(args: Iterable[Any]) -> Iterator[Any]:

@@ -7,9 +7,9 @@ comes with a tracing context; CUDA graphs need to know which inputs keep their p
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -25,24 +25,49 @@ from tripwire.values.classes import isinstance
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from tripwire.tracing.shadow import Shadow
+
+
+OPEN = "tripwire_open"  # in the meta of a module: the Shadow of its run
+
 
 @contextmanager
 def handing_over(
-    module: fx.GraphModule, *, shape_env: ShapeEnv | None = None
-) -> Iterator[fx.GraphModule]:
+    module: fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    shape_env: ShapeEnv | None = None,
+) -> Iterator[tuple[fx.GraphModule, list[Any]]]:
     """A copy of a graph, which a compiler may change, with all that Dynamo would say of it.
 
-    A compiler that gets a shape environment must be told to ignore it: sizes are numbers.
+    And its example inputs. Where sizes are open, these are fake tensors and symbols. Where none
+    are, a compiler that gets a shape environment must be told to ignore it: sizes are numbers.
     """
-    fake_mode = FakeTensorMode(shape_env=shape_env, static_shapes=True)
+    shadow: Shadow | None = module.meta.get(OPEN)
     copied = _copy(module)
-    _add_examples(copied.graph, fake_mode)
+    if shadow is None:
+        fake_mode = FakeTensorMode(shape_env=shape_env, static_shapes=True)
+        examples = list(example_inputs)
+        _add_examples(copied.graph, fake_mode)
+    else:
+        fake_mode = shadow.mode
+        examples = _find_open_examples(copied.graph, shadow, example_inputs)
     _name_inputs(copied)
     try:
         with tracing(TracingContext(fake_mode)):
-            yield copied
+            yield copied, examples
     finally:
         _forget_inputs(fake_mode)
+
+
+def _find_open_examples(
+    graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
+) -> list[Any]:
+    numbers = [number.build_example(shadow.mode) for number in shadow.inputs.values()]
+    examples = numbers + [shadow.fake_input(tensor) for tensor in tensors]
+    for node, example in zip(graph.find_nodes(op="placeholder"), examples, strict=True):
+        node.meta["example_value"] = example
+    return examples
 
 
 def _forget_inputs(fake_mode: FakeTensorMode) -> None:

@@ -40,7 +40,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store, tell_shared
 from tripwire.backends.blocks import fold_blocks
-from tripwire.backends.handover import handing_over
+from tripwire.backends.handover import OPEN, handing_over
 from tripwire.backends.rounds import in_rounds
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
@@ -81,13 +81,16 @@ def compile_graph(
     with torch._inductor.config.patch(patches):
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs)
         store = _settle_kernels(find_store())
-        store = None if Bundle is None or trains else store
+        is_open = OPEN in module.meta
+        store = None if Bundle is None or trains or is_open else store
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
         if store is not None and key is not None:
             runtime = _load(store, key)
         if runtime is None:
-            folds = not trains and not torch._inductor.config.cpp_wrapper  # which can't call blocks
+            folds = not (
+                trains or is_open or torch._inductor.config.cpp_wrapper
+            )  # which can't call blocks
             runtime = _compile(module, example_inputs, patches, store, key, folds=folds)
         has_graphs = torch._inductor.config.triton.cudagraphs
     return in_rounds(runtime) if has_graphs else runtime
@@ -105,16 +108,17 @@ def _compile(
     if all(tensor.device.type == "cpu" for tensor in example_inputs):
         _try_best_isa()
     whole = {} if key is None else {"bundled_autograd_cache": True}
-    with torch._functorch.config.patch(whole), handing_over(module, shape_env=ShapeEnv()) as copied:
+    handed = handing_over(module, example_inputs, shape_env=ShapeEnv())
+    with torch._functorch.config.patch(whole), handed as (copied, examples):
         is_folded = folds and fold_blocks(copied, example_inputs)
         try:
             compiled = cast(
                 "Runtime",
                 compile_fx(
                     copied,
-                    list(example_inputs),
+                    examples,
                     config_patches=dict(patches) or None,  # the backward pass is compiled later
-                    ignore_shape_env=True,
+                    ignore_shape_env=OPEN not in module.meta,
                 ),
             )
         except Exception as error:  # whatever it is, it may not be the user's

@@ -55,7 +55,7 @@ def check_functional(trace: Trace) -> None:
 
 def _check_kept(trace: Trace) -> None:
     """What the backward needs of an input may be the input itself, and be written over by then."""
-    placeholders = trace.graph.find_nodes(op="placeholder")
+    placeholders = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
     for wanted, node in zip(trace.inputs, placeholders, strict=True):
         used = _find_use_before_write(node) if wanted.written else None
         if used is not None:

@@ -79,8 +79,8 @@ class _HandedOver:
     ) -> Runtime:
         from tripwire.backends.handover import handing_over
 
-        with handing_over(module) as copied:
-            return self._backend(copied, list(example_inputs), **options)
+        with handing_over(module, example_inputs) as (copied, examples):
+            return self._backend(copied, examples, **options)
 
     def __reduce__(self) -> Any:
         return find_registered, (self.__name__,)
@@ -128,6 +128,11 @@ def find_backend(backend: str | Backend, mode: str | None = None) -> Backend:
 def find_known(name: str) -> Backend | None:
     """One of tripwire's own back ends; None for other names."""
     return _OWN.get(name)
+
+
+def takes_graphs_as_they_are(backend: Backend) -> bool:
+    """Whether a back end is a user's own, which nobody hands over to but the pipeline."""
+    return backend is not eager and backend is not inductor and type(backend) is not _HandedOver
 
 
 def prepare(backend: Backend) -> None:

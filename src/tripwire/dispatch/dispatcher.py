@@ -23,6 +23,7 @@ from tripwire.dispatch.patience import NOTED_FROM, Patience, form_of, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
+from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace
 from tripwire.phases import PLAN, RETIRE, TRACE
@@ -59,7 +60,14 @@ class Dispatcher(Followed):
         self._patience = Patience(name, fullgraph=options.fullgraph)
         self._is_told = False  # that it keeps changing
         self._plain = self._patience.plain  # one set: each call asks whether it is empty
-        self._pipeline = Pipeline(target, options, self._tally, self._teller, self._patience)
+        self._pipeline = Pipeline(
+            target,
+            options,
+            self._tally,
+            self._teller,
+            self._patience,
+            Variation(options.dynamic),
+        )
         self._by_form: dict[object, Entry] = {}  # which entry took the last call of a form
         self._clock = itertools.count(1)
         self._lock = threading.Lock()

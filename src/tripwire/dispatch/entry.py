@@ -55,6 +55,8 @@ class Summary:
     wires: int
     branches: tuple[str, ...]
     effects: tuple[str, ...]
+    open: tuple[str, ...] = ()  # sizes and numbers that may be others on another call
+    decisions: tuple[str, ...] = ()  # about those, each with the line that made it
 
     @staticmethod
     def of(trace: Trace, plan: Plan) -> Summary:
@@ -67,6 +69,8 @@ class Summary:
             len(plan.dicts) + len(plan.objects) + len(plan.pulled),
             tuple(map(str, trace.branches)),
             tuple(map(str, trace.effects)),
+            () if trace.shadow is None else trace.shadow.list_open(),
+            () if trace.shadow is None else tuple(map(str, trace.shadow.decisions)),
         )
 
 
@@ -142,6 +146,7 @@ class Entry:
         "_leaves_traces",
         "_lines",
         "_n_held",
+        "_n_numbers",
         "_namespaces",
         "_outputs",
         "_positions",
@@ -174,6 +179,7 @@ class Entry:
         self._n_held = len(self._held.tensors)
         self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
+        self._n_numbers = 0 if trace.shadow is None else len(trace.shadow.outputs)
         self._prepare_result(trace, completion)
         self._prepare_error(trace)
         # What was watched may have been written while the back end compiled.
@@ -222,7 +228,8 @@ class Entry:
             for constant in trace.constants
             if isinstance(constant.value, torch.Generator)
         )
-        self._written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
+        count = len(trace.numbers)
+        self._written = tuple(count + i for i, w in enumerate(trace.inputs) if w.written)
 
     @property
     def source(self) -> str:
@@ -269,7 +276,7 @@ class Entry:
     ) -> tuple[torch.Tensor, ...]:
         """All of the graph's inputs: those that came with the call, and state."""
         inputs = list(state)
-        for position, tensor in zip(self._positions, fetched, strict=True):
+        for position, tensor in zip(self._positions, fetched, strict=not self._n_numbers):
             inputs.insert(position, tensor)
         return tuple(inputs)
 
@@ -297,6 +304,9 @@ class Entry:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the compiled code; build the result, and repeat the effects."""
+        numbers: tuple[Any, ...] = ()
+        if self._n_numbers:
+            fetched, numbers = fetched[: -self._n_numbers], fetched[-self._n_numbers :]
         if not self._leading:
             fetched, state = self.join(fetched, state), ()
         if self._leaves_traces and CURRENT.kept is not None:
@@ -328,7 +338,7 @@ class Entry:
             roots = self._binding.roots(bound, self._namespaces)
         # All before the first effect, which may move what a path leads to.
         reached = {source: source.fetch(roots) for source in self._fetched}
-        building = Building(tensors, roots, {}, reached)
+        building = Building(tensors, roots, {}, reached, numbers)
         for step in self._effects:  # before the result, which may hold what they make
             step.apply(building)
         return self._outputs.build(building)

@@ -42,4 +42,5 @@ class Options:
     failures: Failures | None = None
     witness: Witness | None = None
     eager_on_backend_error: bool = False
+    dynamic: bool | None = None  # None: what proves to vary is left open
     check: bool = False  # new code runs once beside the run that it was made of

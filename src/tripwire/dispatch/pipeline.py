@@ -39,22 +39,31 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
+from tripwire.backends.handover import OPEN, handing_over
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
-from tripwire.backends.registry import Runtime, eager, name_of, prepare
+from tripwire.backends.registry import (
+    Runtime,
+    eager,
+    name_of,
+    prepare,
+    takes_graphs_as_they_are,
+)
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
 from tripwire.dispatch.telling import Teller
+from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
-from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
 from tripwire.reading.effects import Volatile
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
+from tripwire.tracing.opening import Opening
 from tripwire.tracing.state import CURRENT
-from tripwire.validity.plan import build_plan
+from tripwire.validity.plan import admit_open, build_plan
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import is_exactly
 
@@ -72,6 +81,14 @@ class Made:
     outcome: Entry | Refusal | None
 
 
+class _Untaken(Exception):
+    """No back end takes the graph with what is open in it."""
+
+    def __init__(self, reason: str, *, floats_only: bool = False) -> None:
+        super().__init__(reason)
+        self.floats_only = floats_only
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """The stages, for the calls of one callable."""
@@ -81,6 +98,7 @@ class Pipeline:
     tally: Tally
     teller: Teller
     patience: Patience
+    variation: Variation
 
     def make(
         self,
@@ -90,11 +108,17 @@ class Pipeline:
         entries: Callable[[], Sequence[Entry]],
     ) -> Made:
         """Make a call, and an entry of it, beside those that there are after it."""
-        run, originals = self.observe(args, kwargs)
+        with TRACE:
+            opening = self.variation.look(self.target, args, kwargs)
+        run, originals = self.observe(args, kwargs, opening)
         self.tally.traces += 1
+        if opening is not None and run.refusal is not None:
+            self.variation.give_up()
         try:
             return Made(run, run.refusal or self._build(run, originals, key, entries()))
         except Refused as refused:
+            if opening is not None:
+                self.variation.give_up()
             return Made(run, Refusal(refused.slug, refused.reason, refused.where))
 
     def _build(
@@ -103,6 +127,7 @@ class Pipeline:
         trace = run.trace
         assert trace is not None
         assert trace.completion is not None
+        self.variation.note(trace)
         volatile = trace.completion.effects.volatile
         if volatile:
             hits = self.tally.count_hits(entries)
@@ -111,10 +136,21 @@ class Pipeline:
                 return refusal
         standing = Standing(self.tally.note_retired)
         plan = build_plan(trace, run.torch_state, standing)
-        waits = originals is None and self.tally.count_unused(entries) >= UNUSED_ALLOWED
-        with BACKEND:
-            runtime = self.compile(trace, waits=waits)
+        # The conditions of what is open are known when it is compiled.
+        may_wait = originals is None and trace.shadow is None
+        waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
+        try:
+            with BACKEND:
+                runtime = self.compile(trace, waits=waits)
+        except _Untaken as untaken:
+            standing.close()
+            self.variation.give_up(floats_only=untaken.floats_only)
+            self.teller.warn_once("%s", untaken)
+            return None
         with PLAN:
+            if trace.shadow is not None:
+                admit_open(plan, trace.shadow, standing)
+                trace.shadow.forget()
             entry = Entry(trace, plan, standing, runtime)
         if originals is not None:
             self.check(entry, run, originals)
@@ -123,7 +159,7 @@ class Pipeline:
     # --- observe ---
 
     def observe(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening | None
     ) -> tuple[Run, Originals | None]:
         """Make the call, observed; and keep its inputs as they were where code is checked."""
         with BACKEND:
@@ -135,7 +171,8 @@ class Pipeline:
             if CURRENT.kept is not None:
                 with RECORD:
                     CURRENT.kept.before_run()
-            return _TRACER.run(self.target, args, kwargs, complete=True), originals
+            run = _TRACER.run(self.target, args, kwargs, complete=True, opening=opening)
+            return run, originals
         finally:
             CURRENT.kept = outer
 
@@ -146,15 +183,24 @@ class Pipeline:
 
         `waits`: when it is first run. Refusals come now all the same. A part always waits.
         """
+        if trace.shadow is not None:
+            trace.graph_module.meta[OPEN] = trace.shadow
         if self.options.backend is eager:
             return self._run_backend(trace.graph_module, _find_examples(trace))
         check_functional(trace)
         module = spell_picks(trace.graph_module)
+        module.meta |= trace.graph_module.meta
         cuts = find_cuts(module.graph)
         if not cuts and waits:
             return Later(functools.partial(self._compile_part, module))
         if not cuts:
             return self._compile_part(module, _find_examples(trace))
+        if trace.shadow is not None:
+            first = next(iter(cuts.refusals()))
+            raise _Untaken(
+                f"{self.teller.name} is compiled for each size: "
+                f"{first.where.short}: {first.reason} Graphs in parts take no open sizes."
+            )
         for refusal in cuts.refusals():
             if self.options.fullgraph:
                 raise Refused(refusal.slug, refusal.reason, refusal.where)
@@ -170,8 +216,13 @@ class Pipeline:
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
+        options = dict(self.options.backend_options)
         try:
-            return backend(module, examples, **dict(self.options.backend_options))
+            if OPEN in module.meta and takes_graphs_as_they_are(backend):
+                with handing_over(module, examples) as (copied, handed):
+                    symbols = handed[: len(handed) - len(examples)]
+                    return backend(copied, [*symbols, *examples], **options)
+            return backend(module, examples, **options)
         except BadOption:
             raise
         except Exception as error:
@@ -179,6 +230,14 @@ class Pipeline:
                 f"The back end {name_of(backend)} failed on the graph of {self.teller.name}: "
                 f"{type(error).__name__}: {error}"
             )
+            if OPEN in module.meta and self.options.eager_on_backend_error:
+                is_float = type(error).__name__ == "TensorifyScalarRestartAnalysis"
+                what = "a float" if is_float else "sizes or numbers"
+                raise _Untaken(
+                    f"{reason} It may take the graph where {what} isn't left open, so each value "
+                    "is compiled on its own from now on.",
+                    floats_only=is_float,
+                ) from error
             if self.options.eager_on_backend_error:
                 self.teller.count_refusal(Refusal("backend-failed", reason))
                 self.teller.warn_once("%s The graph runs as it is.", reason)
@@ -200,7 +259,13 @@ class Pipeline:
             return
         try:
             with FIRST_RUN:
-                originals.check(run, entry.run_code, name, name_of(self.options.backend))
+                numbers = tuple(number.value for number in run.trace.numbers)
+                originals.check(
+                    run,
+                    lambda given: entry.run_code((*numbers, *given)),
+                    name,
+                    name_of(self.options.backend),
+                )
         except BaseException:
             entry.standing.close()
             raise

@@ -121,7 +121,8 @@ def build_undo(
             torch.default_generator,
             *(value for value in given if isinstance(value, torch.Generator)),
         )
-    return Undo(written, generators, is_graph, copies)
+    count = len(trace.numbers)
+    return Undo(tuple(count + i for i in written), generators, is_graph, copies)
 
 
 def _bytes_of(meta: TensorMeta) -> int:

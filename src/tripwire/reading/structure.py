@@ -50,6 +50,7 @@ from tripwire.values.contents import (
     items_of,
     own_dict,
 )
+from tripwire.values.numbers import is_open
 from tripwire.values.sameness import PLAIN
 
 
@@ -235,6 +236,7 @@ class Building:
     roots: Roots
     shared: dict[int, object]
     fetched: dict[Source, object] = field(default_factory=dict)  # by path, before any effect
+    numbers: tuple[float, ...] = ()  # this call's, of those that were open
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,16 @@ class TensorPlan(PartPlan):
 
     def build(self, building: Building) -> object:
         return building.tensors[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberPlan(PartPlan):
+    """A number that was open: this call's."""
+
+    index: int
+
+    def build(self, building: Building) -> object:
+        return building.numbers[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +321,9 @@ class Planner:
         find_source: Callable[[object], Source | None],
         was_written: Callable[[object], bool] = lambda _: False,
         hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
+        place: Callable[[Any], int] | None = None,
     ) -> None:
+        self._place = place  # of an open number, among those that a call computes
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
@@ -328,6 +342,12 @@ class Planner:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
+        if is_open(value):
+            assert self._place is not None
+            return NumberPlan(self._place(value))
+        if type(value) is torch.Size and any(map(is_open, value)):
+            parts = tuple(map(self.plan, value))
+            return MadePlan(self._new_key(value), parts, torch.Size)
         if id(type(value)) in PLAIN:
             return ConstantPlan(value)
         # `()` is one object everywhere.
@@ -341,7 +361,6 @@ class Planner:
             if held is None:
                 self.fetched.append(source)
             return SamePlan(source, held)
-        self._alive.append(value)
         if id(value) in self._open:
             raise Unbuildable("the result contains itself")
         if id(value) in self._keys:
@@ -352,11 +371,15 @@ class Planner:
                 raise Unbuildable(f"the result holds {_a(type(value))} that the run made")
             return ConstantPlan(value)
         children, make = taken
-        key = self._keys[id(value)] = len(self._keys)
+        key = self._new_key(value)
         self._open.add(id(value))
         parts = tuple(self.plan(child) for child in children)
         self._open.discard(id(value))
         return MadePlan(key, parts, make)
+
+    def _new_key(self, value: object) -> int:
+        self._alive.append(value)
+        return self._keys.setdefault(id(value), len(self._keys))
 
 
 _IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re", "numpy")

@@ -21,6 +21,7 @@ from tripwire.env import is_library_module
 from tripwire.reading.sources import Source
 from tripwire.values.classes import find_in_class, ids_of, isinstance
 from tripwire.values.contents import children
+from tripwire.values.numbers import is_open
 from tripwire.values.sameness import PLAIN
 
 if TYPE_CHECKING:
@@ -250,6 +251,8 @@ def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Ten
         return
     seen = set() if seen is None else seen
     if id(type(value)) in PLAIN or id(value) in seen or isinstance(value, (type, ModuleType)):
+        return
+    if is_open(value):
         return
     seen.add(id(value))
     for child in children(value):

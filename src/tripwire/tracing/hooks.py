@@ -12,6 +12,8 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import json
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -59,6 +61,7 @@ from tripwire.tracing.state import (
 )
 from tripwire.values.callables import all_codes
 from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of, short_name_of
+from tripwire.values.numbers import OpenInt, close_values, is_open
 from tripwire.writes.patches import Patch, Patches
 
 _ABSENT = object()
@@ -106,6 +109,9 @@ def _observe(
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
+    if state.shadow is not None:
+        state.shadow.follow_blindly((args, kwargs), rule.name)
+        args, kwargs = close_values(args), close_values(kwargs)
     with _aside(state):
         nodes = None
         try:
@@ -452,6 +458,21 @@ def _has_own_number(state: TracingState, value: Any) -> bool:
 _HASHES_WHAT_IT_HAS = ids_of(MethodType, weakref.ref)
 
 
+# --- numbers that are open ------------------------------------------------------------------------
+
+
+def _wrap_json_default(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """JSON knows the numbers of Python alone, and asks here for all others."""
+
+    @functools.wraps(plain)
+    def default(self: Any, value: Any) -> Any:
+        if is_open(value):
+            return operator.index(value) if type(value) is OpenInt else float(value)
+        return plain(self, value)
+
+    return default
+
+
 # --- environment variables ------------------------------------------------------------------------
 
 
@@ -643,6 +664,7 @@ PYTHON_PATCHES = (
     Patch(os._Environ, "__len__", _wrap_environment),
     *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
     Patch(builtins, "hash", _wrap_hash),
+    Patch(json.JSONEncoder, "default", _wrap_json_default),
     Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
 )
 _OF_TORCH = Patches(lambda: PATCHES)

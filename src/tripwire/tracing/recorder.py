@@ -72,6 +72,7 @@ from tripwire.tracing.writes import (
     out_of_place,
 )
 from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
+from tripwire.values.numbers import close_values, is_open
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -113,6 +114,9 @@ class Recorder(TorchFunctionMode):
         state = self.state
         if func not in RULES:
             func = find_original(func)
+        given = args, kwargs
+        if state.shadow is not None:
+            args, kwargs = close_values(args), close_values(kwargs)
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
@@ -124,10 +128,12 @@ class Recorder(TorchFunctionMode):
             value = _run_plainly(state, func, args, kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
                 self._note_query(rule, args, kwargs, value)
+            if state.shadow is not None:
+                value = state.shadow.answer(rule, given, args, kwargs, value)
             return value
         observer = state.observer
         if observer is None:
-            return self._call(rule, func, args, kwargs)
+            return self._call(rule, func, args, kwargs, given)
         # Recording makes a hundred Python calls, and each would be an event. This is pause() and
         # resume() without their own calls, which are events too: 36 layers, 45 → 20 ms.
         observer.paused = True
@@ -137,16 +143,22 @@ class Recorder(TorchFunctionMode):
         else:
             profile = None
         try:
-            return self._call(rule, func, args, kwargs)
+            return self._call(rule, func, args, kwargs, given)
         finally:
             observer.paused = False
             if profile is not None and observer.profile is not None:
                 set_profile(profile)
 
     def _call(
-        self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        rule: Rule,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Given,
     ) -> Any:
-        state = self.state
+        """Make a call, and record it. `given`: its arguments with open numbers among them."""
+        state, shadow = self.state, self.state.shadow
         if type(rule) is Refuse:
             state.refuse(Refusal(rule.slug, rule.reason, self._range()))
             return _run_plainly(state, func, args, kwargs)
@@ -155,7 +167,8 @@ class Recorder(TorchFunctionMode):
         try:
             rule = spell_original(rule, func)
             try:
-                nodes = build_arguments(state, rule, args, kwargs, self._range)
+                nodes = build_arguments(state, rule, *given, self._range)
+                varies = shadow is not None and shadow.has_open(given)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, self._range()))
                 return _run_plainly(state, func, args, kwargs)
@@ -169,7 +182,9 @@ class Recorder(TorchFunctionMode):
             finally:
                 note_time(state, func, args, perf_counter_ns() - begin)
             try:
-                record(state, rule, nodes, args, kwargs, value, self._range())
+                record(state, rule, nodes, args, kwargs, value, self._range(), varies=varies)
+                if shadow is not None and varies:
+                    shadow.follow(rule, func, *given, value)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, self._range()))
             return value
@@ -312,6 +327,7 @@ _PART = Call("call_function", operator.getitem, "getitem")
 
 # --- one call → one node -------------------------------------------------------------------
 
+Given = tuple[tuple[Any, ...], dict[str, Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -342,6 +358,9 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     kind = type(value)
     if id(kind) in _SPELLABLE:
         return value
+    if is_open(value):
+        assert state.shadow is not None
+        return state.shadow.node_of(value)
     if kind is complex and cmath.isfinite(value) and repr(eval(repr(value))) == repr(value):
         return value  # fx spells nan and inf, and the sign of zero, not in complex
     if kind is list:
@@ -412,8 +431,13 @@ def record(
     value: Any,
     where: SourceRange,
     python: PythonCall | None = None,
+    *,
+    varies: bool = False,
 ) -> fx.Node | None:
-    """Append the node of a call that ran, and let it stand for what the call returned."""
+    """Append the node of a call that ran, and let it stand for what the call returned.
+
+    varies: sizes or numbers that it got may be others on the next call.
+    """
     if find_autocast() != state.autocast:
         raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
     if type(value) is not torch.Tensor:
@@ -464,7 +488,7 @@ def record(
         state.memory.add_results(value, _may_be_outside(rule)),
         tuple(state.written),
         rule.opaque,
-        deciders if rule.of_shapes else None,
+        deciders if rule.of_shapes and not varies else None,
         deciders != () and _has_sizes(value),
         makes_size,
         rule.as_it_is or _find_special(rule, args, kwargs, value),

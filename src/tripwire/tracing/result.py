@@ -10,7 +10,7 @@ import linecache
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -27,9 +27,13 @@ from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
+from tripwire.tracing.opening import NumberInput
 from tripwire.tracing.render import render_trace
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.values.classes import isinstance
+
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Completion:
     sources: tuple[tuple[tuple[Source, bool], ...], ...]  # of the inputs, whether anchored
     asked: tuple[tuple[torch.Tensor, Source], ...]  # state that is no input: its form may be read
     attributes: dict[int, dict[str, object]]  # of tensors, by identity, before the run
+    asks_for_types: bool  # the user's code names `type`, and could tell an open number by it
     in_torch_ns: int  # what the run's torch calls took, without what watched them
     once_ns: int  # of that, in calls with no other like them
     handed_out: frozenset[int]  # identities of state that result and effects hold as it is
@@ -159,8 +164,14 @@ class Trace:
     binding: Binding = field(repr=False)
     namespaces: dict[str, dict[str, Any]] = field(repr=False)
     skeletons: dict[str, tuple[object, ...]] = field(repr=False)
+    shadow: Shadow | None = field(repr=False)  # where something is open
     completion: Completion | None = field(repr=False)
     _module: _LazyModule = field(repr=False)
+
+    @property
+    def numbers(self) -> tuple[NumberInput, ...]:
+        """The graph's inputs that are numbers. They come first."""
+        return () if self.shadow is None else tuple(self.shadow.inputs.values())
 
     @property
     def graph(self) -> fx.Graph:
@@ -297,7 +308,8 @@ class Trace:
         """Raise where the trace contradicts itself: the graph lints, and rows are complete."""
         self.graph_module.graph.lint()
         placeholders = [n.name for n in self.graph.nodes if n.op == "placeholder"]
-        assert placeholders == [wanted.name for wanted in self.inputs], placeholders
+        names = [*(n.name for n in self.numbers), *(wanted.name for wanted in self.inputs)]
+        assert placeholders == names, placeholders
 
     def format(self, *, source: bool = False) -> str:
         """The table that `print` shows; with the user's source lines on request."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
@@ -52,6 +52,9 @@ from tripwire.tracing.observe import Observer
 from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import own_dict
+
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class TracingState:
         self.attribute_at: SourceRange | None = None  # where a tensor handed out its `.grad`
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
+        self.shadow: Shadow | None = None  # where something is open
         self.refusal: Refusal | None = None
         self.raised = 0  # the identity of the last exception that a torch call raised by itself
         self.target: object = None  # what is traced
@@ -247,6 +251,8 @@ class TracingState:
             raise Refused("forbidden-view", _FORBIDDEN)
         name = _input_name(next(iter(known.sources)))
         last = self.inputs[-1][0] if self.inputs else None
+        if self.shadow is not None:
+            last = last or self.shadow.last_input
         known.node = create_node(self._graph, "placeholder", name, (), {}, name, last)
         known.node.target = known.node.name  # two sources can spell alike
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
@@ -254,6 +260,8 @@ class TracingState:
         self.inputs.append((known.node, known))
         self.traits[known.node] = traits_of(tensor)
         self.versions[known.node] = version_of(tensor)
+        if self.shadow is not None:
+            self.shadow.open_tensor(tensor, str(next(iter(known.sources))))
         return known.node
 
     def _reach_tensor(self, tensor: torch.Tensor, source: Source, anchored: bool) -> None:

@@ -48,6 +48,7 @@ from tripwire.tracing import hooks
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.observe import Observer, observing
+from tripwire.tracing.opening import Opening
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
@@ -119,6 +120,7 @@ class Tracer:
         kwargs: dict[str, Any],
         *,
         complete: bool = False,
+        opening: Opening | None = None,
     ) -> Run:
         """Run once, observed.
 
@@ -144,6 +146,10 @@ class Tracer:
             state.target = fn
             state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
             state.quiet = complete
+            if opening is not None:
+                from tripwire.tracing.shadow import Shadow  # imports much
+
+                state.shadow = Shadow(state, opening)
             try:
                 session = _Session(
                     state, binding, bound, binding.expressions(args, kwargs), complete
@@ -158,12 +164,14 @@ class Tracer:
         contexts, depth = sample_contexts(), sample_depth()
         try:
             with OBSERVE:
-                result = session.execute(fn, args, kwargs)
+                result = session.execute(fn, *session.open_arguments(args, kwargs))
         except BaseException as error:
             if id(error) != state.raised and _is_own_fault(error.__traceback__):
                 contexts.restore(error, depth)  # it may have hit the leaving of a `no_grad`
             with TRACE:
                 session.leave()
+                if state.shadow is not None:
+                    state.shadow.settle(None)
                 error.__traceback__ = _without_own_frames(error.__traceback__)
             raise
         with TRACE:
@@ -302,6 +310,23 @@ class _Session:
         if self.recorder is not None and CURRENT.kept is None:
             self.recorder.leave()
 
+    def open_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with open numbers among them."""
+        shadow = self.state.shadow
+        if shadow is None:
+            return args, kwargs
+        positional, named = list(args), dict(kwargs)
+        for name, expression in self.expressions.items():
+            opened = shadow.open_number(self.bound[name], str(Local(name)))
+            if opened is not self.bound[name]:
+                exec(
+                    f"{expression} = opened",
+                    {"args": positional, "kwargs": named, "opened": opened},
+                )
+        return tuple(positional), named
+
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             CURRENT.tracing = True
@@ -348,10 +373,14 @@ class _Session:
             if state.refusal is None:
                 trace = self._build(result)
                 modules, outputs = tuple(state.modules), tuple(self._outputs)
-                return Run(result, trace, None, modules, torch_state, outputs)
+                return Run(trace.result, trace, None, modules, torch_state, outputs)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
-        return Run(result, None, state.refusal, tuple(state.modules))
+        return Run(self._settle(result), None, state.refusal, tuple(state.modules))
+
+    def _settle(self, result: object) -> object:
+        """A result with plain numbers in the place of open ones; the user's objects as well."""
+        return result if self.state.shadow is None else self.state.shadow.settle(result)
 
     def _check_torch_state(self) -> None:
         for answer in self.answers:
@@ -429,6 +458,7 @@ class _Session:
         if self.complete:
             _drop_unused_inputs(state)
         inputs = self._inputs()
+        result = self._settle(result)
         if effects is None or not effects.steps:
             self._check_result(result, tensors, inputs)
         return Trace(
@@ -446,6 +476,7 @@ class _Session:
             binding=self.binding,
             namespaces=self.namespaces,
             skeletons=self.skeletons,
+            shadow=state.shadow,
             completion=None if effects is None else self._completion(effects, planner, reads),
             _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
         )
@@ -454,9 +485,11 @@ class _Session:
         written = {id(write.holder.owner) for write in writes}
         if self.complete:  # effects come first, and leave what was written as it should be
             fresh = self.state.reach.fresh
+            shadow = self.state.shadow
             return Planner(
                 self.state.reach.find_source,
                 hold=lambda value: None if id(value) in fresh else refer_to(value),
+                place=None if shadow is None else shadow.plan_output,
             )
         return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 
@@ -563,10 +596,15 @@ class _Session:
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
             tuple(self._find_asked()),
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
+            self._asks_for_types(),
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
             frozenset(planner.handed_out),
         )
+
+    def _asks_for_types(self) -> bool:
+        users = (code for code in self.codes if not is_library_file(code.co_filename))
+        return any("type" in code.co_names and not is_own_code(code) for code in users)
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""

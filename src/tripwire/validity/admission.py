@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class Admission:
             self.completion.effects.counted_keys,
             self._forms,
             self.completion.attributes,
+            shadow=self.trace.shadow,
             offsets_matter=reads_offsets(self.trace),
         )
         self._write_call(writer)
@@ -163,7 +165,20 @@ class Admission:
             if id(tensor) in writer.tensors:
                 self._write_itself(writer, tensor, path)
         self._write_distinctness(writer)
-        return writer.build(fetched)
+        return writer.build(self._add_numbers(writer, fetched))
+
+    def _add_numbers(self, writer: GuardWriter, fetched: list[str]) -> list[str]:
+        """The graph's inputs that are numbers, before its tensors; and those that results hold."""
+        shadow = self.trace.shadow
+        if shadow is None:
+            return fetched
+        writer.space |= {"math": math, "torch": torch}
+        writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
+        inputs = [
+            f"_as_tensor({number.expression})" if number.is_float else number.expression
+            for number in self.trace.numbers
+        ]
+        return [*inputs, *fetched, *shadow.outputs]
 
     def _write_inputs(self, writer: GuardWriter) -> list[str]:
         """Variables of the graph's inputs that come with the call."""
@@ -200,15 +215,24 @@ class Admission:
         fetch = writer.constant(functools.partial(_fetch, carried))
         name = writer.assign(f"{fetch}()")
         self._carried_variables[str(carried.source)] = name
-        facts = writer.constant((carried.facts.meta, carried.facts.traits))
-        has = writer.constant(_has_facts)
         unmarked = writer.spell_attributes(str(carried.source), name, carried.attributes)
+        has, facts = self._spell_carried(writer, name, carried)
         writer.check(
             str(carried.source),
             f"{has}({name}, {facts}) and {unmarked}",
             carried.facts.meta.full,
             f"_fingerprint({name})",
         )
+
+    def _spell_carried(self, writer: GuardWriter, name: str, carried: Carried) -> tuple[str, str]:
+        """What compares the form of a tensor that the run replaces, and with what."""
+        meta, traits = carried.facts.meta, carried.facts.traits
+        shadow, tensor = self.trace.shadow, carried.facts.ref()
+        opened = None if shadow is None or tensor is None else shadow.tensors.get(id(tensor))
+        if opened is None:
+            return writer.constant(_has_facts), writer.constant((meta, traits))
+        writer.add_line(f"{opened.label} = {name}")
+        return writer.constant(_has_kind), writer.constant((meta, traits))
 
     def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
         if tensor is None:
@@ -373,3 +397,13 @@ def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     now = traits_of(value)
     same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
     return same and meta_of(value) == meta
+
+
+def _has_kind(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
+    """Whether all of a tensor's form but its sizes and strides is as it was."""
+    if not isinstance(value, torch.Tensor) or value.dim() != len(facts[0].shape):
+        return False
+    meta = meta_of(value)._replace(shape=facts[0].shape, stride=facts[0].stride)
+    now, traits = traits_of(value), facts[1]
+    same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
+    return same and meta == facts[0]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from keyword import iskeyword
 from types import MappingProxyType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,6 +50,9 @@ from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_
 from tripwire.values.contents import own_dict, slots_of, spell_key
 from tripwire.values.sameness import PLAIN, same_plain
 
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
+
 _dispatch_keys = torch._C._dispatch_keys
 
 
@@ -83,11 +86,16 @@ class Guards:
     # The tensors that come with the call, or None where it isn't for this entry.
     admits: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
     _space: dict[str, Any]  # its globals
+    _returns: tuple[str, ...]
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """The checks alone."""
         return tuple(line for line in self.lines if isinstance(line, Check))
+
+    def and_also(self, checks: Sequence[Check]) -> Guards:
+        """The same with more checks, after all others."""
+        return _compile((*self.lines, *checks), self._returns, self._space)
 
     def ask(self, is_quiet: Callable[[], bool]) -> None:
         """Ask this sentry from now on."""
@@ -138,8 +146,10 @@ class GuardWriter:
         forms: dict[int, tuple[TensorMeta, Traits]],
         attributes: dict[int, dict[str, object]],
         *,
+        shadow: Shadow | None,
         offsets_matter: bool,
     ) -> None:
+        self._shadow = shadow  # has what is open
         self._attributes = attributes  # of tensors, as the run found them
         self._forms = forms  # of tensors, as the run found them
         self._offsets_matter = offsets_matter
@@ -181,6 +191,10 @@ class GuardWriter:
         """Add a condition."""
         self._lines.append(Check(path, condition, expected, found))
 
+    def add_line(self, line: str) -> None:
+        """Add an assignment."""
+        self._lines.append(line)
+
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
         return any(issubclass(type(value), kinds) for value in self._alive)
@@ -220,6 +234,11 @@ class GuardWriter:
         name = self.assign(expression)
         found = f"_fingerprint({name})"
         cls = type(value)
+        opened = None if self._shadow is None else self._shadow.numbers.get(path)
+        if opened is not None:
+            self.check(path, f"type({name}) is {cls.__name__}", f"a {cls.__name__}", found)
+            self._lines.append(f"{opened.label} = {name}")
+            return
         if cls in _SEVERAL:
             self.plain.append((name, value))
         if value is None or cls is bool or value is ...:
@@ -243,7 +262,14 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
-        if id(traits.cls) in PLAIN_TENSORS:
+        opened = None if self._shadow is None else self._shadow.tensors.get(id(tensor))
+        if opened is not None:
+            parts = [
+                *self._spell_kind(name, tensor, meta, traits),
+                f"{name}.dim() == {len(meta.shape)}",
+            ]
+            self._lines.append(f"{opened.label} = {name}")
+        elif id(traits.cls) in PLAIN_TENSORS:
             parts = self._spell_form(name, tensor, meta, traits)
         else:  # whose `__torch_function__` would be told
             form, keys = self.constant(_form_of), _dispatch_keys(tensor)
@@ -275,16 +301,22 @@ class GuardWriter:
     def _spell_form(
         self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
     ) -> list[str]:
-        cls = self.constant(traits.cls)
+        parts = self._spell_kind(name, tensor, meta, traits)
+        parts.append(f"{name}.shape == {self.constant(torch.Size(meta.shape))}")
+        if meta.stride is not None:
+            parts.append(f"{name}.stride() == {meta.stride!r}")
+        return parts
+
+    def _spell_kind(
+        self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
+    ) -> list[str]:
+        """All of a tensor's form but its sizes and strides."""
         parts = [
-            f"type({name}) is {cls}",
+            f"type({name}) is {self.constant(traits.cls)}",
             f"{name}.dtype is {self.constant(meta.dtype)}",
-            f"{name}.shape == {self.constant(torch.Size(meta.shape))}",
             f"_keys({name}) == {self.constant(_dispatch_keys(tensor))}",
             f"{name}.requires_grad is {meta.requires_grad}",
         ]
-        if meta.stride is not None:
-            parts.append(f"{name}.stride() == {meta.stride!r}")
         if meta.requires_grad:
             parts.append(f"bool({self.constant(find_leaf)}({name})) is {traits.is_leaf}")
         if meta.device.type != "cpu":
@@ -464,20 +496,26 @@ class GuardWriter:
 
     # --- the function ---
 
-    def build(self, fetched: list[str]) -> Guards:
-        """Write and compile the function, which returns these variables where it admits."""
-        body = "".join(
-            f"        {line}\n"
-            if isinstance(line, str)
-            else f"        if not ({line.condition}): return None\n"
-            for line in self._lines
-        )
-        source = (
-            f"def admits(args, kwargs):\n    try:\n{body}"
-            f"        return {_tuple(fetched)}\n    except {_CAUGHT}: return None\n"
-        )
-        exec(compile(source, "<tripwire guards>", "exec"), self.space)
-        return Guards(source, tuple(self._lines), self.space["admits"], self.space)
+    def build(self, returned: list[str]) -> Guards:
+        """Write and compile the function, which returns these where it admits."""
+        return _compile(tuple(self._lines), tuple(returned), self.space)
+
+
+def _compile(
+    lines: tuple[str | Check, ...], returned: tuple[str, ...], space: dict[str, Any]
+) -> Guards:
+    body = "".join(
+        f"        {line}\n"
+        if isinstance(line, str)
+        else f"        if not ({line.condition}): return None\n"
+        for line in lines
+    )
+    source = (
+        f"def admits(args, kwargs):\n    try:\n{body}"
+        f"        return {_tuple(returned)}\n    except {_CAUGHT}: return None\n"
+    )
+    exec(compile(source, "<tripwire guards>", "exec"), space)
+    return Guards(source, lines, space["admits"], space, returned)
 
 
 _CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
@@ -524,7 +562,7 @@ _PLAIN_BASES: dict[type, Callable[[Any], object]] = {
 }
 
 
-def _tuple(names: list[str]) -> str:
+def _tuple(names: Sequence[str]) -> str:
     return f"({', '.join(names)},)" if names else "()"
 
 

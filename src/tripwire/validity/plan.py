@@ -33,7 +33,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.guards import Guards
+from tripwire.validity.guards import Check, Guards
 from tripwire.validity.probes import Probe, build_probe
 from tripwire.validity.wires import (
     Alike,
@@ -49,6 +49,7 @@ from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
     from tripwire.validity.standing import Standing
 
 _GLOBAL_HOOKS = (
@@ -87,6 +88,15 @@ class Plan:
         sentry = Sentry([(wire.space, wire.keys) for wire in self.dicts], objects)
         self.guards.ask(sentry.is_quiet)
         return replace(self, sentry=sentry)
+
+
+def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
+    """Admit what is open under the conditions of the run, and of the compiler that ran since."""
+    checks = [
+        Check("open sizes", condition, condition, "'not so'")
+        for condition in shadow.find_conditions()
+    ]
+    standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
 
 
 def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing) -> Plan:
@@ -182,7 +192,8 @@ class _Planner:
                         "place, so the next call finds another tensor.",
                     )
                 state.append(tensor)
-        return Held(tuple(state)), tuple(fetched)
+        count = len(self.trace.numbers)
+        return Held(tuple(state)), (*range(count), *(count + index for index in fetched))
 
     # --- wires ---
 

@@ -144,7 +144,8 @@ def build_probe(trace: Trace) -> Probe | None:
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
     module = build_module(_root_of(trace), past.build_graph(needed, branches), "Probe")
-    sources = tuple(str(trace.inputs[i].source) for i in indices)
+    names = [*(n.expression for n in trace.numbers), *(str(i.source) for i in trace.inputs)]
+    sources = tuple(names[i] for i in indices)
     targets = [_target_of(node, module) for node in module.graph.nodes]
     key = (module.code, sources, *targets)
     expected = tuple(branch.value for branch in branches)

@@ -48,7 +48,7 @@ def fold(call, *args):
     tripwire.compile(call, backend=catch, fullgraph=True)(*args)
     ((module, inputs),) = caught
     before = module.code
-    with handing_over(module, shape_env=ShapeEnv()) as copied:
+    with handing_over(module, [], shape_env=ShapeEnv()) as (copied, _):
         fold_blocks(copied, inputs)
     assert module.code == before
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def test_a_block_begins_with_a_product() -> None:
     caught = []
 
     def catch(module, inputs):
-        with handing_over(module, shape_env=ShapeEnv()) as copied:
+        with handing_over(module, [], shape_env=ShapeEnv()) as (copied, _):
             fold_blocks(copied, inputs)
         caught.append(copied)
         return module.forward

@@ -60,12 +60,13 @@ class Tagged:
 
 
 def test_shapes_alternate_without_retracing() -> None:
-    check_compiles(add_one, calls=[SIZES[2], SIZES[3], SIZES[2], SIZES[3], SIZES[2]], traces=2)
+    calls = [SIZES[2], SIZES[3], SIZES[2], SIZES[3], SIZES[2]]
+    check_compiles(add_one, calls=calls, traces=2, dynamic=False)
 
 
 def test_each_call_runs_the_entry_of_its_shape() -> None:
     backend = Tagged()
-    compiled = tripwire.compile(add_one, backend=backend)
+    compiled = tripwire.compile(add_one, backend=backend, dynamic=False)
     for n in (2, 3, 2, 3, 3):
         compiled(SIZES[n])
     assert backend.ran == [0, 1, 1]
@@ -85,7 +86,7 @@ def test_of_two_entries_that_hold_the_newest_runs(monkeypatch) -> None:
 
 
 def test_no_more_than_cache_size_entries_are_kept() -> None:
-    compiled = tripwire.compile(add_one, cache_size=3)
+    compiled = tripwire.compile(add_one, dynamic=False, cache_size=3)
     for n in (1, 2, 3, 4, 5):
         compiled(SIZES[n])
     assert compiled.statistics().entries == 3
@@ -93,23 +94,25 @@ def test_no_more_than_cache_size_entries_are_kept() -> None:
 
 def test_the_least_recently_used_entry_goes() -> None:
     calls = [SIZES[1], SIZES[2], SIZES[1], SIZES[3]]  # the entry of size 2 goes
-    check_compiles(add_one, calls=[*calls, SIZES[1], SIZES[3]], traces=3, cache_size=2)
-    check_compiles(add_one, calls=[*calls, SIZES[2]], traces=4, cache_size=2)
+    check_compiles(
+        add_one, calls=[*calls, SIZES[1], SIZES[3]], traces=3, dynamic=False, cache_size=2
+    )
+    check_compiles(add_one, calls=[*calls, SIZES[2]], traces=4, dynamic=False, cache_size=2)
 
 
 def test_hits_of_the_newest_entry_count_as_use() -> None:
     first, second, third = SIZES[1], SIZES[2], SIZES[3]
     calls = [first, second, first, second, second, third, second]
-    check_compiles(add_one, calls=calls, traces=3, cache_size=2)
+    check_compiles(add_one, calls=calls, traces=3, dynamic=False, cache_size=2)
 
 
 def test_a_cache_of_one_holds_the_latest() -> None:
     calls = [SIZES[1], SIZES[1], SIZES[2], SIZES[2], SIZES[1]]
-    check_compiles(add_one, calls=calls, traces=3, cache_size=1)
+    check_compiles(add_one, calls=calls, traces=3, dynamic=False, cache_size=1)
 
 
 def test_hits_of_entries_that_went_still_count() -> None:
-    compiled = tripwire.compile(add_one, cache_size=1)
+    compiled = tripwire.compile(add_one, dynamic=False, cache_size=1)
     for n in (1, 1, 1, 2, 2):
         compiled(SIZES[n])
     assert compiled.statistics().hits == 3

@@ -1,0 +1,86 @@
+"""Opening: what of a call is to be left open, and what of a run was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tripwire.ranges import SourceRange
+from tripwire.values.classes import isinstance
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What of a call is left open, by the paths that lead there."""
+
+    dims: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of tensors
+    numbers: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.dims or self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A question that the run asked about open numbers, or one that it closed."""
+
+    text: str  # s0 < 512
+    where: SourceRange
+    closed_by: str = ""  # what needed the value, where the number was closed
+
+    def __str__(self) -> str:
+        if self.closed_by:
+            return f"closed at {self.where.short} by {self.closed_by}: {self.text}"
+        return f"decided at {self.where.short}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTensor:
+    """A tensor of the call whose sizes are open."""
+
+    label: str  # its name in conditions
+    fake: FakeTensor
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNumber:
+    """An int or a float of the call that is open."""
+
+    label: str
+    symbol: torch.SymInt | torch.SymFloat
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class NumberInput:
+    """An input of the graph that is a number."""
+
+    name: str
+    expression: str  # of the guard function's variables
+    symbol: torch.SymInt | torch.SymFloat
+
+    @property
+    def is_float(self) -> bool:
+        """A float goes into a graph as a tensor, as torch's compilers want it."""
+        return isinstance(self.symbol, torch.SymFloat)
+
+    @property
+    def value(self) -> Any:
+        """What the graph got for it in the run."""
+        value = self.symbol.node.hint
+        return torch.tensor(value, dtype=torch.float64) if self.is_float else value
+
+    def build_example(self, mode: FakeTensorMode) -> Any:
+        """What a compiler gets for it."""
+        if not self.is_float:
+            return self.symbol
+        example = mode.from_tensor(torch.tensor(0.0, dtype=torch.float64), static_shapes=True)
+        with mode:
+            example.item_memo = self.symbol
+        return example

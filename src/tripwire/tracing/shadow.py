@@ -1,0 +1,621 @@
+"""Shadow: what of a run stays open.
+
+Beside the real run goes a shadow: for each tensor whose size may be another one on the next call, a
+fake tensor with symbolic sizes. A torch call that gets such a tensor, or an open number, runs a
+second time on these, which takes no memory and computes shapes alone. Equal questions are asked
+once: layers that are alike cost little after the first. Python gets open numbers for the sizes
+(values/numbers.py); what it decides by them becomes a condition of the trace.
+
+What the shadow can't follow closes the numbers that lead to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from types import CellType
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from tripwire.ranges import NOWHERE, SourceRange
+from tripwire.reading.tensors import PLAIN_TENSORS, iter_given, meta_of
+from tripwire.rulebook.rules import SETATTR, Call, Query
+from tripwire.tracing.opening import Decision, NumberInput, Opening, OpenNumber, OpenTensor
+from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
+from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+from tripwire.values.contents import own_dict, slots_of
+from tripwire.values.numbers import (
+    Made,
+    Number,
+    OpenFloat,
+    OpenInt,
+    is_open,
+    iter_leaves,
+    map_leaves,
+    symbolic,
+)
+
+_LONGEST = 60  # operations in an expression; longer ones are closed
+
+
+class Shadow:
+    """Of one run."""
+
+    def __init__(self, state: TracingState, opening: Opening) -> None:
+        from torch._dynamo.source import ConstantSource  # imports much
+
+        self._name_source = ConstantSource
+        self._state = state
+        self._opening = opening
+        self._thread = get_ident()
+        self._has_ended = False
+        # Sizes that are equal by chance may differ, and what values decide on is no size.
+        self.env = ShapeEnv(
+            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
+        self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
+        self.tensors: dict[int, OpenTensor] = {}  # of the call, by identity
+        self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
+        self.decisions: list[Decision] = []
+        self.closed: set[tuple[str, int | None]] = set()  # paths, and which of the sizes there
+        self._places: dict[Any, tuple[str, int | None]] = {}  # of symbols
+        self.inputs: dict[str, NumberInput] = {}  # of the graph, before all tensors
+        self.outputs: list[str] = []  # numbers that the result holds, as expressions
+        self._origins: dict[Any, str] = {}  # of symbols, in the guard function's words
+        self._placeholders: list[fx.Node] = []
+        self._nodes: dict[object, fx.Node] = {}  # of numbers, by expression or identity
+        self._fakes: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
+        self._forms: dict[object, FakeTensor] = {}
+        self._memo: dict[object, object] = {}
+        self._handed_out: list[weakref.ref[Any]] = []
+        self._kept: list[object] = []  # numbers with a node, whose identity must not come again
+        self._told = 0  # conditions that the environment had when it was last looked at
+
+    # --- what is open from the beginning ---
+
+    def open_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """Leave some sizes of a tensor of the call open, if they are to be."""
+        dims = self._opening.dims.get(path)
+        if not dims or tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
+            return
+        label = f"t{len(self.tensors)}"
+        with self._aside():
+            shape = tensor.size()
+            if not any(d < len(shape) and shape[d] > 1 for d in dims):
+                return
+            kinds = [
+                DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(len(shape))
+            ]
+            context: Any = StatelessSymbolicContext(kinds)
+            source = self._name_source(label)
+            fake = self.mode.from_tensor(tensor, symbolic_context=context, source=source)
+            for index, size in enumerate(fake.size()):
+                self._note_origin(size, f"{label}.size()[{index}]", (path, index))
+            for index, stride in enumerate(fake.stride()):
+                self._note_origin(stride, f"{label}.stride()[{index}]")
+            self._note_origin(fake.storage_offset(), f"{label}.storage_offset()")
+            self.tensors[id(tensor)] = OpenTensor(label, fake)
+            self._put(tensor, fake)
+
+    def open_number(self, value: Any, path: str) -> Any:
+        """Leave an int or a float of the call open, if it is to be."""
+        if path not in self._opening.numbers or not is_exactly(value, int, float):
+            return value
+        if path not in self.numbers:
+            label = f"n{len(self.numbers)}"
+            source, dynamic = self._name_source(label), DimDynamic.DYNAMIC
+            with self._aside():
+                symbol = self.env.create_unspecified_symbol(value, source, dynamic)
+                make: Any = self.env.create_symintnode
+                if is_exactly(value, float):
+                    make = self.env.create_symfloatnode
+                number = make(symbol, hint=value, source=source)
+                self._note_origin(number, label, (path, None))
+                self.numbers[path] = OpenNumber(label, number, type(value))
+        with self._aside():
+            return self._wrap(self.numbers[path].symbol, value)
+
+    def _note_origin(
+        self, symbol: object, expression: str, place: tuple[str, int | None] | None = None
+    ) -> None:
+        expr = _expression(symbol)
+        if not isinstance(expr, int) and expr.is_Symbol:
+            self._origins.setdefault(expr, expression)
+            if place is not None:
+                self._places.setdefault(expr, place)
+
+    # --- numbers: the ledger that values/numbers.py wants ---
+
+    def is_live(self) -> bool:
+        """Whether the run goes on, in this thread."""
+        return not self._has_ended and get_ident() == self._thread and self._state.refusal is None
+
+    def compute(self, made: tuple[Any, ...], value: Number) -> Any:
+        """What comes of a function and its operands, as an open number where it is one."""
+        with self._aside():
+            symbol = made[0](*map(symbolic, made[1:]))
+            self._note_decisions()
+            return self._wrap(symbol, value, made)
+
+    def _wrap(self, symbol: Any, value: Any, made: Made = None) -> Any:
+        if not _is_open_symbol(symbol):
+            return value
+        cls: Any = OpenInt if isinstance(symbol, torch.SymInt) else OpenFloat
+        number = cls(symbol, value, self, made)
+        if symbol.node.expr.count_ops() > _LONGEST:
+            self.close(number, f"an expression of more than {_LONGEST} operations")
+            return value
+        self._handed_out.append(weakref.ref(number))
+        return number
+
+    def close(self, number: OpenInt | OpenFloat, by: str) -> None:
+        """The number is its value from now on."""
+        self._close(number.symbol, by)
+
+    def _close(self, symbol: Any, by: str) -> None:
+        with self._aside():
+            if _is_open_symbol(symbol):
+                text, value = str(symbol.node.expr), symbol.node.hint
+                places = map(self._places.get, symbol.node.expr.free_symbols)
+                self.closed.update(place for place in places if place is not None)
+                assert bool(symbol == value)
+                self._told = len(self.env.guards)
+                self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
+
+    def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
+        """Note how a question of the program's was answered."""
+        with self._aside():
+            found = bool(compare(symbolic(left), symbolic(right)))
+            self._note_decisions()
+        assert found == answer, (compare, left, right)
+        return answer
+
+    def _note_decisions(self) -> None:
+        fresh = self.env.guards[self._told :]
+        self._told = len(self.env.guards)
+        if fresh:
+            where = self._where()
+            self.decisions += [Decision(str(guard.expr), where) for guard in fresh]
+
+    def _where(self) -> SourceRange:
+        return self._state.capture_range(2)
+
+    # --- what Python asks a tensor ---
+
+    def answer(
+        self, rule: Query, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
+    ) -> Any:
+        """What Python gets for a question about sizes, where the real tensor answered `value`."""
+        with self._aside():
+            for leaf in filter(is_open, iter_leaves(given)):
+                self.close(leaf, f"{rule.name}()")
+        fake = self._find(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        name = rule.name
+        if fake is None or not rule.of_size or name == "storage_offset":
+            return value
+        with self._aside():
+            found: Any = None
+            if name in ("shape", "size", "stride"):
+                ask = fake.stride if name == "stride" else fake.size
+                found = ask(*args[1:], **kwargs)
+            elif name in ("numel", "nelement"):
+                found = fake.numel()
+            elif name == "nbytes":
+                found = fake.numel() * fake.element_size()
+            elif name == "is_contiguous":
+                found = fake.is_contiguous(*args[1:], **kwargs)
+            self._note_decisions()
+            if found is None or (is_exactly(value, bool) and found != value):
+                self._close_arguments((args, kwargs), f"{name}()")
+                return value
+            if is_exactly(value, torch.Size, tuple):
+                items = [self._wrap(s, v) for s, v in zip(found, value, strict=True)]
+                return type(value)(items)
+            return value if is_exactly(value, bool) else self._wrap(found, value)
+
+    # --- torch calls ---
+
+    def has_open(self, value: Any) -> bool:
+        """Whether an open number, or a tensor of open sizes, is among a call's arguments."""
+        return any(
+            is_open(leaf) or (isinstance(leaf, torch.Tensor) and self._find(leaf) is not None)
+            for leaf in iter_leaves(value)
+        )
+
+    def follow(
+        self, rule: Call, func: Callable[..., Any], args: Any, kwargs: Any, value: Any
+    ) -> None:
+        """Do in the shadow what a call did, and see which sizes of its result are open."""
+        results = list(iter_given(value))
+        if rule.opaque or (rule.target is SETATTR and self.has_open(args)):
+            self._close_arguments((args, kwargs), rule.name)
+        elif results:
+            in_place = rule.writes or kwargs.get("out") is not None
+            with self._aside():
+                fakes = self._run(rule, func, args, kwargs, in_place)
+                self._note_decisions()
+                if fakes is None or not _are_alike(fakes, results):
+                    self._close_arguments((args, kwargs), rule.name)
+                    return
+                for tensor, fake in zip(results, fakes, strict=True):
+                    self._put(tensor, fake)
+
+    def follow_blindly(self, given: Any, by: str) -> None:
+        """A call is made that the shadow can't make."""
+        with self._aside():
+            self._close_arguments(given, by)
+
+    def _run(
+        self, rule: Call, func: Callable[..., Any], args: Any, kwargs: Any, in_place: bool
+    ) -> list[Any] | None:
+        key = None if in_place else self._key(func, args, kwargs)
+        found: Any = None if key is None else self._memo.get(key)
+        if found is None:
+            fake = self._fake_of if not in_place else self._copy_of
+            try:
+                with self.mode, enable_python_dispatcher():
+                    made = func(*map_leaves(args, fake), **map_leaves(kwargs, fake))
+                found = list(iter_given(made))
+            except Exception:  # of torch's: it can't tell without the values
+                return None
+            if key is not None:
+                self._memo[key] = found
+        return cast("list[Any]", found)
+
+    def _close_arguments(self, value: Any, by: str) -> None:
+        """Close all that leads to a call that can't be followed."""
+        for leaf in iter_leaves(value):
+            if is_open(leaf):
+                self.close(leaf, by)
+            elif isinstance(leaf, torch.Tensor) and (fake := self._find(leaf)) is not None:
+                for symbol in (*fake.size(), *fake.stride(), fake.storage_offset()):
+                    self._close(symbol, by)
+
+    # --- fake tensors ---
+
+    def _find(self, tensor: torch.Tensor) -> FakeTensor | None:
+        found = self._fakes.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def _put(self, tensor: torch.Tensor, fake: Any) -> None:
+        symbols = (*fake.size(), *fake.stride())
+        if not any(map(_is_open_symbol, symbols)):
+            self._fakes.pop(id(tensor), None)
+            return
+        key = (*(fake.dtype, fake.device), *map(_expression, symbols))
+        self._fakes[id(tensor)] = weakref.ref(tensor), self._forms.setdefault(key, fake)
+
+    def _fake_of(self, value: Any) -> Any:
+        """An argument as the shadow has it."""
+        if not isinstance(value, torch.Tensor):
+            return symbolic(value)
+        found = self._find(value)
+        if found is not None:
+            return found
+        meta = meta_of(value)._replace(requires_grad=False)
+        if meta.stride is None or id(type(value)) not in PLAIN_TENSORS:
+            return self.mode.from_tensor(value, static_shapes=True)
+        found = self._forms.get(meta)
+        if found is None:
+            found = self._forms[meta] = cast("FakeTensor", meta.build())
+        return found
+
+    def _copy_of(self, value: Any) -> Any:
+        """The same for a call that may change the form of what it gets."""
+        fake = self._fake_of(value)
+        return fake.detach() if isinstance(fake, torch.Tensor) else fake
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> object | None:
+        """What the form of a call's result follows from."""
+        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        try:
+            key = (
+                func,
+                autocast,
+                torch.get_default_dtype(),
+                self._spell(args),
+                self._spell(kwargs),
+            )
+            hash(key)
+        except TypeError:  # something that can't be a key
+            return None
+        return key
+
+    def _spell(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            fake = self._find(value)
+            return id(fake) if fake is not None else (meta_of(value), value.layout)
+        if is_open(value):
+            return type(value).__name__, _expression(value.symbol)
+        if isinstance(value, (tuple, list)):
+            return type(value), *map(self._spell, value)
+        if isinstance(value, dict):
+            return dict, *((key, self._spell(item)) for key, item in value.items())
+        if is_exactly(value, slice):
+            return slice, *map(self._spell, (value.start, value.stop, value.step))
+        return type(value), value
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What the shadow does is no part of the run."""
+        state = self._state
+        before, CURRENT.state = CURRENT.state, None
+        observer = state.observer if state.observer and not state.observer.paused else None
+        if observer is not None:
+            observer.pause()
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                yield
+        finally:
+            if observer is not None:
+                observer.resume()
+            CURRENT.state = before
+
+    # --- the graph ---
+
+    def node_of(self, number: OpenInt | OpenFloat) -> Any:
+        """The node that computes a number; its value where it was closed meanwhile."""
+        expr = number.symbol.node.expr
+        if not expr.free_symbols:
+            return number.value
+        made = number.made
+        key: Any = expr if made is None else id(number)
+        if key not in self._nodes:
+            if made is None:
+                self._nodes[key] = self._spell_expression(expr, number.symbol)
+            else:
+                operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
+                node = self._state.graph().call_function(made[0], operands)
+                self._nodes[key] = self._describe(node, number.symbol)
+                self._kept.append(number)
+        return self._nodes[key]
+
+    def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
+        node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
+        node.meta["example_value"] = symbol
+        return node
+
+    def _spell_expression(self, expr: Any, symbol: Any) -> fx.Node:
+        """Nodes for the size of a tensor that the run made."""
+        if expr.is_Symbol:
+            return self._find_input(expr, symbol)
+        graph = self._state.graph()
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        found = {}
+        for one in sorted(expr.free_symbols, key=str):
+            hint: Any = self.env.size_hint(one)
+            node = self.env.create_symintnode(one, hint=int(hint))
+            found[one] = fx.Proxy(self._find_input(one, node), tracer)
+        last = next(reversed(graph.nodes))
+        proxy = sympy_interp(PythonReferenceAnalysis, found, expr)
+        while last.next.op != "root":
+            last = self._describe(last.next, None)
+        return self._describe(proxy.node, symbol)
+
+    def _find_input(self, expr: Any, symbol: Any) -> fx.Node:
+        """The node of a symbol: an input of the graph."""
+        if expr in self._nodes:
+            return self._nodes[expr]
+        graph, origin = self._state.graph(), self._origins[expr]
+        first = next(iter(graph.nodes), None)
+        if self._placeholders:
+            with graph.inserting_after(self._placeholders[-1]):
+                node = graph.placeholder(str(expr))
+        elif first is not None:
+            with graph.inserting_before(first):
+                node = graph.placeholder(str(expr))
+        else:
+            node = graph.placeholder(str(expr))
+        self._placeholders.append(self._describe(node, symbol))
+        self.inputs[origin] = NumberInput(node.name, origin, symbol)
+        if isinstance(symbol, torch.SymFloat):
+            node = self._describe(graph.call_method("item", (node,)), symbol)
+        self._nodes[expr] = node
+        return node
+
+    @property
+    def last_input(self) -> fx.Node | None:
+        """The last of the graph's inputs that are numbers."""
+        return self._placeholders[-1] if self._placeholders else None
+
+    # --- the end of the run ---
+
+    def plan_output(self, number: OpenInt | OpenFloat) -> int:
+        """The place of a number among those that the result, or an effect, holds."""
+        self.outputs.append(self._print(number))
+        return len(self.outputs) - 1
+
+    def _print(self, number: Any) -> str:
+        """A number in the guard function's words."""
+        if not is_open(number):
+            return repr(number)
+        if number.made is None or not _is_open_symbol(number.symbol):
+            return f"({_Printer(self._origins).doprint(number.symbol.node.expr)})"
+        function, *operands = number.made
+        return f"{_SPELLED[function].format(*map(self._print, operands))}"
+
+    def end(self) -> None:
+        """The run is over: numbers are what they are."""
+        self._has_ended = True
+
+    def settle(self, result: object) -> object:
+        """Put plain numbers in the place of open ones, wherever the run left some."""
+        self.end()
+        alive = [number for ref in self._handed_out if (number := ref()) is not None]
+        self._handed_out.clear()
+        self._kept.clear()
+        if alive:
+            result = _Sweep(alive).run(result)
+        return result
+
+    def list_open(self) -> tuple[str, ...]:
+        """What is still open, each with its symbol."""
+        sizes = [
+            f"{_spell_place(*place)} = {symbol}"
+            for symbol, place in self._places.items()
+            if self.env.replace(symbol).free_symbols
+        ]
+        return tuple(sizes)
+
+    def find_conditions(self) -> list[str]:
+        """What must hold of another call, in the guard function's words. No more can be added."""
+        labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in self.tensors.values()]
+        labelled += [(o.label, o.symbol) for o in self.numbers.values()]
+        conditions = self.env.produce_guards(
+            [value for _, value in labelled],
+            [self._name_source(label) for label, _ in labelled],
+            ignore_static=False,
+        )
+        self.env.freeze()
+        # Where a tensor begins in its memory matters to nobody here.
+        return [one for one in conditions if ".storage_offset() == " not in one]
+
+    def fake_input(self, tensor: torch.Tensor) -> FakeTensor:
+        """What a compiler gets for an input of the graph that is a tensor."""
+        opened = self.tensors.get(id(tensor))
+        if opened is not None:
+            return opened.fake
+        return self.mode.from_tensor(tensor, static_shapes=True)
+
+    def forget(self) -> None:
+        """Let go of the run's tensors: weak references would get in the way of swap_tensors."""
+        self._fakes.clear()
+        self._memo.clear()
+        self._forms.clear()
+        describer = self.mode.fake_tensor_converter.meta_converter.describer
+        describer.lookup_tensor.clear()
+        describer.lookup_storage.clear()
+
+
+_SPELLED = {
+    operator.add: "({} + {})",
+    operator.sub: "({} - {})",
+    operator.mul: "({} * {})",
+    operator.truediv: "({} / {})",
+    operator.floordiv: "({} // {})",
+    operator.mod: "({} % {})",
+    operator.pow: "({} ** {})",
+    operator.neg: "(-{})",
+    operator.pos: "(+{})",
+    operator.abs: "abs({})",
+}
+
+
+class _Printer(PythonPrinter):
+    """Writes expressions as Python, symbols by where they come from."""
+
+    def __init__(self, origins: dict[Any, str]) -> None:
+        super().__init__()
+        self._origins = origins
+
+    def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
+        return self._origins[expr]
+
+
+def _spell_place(path: str, dim: int | None) -> str:
+    return path if dim is None else f"{path}.shape[{dim}]"
+
+
+def _is_open_symbol(symbol: object) -> bool:
+    is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
+    return is_symbol and bool(symbol.node.expr.free_symbols)  # type: ignore[attr-defined]
+
+
+def _expression(symbol: Any) -> Any:
+    return symbol.node.expr if isinstance(symbol, (torch.SymInt, torch.SymFloat)) else symbol
+
+
+def _are_alike(fakes: list[Any], tensors: list[torch.Tensor]) -> bool:
+    """Whether fake tensors have the forms of real ones, in this run."""
+    return len(fakes) == len(tensors) and all(
+        fake.layout is tensor.layout is torch.strided
+        and fake.dtype is tensor.dtype
+        and list(map(_hint, fake.size())) == list(tensor.size())
+        and list(map(_hint, fake.stride())) == list(tensor.stride())
+        for fake, tensor in zip(fakes, tensors, strict=True)
+    )
+
+
+def _hint(symbol: Any) -> Any:
+    return symbol.node.hint if isinstance(symbol, torch.SymInt) else symbol
+
+
+# --- what the run left behind ------------------------------------------------------------------
+
+
+class _Sweep:
+    """Replaces open numbers by plain ones, wherever they are held."""
+
+    def __init__(self, numbers: list[Any]) -> None:
+        self._numbers = numbers
+        self._replaced = {id(number): number.value for number in numbers}
+        self._old: list[object] = list(numbers)  # alive, so that identities stay theirs
+
+    def run(self, result: object) -> object:
+        """Everywhere, and in a result; which may be another object then."""
+        fresh: list[object] = list(self._numbers)
+        while fresh:
+            mine = {id(fresh), id(self._old), id(self._numbers), id(self.__dict__)}
+            holders = [h for h in gc.get_referrers(*fresh) if id(h) not in mine]
+            fresh = []
+            for holder in holders:
+                self._replace_in(holder, fresh)
+            holders.clear()
+        return self._replaced.get(id(result), result)
+
+    def _find(self, value: object) -> Any:
+        return self._replaced.get(id(value), value)
+
+    def _replace_in(self, holder: Any, fresh: list[object]) -> None:
+        if isinstance(holder, tuple):
+            if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
+                items = [self._find(item) for item in tuple.__iter__(holder)]
+                cls = type(holder)
+                made = cls(*items) if is_namedtuple(cls) else cls(items)
+                self._replaced[id(holder)] = made
+                self._old.append(holder)
+                fresh.append(holder)
+        elif isinstance(holder, dict):
+            if any(id(key) in self._replaced for key in dict.keys(holder)):
+                items = [(self._find(k), self._find(v)) for k, v in dict.items(holder)]
+                dict.clear(holder)
+                dict.update(holder, items)
+            for key, value in list(dict.items(holder)):
+                if id(value) in self._replaced:
+                    dict.__setitem__(holder, key, self._find(value))
+        elif isinstance(holder, list):
+            for index, value in enumerate(list.__iter__(holder)):
+                if id(value) in self._replaced:
+                    list.__setitem__(holder, index, self._find(value))
+        elif isinstance(holder, deque):
+            for index, value in enumerate(list(deque.__iter__(holder))):
+                if id(value) in self._replaced:
+                    deque.__setitem__(holder, index, self._find(value))
+        elif isinstance(holder, set):
+            for value in list(set.__iter__(holder)):
+                if id(value) in self._replaced:
+                    set.discard(holder, value)
+                    set.add(holder, self._find(value))
+        elif isinstance(holder, CellType):
+            holder.cell_contents = self._find(holder.cell_contents)
+        else:
+            space = own_dict(holder)
+            if space is not None:
+                self._replace_in(space, fresh)
+            for slot in slots_of(type(holder)).values():
+                value = slot.__get__(holder)
+                if id(value) in self._replaced:
+                    slot.__set__(holder, self._find(value))

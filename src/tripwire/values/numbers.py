@@ -1,0 +1,316 @@
+"""Open numbers: ints and floats of a run whose value may be another one on the next call.
+
+An open number *is* a torch.SymInt or torch.SymFloat, so that torch takes it as an argument, and
+*says* that it is an int or a float: `isinstance` holds. Arithmetic gives open numbers. A comparison
+gives the answer of this run, and is noted as a decision. Whatever else needs the value *closes* the
+number: from then on it is this value. In other threads, and after the run, it is a plain number in
+all that it does.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from types import NotImplementedType
+from typing import Any, Protocol
+
+import torch
+
+from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+
+Symbol = torch.SymInt | torch.SymFloat
+Number = int | float
+# How a number was computed: the function and what it got. None: it was there.
+Made = tuple[Any, ...] | None
+
+
+class Ledger(Protocol):
+    """Who keeps the numbers of a run."""
+
+    def is_live(self) -> bool:
+        """Whether the run goes on, in this thread."""
+
+    def compute(self, made: tuple[Any, ...], value: Number) -> Any:
+        """What comes of a function and its operands, as an open number where it is one."""
+
+    def close(self, number: OpenInt | OpenFloat, by: str) -> None:
+        """The number is its value from now on."""
+
+    def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
+        """Note how a question of the program's was answered."""
+
+
+def is_open(value: object) -> bool:
+    """Whether a value is an open number."""
+    return is_exactly(value, OpenInt, OpenFloat)
+
+
+def plain(value: Any) -> Any:
+    """The value of an open number; all else as it is."""
+    return value.value if is_exactly(value, OpenInt, OpenFloat) else value
+
+
+def symbolic(value: Any) -> Any:
+    """The symbol of an open number; all else as it is."""
+    return value.symbol if is_exactly(value, OpenInt, OpenFloat) else value
+
+
+def _is_number(value: object) -> bool:
+    return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
+
+
+class OpenInt(torch.SymInt):
+    """An int that isn't fixed."""
+
+    symbol: Symbol
+    value: Number
+    ledger: Ledger
+    made: Made
+
+    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
+
+    __class__ = property(lambda self: int)
+
+
+class OpenFloat(torch.SymFloat):
+    """A float that isn't fixed."""
+
+    symbol: Symbol
+    value: Number
+    ledger: Ledger
+    made: Made
+
+    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
+
+    __class__ = property(lambda self: float)
+
+
+# --- arithmetic --------------------------------------------------------------------------------
+
+
+def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+    compute = getattr(operator, name)
+
+    opens_floats = name in ("add", "sub", "mul", "truediv")
+
+    def method(self: Any, other: Any) -> Any:
+        left, right = (other, self) if is_reflected else (self, other)
+        if not _is_number(other):
+            return _close_for(self, other, name, lambda: compute(plain(left), plain(right)))
+        value = compute(plain(left), plain(right))  # raises what Python raises
+        ledger: Ledger = self.ledger
+        if not ledger.is_live():
+            return value
+        has_float = is_exactly(value, float) and not opens_floats
+        if has_float or not all(map(_is_finite, (plain(left), plain(right), value))):
+            return _close_all(self, other, name, value)
+        return ledger.compute((compute, left, right), value)
+
+    return method
+
+
+def _power(*, is_reflected: bool) -> Callable[..., Any]:
+    """Symbols have powers of natural numbers alone."""
+    open_power = _arithmetic("pow", is_reflected=is_reflected)
+
+    def method(self: Any, other: Any, modulus: Any = None) -> Any:
+        base, exponent = (other, self) if is_reflected else (self, other)
+        if modulus is not None or not _is_number(other):
+            mine = (plain(base), plain(exponent), plain(modulus))
+            return _close_for(self, other, "pow", lambda: pow(*mine))
+        natural = is_exactly(exponent, int) and 0 <= exponent <= _LARGEST_POWER
+        if natural and is_exactly(base, OpenInt):
+            return open_power(self, other)
+        return _close_all(self, other, "pow", plain(base) ** plain(exponent))
+
+    return method
+
+
+_LARGEST_POWER = 8
+
+
+def _is_finite(value: Number) -> bool:
+    return math.isfinite(value) if is_exactly(value, float) else True
+
+
+def _close_for(self: Any, other: object, by: str, compute: Callable[[], Any]) -> Any:
+    """What comes of a number that can't be open itself: an enum's, a complex one."""
+    if not issubclass(type(other), (int, float, complex)):
+        return NotImplemented
+    return _close_all(self, other, by, compute())
+
+
+def _close_all(self: Any, other: Any, by: str, value: Any) -> Any:
+    for number in (self, other):
+        if is_open(number) and number.ledger.is_live():
+            number.ledger.close(number, by)
+    return value
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    compute = getattr(operator, name)
+
+    def method(self: Any) -> Any:
+        value = compute(self.value)
+        ledger: Ledger = self.ledger
+        if not ledger.is_live():
+            return value
+        return ledger.compute((compute, self), value)
+
+    return method
+
+
+# --- questions ---------------------------------------------------------------------------------
+
+
+def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
+    compare = getattr(operator, name)
+
+    def method(self: Any, other: Any) -> bool | NotImplementedType:
+        if not _is_number(other):
+            found = _close_for(self, other, name, lambda: compare(self.value, other))
+            return NotImplemented if found is NotImplemented else bool(found)
+        answer = bool(compare(self.value, plain(other)))
+        ledger: Ledger = self.ledger
+        if not ledger.is_live():
+            return answer
+        if not _is_finite(plain(other)) or not _is_finite(self.value):
+            if is_exactly(self, OpenInt) and not is_open(other):
+                return answer  # every int compares alike with infinity, and with nan
+            return bool(_close_all(self, other, name, answer))
+        return ledger.decide(compare, self, other, answer)
+
+    return method
+
+
+def _is_true(self: Any) -> bool:
+    ledger: Ledger = self.ledger
+    answer = bool(self.value)
+    return ledger.decide(operator.ne, self, 0, answer) if ledger.is_live() else answer
+
+
+# --- everything else ---------------------------------------------------------------------------
+
+
+def _closing(name: str) -> Callable[..., Any]:
+    """A method that needs the value."""
+    by = f"{name.strip('_')}()"
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ledger: Ledger = self.ledger
+        if ledger.is_live():
+            ledger.close(self, by)
+        return getattr(self.value, name)(*map(plain, args), **kwargs)
+
+    return method
+
+
+def _complete(cls: Any, base: type, arithmetic: str) -> None:
+    """Give an open number every method of int or float."""
+    for name in arithmetic.split():
+        setattr(cls, f"__{name}__", _arithmetic(name, is_reflected=False))
+        setattr(cls, f"__r{name}__", _arithmetic(name, is_reflected=True))
+    cls.__pow__ = _power(is_reflected=False)
+    cls.__rpow__ = _power(is_reflected=True)
+    for name in ("neg", "pos", "abs"):
+        setattr(cls, f"__{name}__", _unary(name))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(cls, f"__{name}__", _comparison(name))
+    cls.__bool__ = _is_true
+    kept = {*vars(cls), *_OF_EVERY_OBJECT}
+    for name in {
+        *dir(base),
+        "__index__",
+        "__int__",
+        "__float__",
+        "__hash__",
+        "__repr__",
+        "__str__",
+    }:
+        if name not in kept and (hasattr(base, name)):
+            member = getattr(base, name)
+            if callable(member):
+                setattr(cls, name, _closing(name))
+            else:  # `real`, `imag`, `numerator`, `denominator`
+                setattr(cls, name, property(_closing_attribute(name)))
+    cls.__array__ = _to_array
+    cls.__copy__ = lambda self: self
+    cls.__deepcopy__ = lambda self, memo: self
+    cls.__reduce_ex__ = _reduce
+
+
+def _closing_attribute(name: str) -> Callable[[Any], Any]:
+    def get(self: Any) -> Any:
+        if self.ledger.is_live():
+            self.ledger.close(self, name)
+        return getattr(self.value, name)
+
+    return get
+
+
+def _to_array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+    """As NumPy has it, which asks what it doesn't know for an array."""
+    import numpy as np
+
+    if self.ledger.is_live():
+        self.ledger.close(self, "numpy")
+    return np.array(self.value, dtype)
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    if self.ledger.is_live():
+        self.ledger.close(self, "pickle")
+    return type(self.value), (self.value,)
+
+
+_OF_EVERY_OBJECT = frozenset(
+    {
+        *("__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__doc__"),
+        *("__getattribute__", "__setattr__", "__delattr__", "__dir__", "__sizeof__", "__reduce__"),
+        *("__getstate__", "__getnewargs__", "__getformat__", "from_bytes", "fromhex"),
+    }
+)
+
+_complete(OpenInt, int, "add sub mul truediv floordiv mod")
+_complete(OpenFloat, float, "add sub mul truediv")
+
+
+# --- arguments of a call ------------------------------------------------------------------------
+
+
+def iter_leaves(value: Any) -> Iterator[Any]:
+    """What is in the containers that torch takes as arguments."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from iter_leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from iter_leaves(item)
+    elif is_exactly(value, slice):
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A call's arguments with other leaves."""
+    if isinstance(value, (tuple, list)):
+        items = [map_leaves(item, change) for item in value]
+        if is_namedtuple(type(value)):
+            return type(value)(*items)
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: map_leaves(item, change) for key, item in value.items()}
+    if is_exactly(value, slice):
+        return slice(*(change(bound) for bound in (value.start, value.stop, value.step)))
+    return change(value)
+
+
+def close_values(value: Any) -> Any:
+    """A call's arguments with plain numbers in the place of open ones; the same if it has none."""
+    return map_leaves(value, plain) if any(map(is_open, iter_leaves(value))) else value

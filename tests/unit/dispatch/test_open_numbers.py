@@ -1,0 +1,451 @@
+"""What varies stays open: sizes and numbers that differ from call to call are traced twice."""
+
+import enum
+import gc
+import json
+import math
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support import check_compiles, check_same
+from torch import nn
+
+import tripwire
+from tripwire.values.numbers import is_open
+
+BACKENDS = ["eager", "aot_eager"]
+PAIRS = [(2, 5), (3, 6), (4, 7), (2, 9), (5, 8)]
+
+
+def attend(x):
+    batch, length, width = x.shape
+    heads = x.view(batch, length, 2, width // 2).transpose(1, 2)
+    scores = heads @ heads.transpose(-1, -2)
+    mask = torch.arange(length)[:, None] >= torch.arange(length)
+    scores = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return (scores @ heads).transpose(1, 2).reshape(batch, length, width)
+
+
+def pad_to_four(x):
+    x = F.pad(x, (0, (4 - x.shape[-1] % 4) % 4))
+    return x.view(x.shape[0], -1, 4).mean(-1)
+
+
+def pass_messages(x, source, target):
+    messages = x[source].tanh()
+    count = torch.zeros(x.size(0)).index_add(0, target, torch.ones(target.shape[0]))
+    return torch.zeros_like(x).index_add(0, target, messages) / count.clamp(min=1)[:, None]
+
+
+def mean_of_masked(x, lengths):
+    mask = torch.arange(x.shape[1], device=x.device)[None, :] < lengths[:, None]
+    return (x * mask.unsqueeze(-1)).sum(1) / lengths[:, None].clamp(min=1)
+
+
+def rotate(x):
+    angles = torch.outer(torch.arange(x.shape[1]).float(), torch.tensor([1.0, 0.1]))
+    even, odd = x[..., ::2], x[..., 1::2]
+    turned = torch.stack([even * angles.cos() - odd * angles.sin(), even + odd], -1)
+    return turned.flatten(-2)
+
+
+SIZED = {
+    "attention": (attend, [(torch.randn(b, t, 8),) for b, t in PAIRS]),
+    "padding": (pad_to_four, [(torch.randn(b, t),) for b, t in [*PAIRS, (3, 13), (4, 17)]]),
+    "graphs": (
+        pass_messages,
+        [
+            (torch.randn(n, 4), torch.randint(0, n, (e,)), torch.randint(0, n, (e,)))
+            for n, e in ((5, 8), (6, 9), (7, 14), (12, 30), (4, 6))
+        ],
+    ),
+    "masks": (
+        mean_of_masked,
+        [(torch.randn(b, t, 3), torch.randint(1, t, (b,))) for b, t in PAIRS],
+    ),
+    "positions": (rotate, [(torch.randn(b, t, 4),) for b, t in PAIRS]),
+    "loss": (
+        lambda logits, y: F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1)),
+        [(torch.randn(b, t, 5), torch.randint(0, 5, (b, t))) for b, t in PAIRS],
+    ),
+    "products": (
+        lambda q, k: torch.einsum("btd,bsd->bts", q, k).softmax(-1),
+        [(torch.randn(b, t, 4), torch.randn(b, t + 3, 4)) for b, t in PAIRS],
+    ),
+    "attention of torch's": (
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True).flatten(2),
+        [(torch.randn(b, 2, t, 8),) for b, t in PAIRS],
+    ),
+    "scaled pictures": (
+        lambda x: F.interpolate(x, size=(x.shape[2] * 2, x.shape[3] * 2), mode="nearest"),
+        [(torch.randn(1, 2, s, s + 1),) for s in (4, 5, 6, 7, 8)],
+    ),
+    "in a dict": (
+        lambda given: {"out": given["x"] * given["y"].sum()},
+        [({"x": torch.randn(b), "y": torch.randn(t)},) for b, t in PAIRS],
+    ),
+}
+
+
+def check_open(fn, calls, *, traces=2, **options):
+    compiled = check_compiles(fn, calls, traces=traces, **options)
+    assert compiled.statistics().hits == len(calls) - traces
+    return compiled
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SIZED)
+def test_other_sizes_run_compiled_code_after_two_traces(name, backend) -> None:
+    fn, calls = SIZED[name]
+    check_open(fn, calls, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["attention", "graphs"])
+def test_inductor_compiles_open_sizes(name) -> None:
+    fn, calls = SIZED[name]
+    check_open(fn, calls, backend="inductor")
+
+
+NUMBERS = {
+    "scale": (lambda x, s: x * s + 1, [0.5, 0.25, 0.7, 0.9, 3.0]),
+    "step": (lambda x, n: x / n + n * 2, [5, 6, 7, 8, 100]),
+    "size": (lambda x, n: torch.cat([x[:n], torch.zeros(n)]), [3, 4, 5, 6, 2]),
+    "count": (lambda x, k: x.topk(k).values.sum(-1), [2, 3, 4, 5, 6]),
+    "schedule": (lambda x, n: x * (n / (n + 10)), [5, 6, 7, 8, 100]),
+    "order of additions": (lambda x, s: x * ((s + 0.1) + 0.2), [0.3, 0.7, 1e-3, 5.5, 2.25]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_other_numbers_run_compiled_code_after_two_traces(name, backend) -> None:
+    fn, values = NUMBERS[name]
+    check_open(fn, [(torch.randn(8), value) for value in values], backend=backend)
+
+
+def test_inductor_compiles_open_numbers() -> None:
+    for name in ("scale", "step"):
+        fn, values = NUMBERS[name]
+        check_open(fn, [(torch.randn(8), value) for value in values], backend="inductor")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_batches_of_all_sizes_are_right(backend) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    compiled = tripwire.compile(net, backend=backend, fullgraph=True)
+    for batch in (4, 6, 8, 3, 5):
+        x = torch.randn(batch, 4)
+        found = []
+        for call in (net.forward, compiled):
+            net.zero_grad()
+            call(x).square().mean().backward()
+            found.append([p.grad.clone() for p in net.parameters()])
+        check_same(found[0], found[1])
+    assert tripwire.explain(compiled).traces == 2
+
+
+# --- decisions ---
+
+
+def by_size(x):
+    if x.shape[0] > 6:
+        return x * 2
+    return x + 1 if x.shape[0] % 2 == 0 else x - 1
+
+
+def test_each_way_of_a_decision_is_traced_once() -> None:
+    calls = [torch.randn(n) for n in (2, 3, 4, 5, 8, 9, 13, 7, 4, 20, 5, 6)]
+    check_compiles(by_size, calls, traces=4)
+
+
+def test_a_decision_about_a_number_is_a_condition() -> None:
+    def warm_up(x, step):
+        return x * min(step / 10, 1.0)
+
+    calls = [(torch.ones(3), step) for step in (2, 3, 4, 5, 20, 30, 40, 6)]
+    check_compiles(warm_up, calls, traces=3)
+
+
+def test_sizes_zero_and_one_have_traces_of_their_own() -> None:
+    calls = [torch.randn(n, 3) for n in (4, 5, 6, 1, 0, 1, 0, 7)]
+    check_compiles(lambda x: x.sum(0, keepdim=True) + x, calls, traces=4)
+
+
+def test_a_loop_over_a_length_is_unrolled_for_each() -> None:
+    def scan(x):
+        state = torch.zeros(x.shape[0], 2)
+        for t in range(x.shape[1]):
+            state = torch.tanh(state + x[:, t])
+        return state
+
+    calls = [torch.randn(b, t, 2) for b, t in ((2, 3), (4, 4), (5, 4), (6, 3), (7, 4), (8, 3))]
+    compiled = tripwire.compile(scan, fullgraph=True)
+    for x in calls:
+        check_same(scan(x), compiled(x))
+    assert "closed at" in str(tripwire.explain(compiled))
+    assert "by index()" in str(tripwire.explain(compiled))
+
+
+def test_explain_tells_what_is_open_and_what_was_decided() -> None:
+    compiled = tripwire.compile(by_size, fullgraph=True)
+    for n in (9, 8, 12):
+        compiled(torch.randn(n))
+    told = str(tripwire.explain(compiled))
+    assert "open: L['x'].shape[0] = s" in told
+    assert "decided at test_open_numbers.py:" in told
+
+
+# --- what an open number is to a program ---
+
+
+class Color(enum.IntEnum):
+    RED = 2
+
+
+def close_by(use):
+    return lambda x, n: (x * 2, use(n))
+
+
+USES = {
+    "isinstance": lambda n: (isinstance(n, int), isinstance(n, (str, float))),
+    "arithmetic": lambda n: (n + 1, 2 * n - 3, n // 2, n % 3, -n, abs(-n), n**2, n / 4),
+    "division": lambda n: divmod(n, 4),
+    "others on the left": lambda n: (7 - n, 7 // n, 7 % n, 2**n, 7 / n),
+    "bits": lambda n: (n << 1, n & 3, n | 8, n ^ 1, ~n, n.bit_length()),
+    "range": lambda n: list(range(n)),
+    "index": lambda n: [10, 20, 30, 40, 50, 60, 70, 80, 90, 99][n],
+    "slice": lambda n: "abcdefghij"[:n],
+    "repeat": lambda n: [0] * n,
+    "format": lambda n: (f"{n}", f"{n:>4}", str(n), repr(n), format(n, "d")),
+    "math": lambda n: (math.sqrt(n), math.ceil(n / 2), math.gcd(n, 4), math.log2(n)),
+    "numpy": lambda n: (float(np.sqrt(n)), int(np.prod([n, 2])), np.zeros(n).shape),
+    "json": lambda n: json.dumps({"n": n, "half": n / 2}),
+    "min and max": lambda n: (min(n, 4), max(n, 4), sum([n, n])),
+    "keys": lambda n: ({n: "a"}, n in {1, 2, 5}, {5: 1}.get(n)),
+    "enums": lambda n: (n * Color.RED, Color.RED + n, n == Color.RED),
+    "complex": lambda n: n * 1j,
+    "comparisons": lambda n: (n == 5, n != 5, n < 7.5, n >= float("-inf"), bool(n), n is None),
+    "pow": lambda n: pow(n, 2, 5),
+    "conversions": lambda n: (int(n), float(n), bool(n), complex(n)),
+    "rounding": lambda n: (round(n), round(n / 3, 1), math.floor(n / 3)),
+    "sorting": lambda n: sorted([n, 3, 8]),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_an_open_int_is_an_int_to_a_program(name) -> None:
+    fn = close_by(USES[name])
+    compiled = tripwire.compile(fn, fullgraph=True)
+    for n in (5, 6, 7, 5, 6, 8):
+        x = torch.randn(3)
+        want, got = fn(x, n), compiled(x, n)
+        check_same(want, got)
+        assert repr(want[1]) == repr(got[1])
+        assert not _holds_open(got)
+
+
+@pytest.mark.parametrize("name", ["isinstance", "arithmetic", "others on the left", "math"])
+def test_a_size_is_an_int_to_a_program(name) -> None:
+    fn = lambda x: (x * 2, USES[name](x.shape[0]))  # noqa: E731
+    compiled = tripwire.compile(fn, fullgraph=True)
+    for n in (5, 6, 7, 5, 6, 8):
+        x = torch.randn(n)
+        want, got = fn(x), compiled(x)
+        check_same(want, got)
+        assert repr(want[1]) == repr(got[1])
+
+
+FLOAT_USES = {
+    "arithmetic": lambda s: (s + 1, 2 * s, s / 3, 1 - s, -s, abs(s), s**2, s // 0.1, s % 0.2),
+    "math": lambda s: (math.exp(s), math.cos(math.pi * s), math.isnan(s)),
+    "format": lambda s: (f"{s:.3f}", str(s), repr(s)),
+    "comparisons": lambda s: (s < 0.6, s == 0.5, s > float("-inf"), isinstance(s, float)),
+    "conversions": lambda s: (int(s), float(s), round(s, 1), s.is_integer()),
+    "order of sums": lambda s: ((s + 0.1) + 0.2, s + (0.1 + 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_USES)
+def test_an_open_float_is_a_float_to_a_program(name) -> None:
+    fn = close_by(FLOAT_USES[name])
+    compiled = tripwire.compile(fn, fullgraph=True)
+    for s in (0.5, 0.3, 0.7, 0.25, 0.5):
+        x = torch.randn(3)
+        want, got = fn(x, s), compiled(x, s)
+        check_same(want, got)
+        assert repr(want[1]) == repr(got[1])
+
+
+# --- where numbers go ---
+
+
+def _holds_open(value) -> bool:
+    if isinstance(value, (tuple, list, set)):
+        return any(map(_holds_open, value))
+    if type(value) is dict:
+        return any(map(_holds_open, [*value, *value.values()]))
+    return is_open(value)
+
+
+@dataclass
+class Report:
+    size: object
+    parts: list
+
+
+def test_results_hold_numbers_of_their_own_call() -> None:
+    def measure(x):
+        rows, columns = x.shape
+        kept = Report(rows, [columns, (rows, columns)])
+        return x.sum(0), kept, {"rows": rows, "half": rows / 2}, x.shape
+
+    compiled = tripwire.compile(measure, fullgraph=True)
+    for b, t in PAIRS:
+        x = torch.randn(b, t)
+        want, got = measure(x), compiled(x)
+        assert want[1:] == got[1:]
+        assert type(got[3]) is torch.Size
+        assert type(got[1].size) is int
+        assert [type(item) for item in got[3]] == [int, int]
+    assert compiled.statistics().traces == 2
+
+
+class Meter:
+    pass
+
+
+def store_everywhere(meter):
+    seen = []
+
+    def record(x):
+        meter.rows = x.shape[0]
+        meter.nested = {"in": [(x.shape[0], x.shape[1] * 2)]}
+        seen.append(x.shape[0])
+        return x * 2
+
+    return record, lambda: (meter.rows, meter.nested, seen)
+
+
+def test_what_a_run_stores_is_this_calls_number() -> None:
+    plain, look = store_everywhere(Meter())
+    traced, look_too = store_everywhere(Meter())
+    compiled = tripwire.compile(traced, fullgraph=True)
+    for b, t in PAIRS:
+        x = torch.randn(b, t)
+        check_same(plain(x), compiled(x))
+        assert look() == look_too()
+        assert repr(look()) == repr(look_too())
+    assert compiled.statistics().traces == 2
+
+
+def test_no_open_number_is_left_in_any_object() -> None:
+    meter = Meter()
+    record, _ = store_everywhere(meter)
+    compiled = tripwire.compile(record, fullgraph=True)
+    for b, t in PAIRS[:3]:
+        compiled(torch.randn(b, t))
+    gc.collect()
+    assert not [o for o in gc.get_objects() if is_open(o)]
+
+
+def test_a_run_that_raises_leaves_no_open_number() -> None:
+    meter = Meter()
+
+    def fail(x):
+        meter.rows = x.shape[0]
+        if x.shape[0] > 4:
+            raise ValueError("too many")
+        return x + 1
+
+    compiled = tripwire.compile(fail)
+    compiled(torch.randn(2))
+    compiled(torch.randn(3))
+    with pytest.raises(ValueError, match="too many"):
+        compiled(torch.randn(5))
+    assert type(meter.rows) is int
+
+
+def test_another_thread_gets_plain_numbers() -> None:
+    found = []
+
+    def call(x):
+        rows = x.shape[0]
+        thread = threading.Thread(target=lambda: found.append((rows + 1, rows == 7, f"{rows}")))
+        thread.start()
+        thread.join()
+        return x * 2
+
+    compiled = tripwire.compile(call)
+    for n in (4, 5, 6):
+        compiled(torch.randn(n))
+    assert found == [(5, False, "4"), (6, False, "5"), (7, False, "6")]
+    assert all(type(one) is int for one, _, _ in found)
+
+
+def test_a_program_that_asks_for_the_type_of_a_number_gets_plain_ones() -> None:
+    def strict(x, n):
+        return x * n if type(n) is int else x - n
+
+    check_compiles(strict, [(torch.ones(2), n) for n in (2, 3, 4)], traces=3)
+
+
+# --- options and marks ---
+
+
+def test_dynamic_true_is_open_from_the_start() -> None:
+    check_open(attend, SIZED["attention"][1], traces=1, dynamic=True)
+
+
+def test_marked_sizes_are_open_from_the_start() -> None:
+    calls = [torch.randn(n, 3) for n in (4, 5, 6)]
+    torch._dynamo.mark_dynamic(calls[0], 0)
+    check_open(lambda x: x * x.shape[0], calls, traces=1)
+
+
+def test_sizes_marked_static_are_never_open() -> None:
+    calls = [torch.randn(n, 3) for n in (4, 5, 6)]
+    for x in calls:
+        torch._dynamo.mark_static(x, 0)
+    check_compiles(lambda x: x * x.shape[0], calls, traces=3)
+
+
+# --- back ends ---
+
+
+def test_a_back_end_of_ones_own_gets_symbols_as_torch_compile_gives_them() -> None:
+    given = []
+
+    def backend(module, examples):
+        given.append([type(example) for example in examples])
+        return module.forward
+
+    compiled = tripwire.compile(lambda x: x.view(-1, x.shape[0]), backend=backend)
+    for n in (2, 3, 4):
+        compiled(torch.randn(n, n))
+    assert given == [[torch.Tensor], [torch.SymInt, torch.Tensor]]
+
+
+def test_a_compiler_of_ones_own_through_aot_autograd_bakes_no_size() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(fw_compiler=lambda module, examples: module.forward)
+    check_open(attend, SIZED["attention"][1], backend=backend)
+
+
+def test_what_the_compiler_assumes_is_a_condition() -> None:
+    def backend(module, examples):
+        symbol = next(one for one in examples if isinstance(one, torch.SymInt))
+        if bool(symbol < 10):
+            return lambda *inputs: module(*inputs)
+        return module.forward
+
+    calls = [torch.randn(n, 2) for n in (3, 4, 5, 12, 13, 6)]
+    fn = lambda x: x * x.shape[0]  # noqa: E731
+    compiled = tripwire.compile(fn, backend=lambda m, e: backend(m, e) if len(e) > 1 else m.forward)
+    for x in calls:
+        check_same(fn(x), compiled(x))
+    assert compiled.statistics().traces == 3
