@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tripwire.backends.backwards import wants_grad
 from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.opening import OPEN_INPUT, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -63,9 +64,15 @@ def handing_over(
 def _find_open_examples(
     graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
 ) -> list[Any]:
-    numbers = [number.build_example(shadow.mode) for number in shadow.inputs.values()]
-    examples = numbers + [shadow.fake_input(tensor) for tensor in tensors]
-    for node, example in zip(graph.find_nodes(op="placeholder"), examples, strict=True):
+    inputs = graph.find_nodes(op="placeholder")
+    examples = [number.build_example(shadow.mode) for number in shadow.inputs.values()]
+    for node, tensor in zip(inputs[len(examples) :], tensors, strict=True):
+        opened: OpenTensor | None = node.meta[OPEN_INPUT]
+        if opened is not None:
+            examples.append(opened.fake)
+        else:
+            examples.append(shadow.mode.from_tensor(tensor, static_shapes=True))
+    for node, example in zip(inputs, examples, strict=True):
         node.meta["example_value"] = example
     return examples
 

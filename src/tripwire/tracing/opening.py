@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+OPEN_INPUT = "tripwire_open_input"  # in the meta of an input of a graph: its OpenTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class OpenTensor:
 
     label: str  # its name in conditions
     fake: FakeTensor
+    ref: weakref.ref[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

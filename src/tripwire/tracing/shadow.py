@@ -60,6 +60,7 @@ class Shadow:
         self._name_source = ConstantSource
         self._state = state
         self._opening = opening
+        self._awaited = set(opening.dims)  # tensors that the run hasn't come to yet
         self._thread = get_ident()
         self._has_ended = False
         # Sizes that are equal by chance may differ, and what values decide on is no size.
@@ -67,7 +68,7 @@ class Shadow:
             duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
         )
         self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
-        self.tensors: dict[int, OpenTensor] = {}  # of the call, by identity
+        self.tensors: dict[str, OpenTensor] = {}  # of the call, by path
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.decisions: list[Decision] = []
         self.closed: set[tuple[str, int | None]] = set()  # paths, and which of the sizes there
@@ -89,6 +90,9 @@ class Shadow:
     def open_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Leave some sizes of a tensor of the call open, if they are to be."""
         dims = self._opening.dims.get(path)
+        if path not in self._awaited:
+            return
+        self._awaited.discard(path)
         if not dims or tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
             return
         label = f"t{len(self.tensors)}"
@@ -107,7 +111,7 @@ class Shadow:
             for index, stride in enumerate(fake.stride()):
                 self._note_origin(stride, f"{label}.stride()[{index}]")
             self._note_origin(fake.storage_offset(), f"{label}.storage_offset()")
-            self.tensors[id(tensor)] = OpenTensor(label, fake)
+            self.tensors[path] = OpenTensor(label, fake, weakref.ref(tensor))
             self._put(tensor, fake)
 
     def open_number(self, value: Any, path: str) -> Any:
@@ -287,8 +291,17 @@ class Shadow:
     # --- fake tensors ---
 
     def _find(self, tensor: torch.Tensor) -> FakeTensor | None:
+        """The fake of a tensor with open sizes; None: all of its sizes are fixed."""
         found = self._fakes.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        if found is not None and found[0]() is tensor:
+            return found[1]
+        if self._awaited:  # it may be asked for its size before any call gets it
+            known = self._state.values.find(tensor)
+            for path in () if known is None else map(str, tuple(known.sources)):
+                if path in self._awaited:
+                    self.open_tensor(tensor, path)
+                    return self._find(tensor)
+        return None
 
     def _put(self, tensor: torch.Tensor, fake: Any) -> None:
         symbols = (*fake.size(), *fake.stride())
@@ -483,12 +496,9 @@ class Shadow:
         # Where a tensor begins in its memory matters to nobody here.
         return [one for one in conditions if ".storage_offset() == " not in one]
 
-    def fake_input(self, tensor: torch.Tensor) -> FakeTensor:
-        """What a compiler gets for an input of the graph that is a tensor."""
-        opened = self.tensors.get(id(tensor))
-        if opened is not None:
-            return opened.fake
-        return self.mode.from_tensor(tensor, static_shapes=True)
+    def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
+        """What of a tensor of the call is open."""
+        return next((one for one in self.tensors.values() if one.ref() is tensor), None)
 
     def forget(self) -> None:
         """Let go of the run's tensors: weak references would get in the way of swap_tensors."""

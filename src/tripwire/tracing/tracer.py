@@ -48,7 +48,7 @@ from tripwire.tracing import hooks
 from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.opening import Opening
+from tripwire.tracing.opening import OPEN_INPUT, Opening
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
@@ -670,6 +670,9 @@ class _Session:
             assert isinstance(facts.value, TensorMeta)
             traits = self.state.traits[node]
             node.meta[STATE] = any(known.sources.values())
+            if self.state.shadow is not None:
+                found = map(self.state.shadow.tensors.get, map(str, known.sources))
+                node.meta[OPEN_INPUT] = next(filter(None, found), None)
             node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
             rows.append(
                 Input(

@@ -227,8 +227,8 @@ class Admission:
     def _spell_carried(self, writer: GuardWriter, name: str, carried: Carried) -> tuple[str, str]:
         """What compares the form of a tensor that the run replaces, and with what."""
         meta, traits = carried.facts.meta, carried.facts.traits
-        shadow, tensor = self.trace.shadow, carried.facts.ref()
-        opened = None if shadow is None or tensor is None else shadow.tensors.get(id(tensor))
+        shadow = self.trace.shadow
+        opened = None if shadow is None else shadow.tensors.get(str(carried.source))
         if opened is None:
             return writer.constant(_has_facts), writer.constant((meta, traits))
         writer.add_line(f"{opened.label} = {name}")

@@ -148,6 +148,54 @@ def test_gradients_of_batches_of_all_sizes_are_right(backend) -> None:
     assert tripwire.explain(compiled).traces == 2
 
 
+class Cache:
+    """Grows by a row with each call."""
+
+    def __init__(self):
+        self.rows = torch.zeros(2, 3)
+
+    def count(self):
+        return self.rows.shape[0]
+
+    def add(self, row):
+        self.rows = torch.cat([self.rows, row])
+        return self.rows
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_size_of_a_tensor_in_an_object_may_be_asked_before_it_is_used(backend) -> None:
+    def extend(x, cache):
+        place = torch.arange(1) + cache.count()
+        return cache.add(x * place).sum(0)
+
+    compiled = tripwire.compile(extend, backend=backend, fullgraph=True)
+    plain, traced = Cache(), Cache()
+    for _ in range(7):
+        x = torch.randn(1, 3)
+        check_same(extend(x, plain), compiled(x, traced))
+        check_same(plain.rows, traced.rows)
+    assert compiled.statistics().traces == 2
+
+
+def test_a_cache_of_the_modules_own_grows_in_compiled_code() -> None:
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = torch.zeros(2, 3)
+
+        def forward(self, x):
+            place = self.rows.shape[0]
+            self.rows = torch.cat([self.rows, x * place])
+            return self.rows.mean(0) + place
+
+    plain, net = Decoder(), Decoder()
+    compiled = tripwire.compile(net, fullgraph=True)
+    for _ in range(7):
+        x = torch.randn(1, 3)
+        check_same(plain(x), compiled(x))
+    assert tripwire.explain(compiled).traces <= 3
+
+
 # --- decisions ---
 
 
