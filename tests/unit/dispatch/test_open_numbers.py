@@ -390,6 +390,66 @@ def test_what_a_run_stores_is_this_calls_number() -> None:
     assert compiled.statistics().traces == 2
 
 
+def make_counter():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+
+        def forward(self, x):
+            self.seen += x.shape[0]
+            return x * 2
+
+    return Net()
+
+
+def test_what_a_call_adds_to_a_counter_is_its_own() -> None:
+    plain, net = make_counter(), make_counter()
+    compiled = tripwire.compile(net, fullgraph=True)
+    for n in (4, 5, 6, 7, 4):
+        x = torch.randn(n)
+        check_same(plain(x), compiled(x))
+        assert plain.seen == net.seen
+        assert type(net.seen) is int
+    assert tripwire.explain(compiled).traces == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_value_decides_beside_an_open_size(backend) -> None:
+    def sign(x):
+        if x.sum() > 0:
+            return x * x.shape[0]
+        return x - torch.arange(x.shape[0]).sum()
+
+    calls = [torch.ones(n) * s for n, s in ((4, 1), (5, 1), (6, -1), (7, -1), (8, 1), (9, -1))]
+    check_compiles(sign, calls, traces=3, backend=backend)
+
+
+def test_a_value_made_of_an_open_size_is_asked_on_each_call() -> None:
+    def count(x):
+        if torch.ones_like(x).sum() > 6:
+            return x * 2
+        if torch.arange(x.shape[0]).max() > 3:
+            return x * 3
+        return x
+
+    calls = [torch.randn(n) for n in (2, 3, 4, 5, 6, 7, 8, 9, 2, 6, 9)]
+    compiled = tripwire.compile(count, fullgraph=True)
+    for x in calls:
+        check_same(count(x), compiled(x))
+
+
+def test_a_size_that_values_decide_on_closes_what_leads_to_it() -> None:
+    def pick(x):
+        kept = x[x > 0]
+        return kept.sum() + kept.shape[0], x.shape[0]
+
+    compiled = tripwire.compile(pick, fullgraph=True)
+    for n in (4, 5, 6, 5, 4):
+        x = torch.randn(n)
+        check_same(pick(x), compiled(x))
+
+
 def test_no_open_number_is_left_in_any_object() -> None:
     meter = Meter()
     record, _ = store_everywhere(meter)
