@@ -20,9 +20,9 @@ from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import Table
 
-# What the text of a table and all that is decoded from it may take: as much as 35,000 nodes. A
-# Transformer of 1,000 layers has 22,000.
-MOST_MEMORY = 24 << 20
+# What the text of a table and all that is decoded from it may take. A Transformer of 1,000 layers
+# takes a third of it, the vocabulary of a tokenizer (250,000 words) most of it.
+MOST_MEMORY = 48 << 20
 # The same for the manifest, unless the file is larger.
 MOST_MANIFEST = 1 << 19
 

@@ -16,7 +16,7 @@ from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import Slot
 
 Value = Callable[[Slot], object]
-_MOST_SOURCE = 24 << 20  # characters of functions, which may lie in one another
+_MOST_SOURCE = 48 << 20  # characters of functions, which may lie in one another
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,7 +44,7 @@ def look(data: bytes) -> object:
 
 
 CONSTANT = 3 << 19  # pieces to read with
-TABLE = 24 << 20  # what the text of a table and all that is decoded from it may take
+TABLE = 48 << 20  # what the text of a table and all that is decoded from it may take
 
 
 def check_refused(data: bytes, table: int = TABLE) -> BadRecord:
