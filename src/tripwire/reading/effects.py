@@ -41,7 +41,6 @@ from tripwire.reading.structure import Building, PartPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
-from tripwire.values.numbers import plain
 from tripwire.values.sameness import same_plain
 
 
@@ -156,13 +155,12 @@ class Count(EffectStep):
 
     place: WrittenHolder
     key: Any
-    amount: PartPlan
+    amount: Any
 
     def apply(self, building: Building) -> None:
         owner = self.place.find(building)
         now: Any = self.place.kind.get(owner, self.key)
-        amount: Any = self.amount.build(building)
-        self.place.kind.put(owner, self.key, now + amount)
+        self.place.kind.put(owner, self.key, now + self.amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,10 +355,10 @@ class _EffectPlanner:
         if all(map(self._is_counted, together)):
             amount = write.after - write.before  # type: ignore[operator]
             if write is together[0]:
-                self.steps.append(Count(place, write.key, self.plan(amount)))
+                self.steps.append(Count(place, write.key, amount))
             self.counted_keys.add((id(holder), write.key))
             if holder.anchored:
-                self.counted.append(Counted(place, write.key, write.source, type(write.before)))
+                self.counted.append(Counted(place, write.key, write.source, type(write.after)))
             return
         if not self._note_carried(write, place):
             self._note_volatile([write])
@@ -390,9 +388,7 @@ class _EffectPlanner:
         return [*kept, *(key for key in now if key not in kept)] != list(now)
 
     def _is_counted(self, write: Write) -> bool:
-        if not is_exactly(write.before, int, float):
-            return False
-        if type(plain(write.after)) is not type(write.before):
+        if not is_exactly(write.before, int, float) or type(write.after) is not type(write.before):
             return False
         if type(write.before) is float:
             return False  # a sum of floats hangs on the order; let it be volatile

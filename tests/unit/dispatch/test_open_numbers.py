@@ -390,30 +390,6 @@ def test_what_a_run_stores_is_this_calls_number() -> None:
     assert compiled.statistics().traces == 2
 
 
-def make_counter():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = 0
-
-        def forward(self, x):
-            self.seen += x.shape[0]
-            return x * 2
-
-    return Net()
-
-
-def test_what_a_call_adds_to_a_counter_is_its_own() -> None:
-    plain, net = make_counter(), make_counter()
-    compiled = tripwire.compile(net, fullgraph=True)
-    for n in (4, 5, 6, 7, 4):
-        x = torch.randn(n)
-        check_same(plain(x), compiled(x))
-        assert plain.seen == net.seen
-        assert type(net.seen) is int
-    assert tripwire.explain(compiled).traces == 2
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_value_decides_beside_an_open_size(backend) -> None:
     def sign(x):
