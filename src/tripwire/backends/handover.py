@@ -7,7 +7,7 @@ comes with a tracing context; CUDA graphs need to know which inputs keep their p
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ def _find_open_examples(
         if opened is not None:
             examples.append(opened.fake)
         else:
-            examples.append(shadow.mode.from_tensor(tensor, static_shapes=True))
+            examples.append(shadow.make_static(tensor))
     for node, example in zip(inputs, examples, strict=True):
         node.meta["example_value"] = example
     return examples
@@ -149,3 +149,21 @@ def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
         elif OUTSIDE not in facts.memory:
             used |= inputs
     return used & written
+
+
+_MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
+
+
+def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo."""
+
+    def run(*inputs: Any) -> Any:
+        outputs = runtime(*inputs)
+        given = set(map(id, inputs))
+        for output in outputs:
+            if isinstance(output, torch.Tensor) and output.__dict__ and id(output) not in given:
+                for mark in _MARKS:
+                    output.__dict__.pop(mark, None)
+        return outputs
+
+    return run

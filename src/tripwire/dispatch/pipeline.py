@@ -39,7 +39,7 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.handover import OPEN, handing_over
+from tripwire.backends.handover import OPEN, handing_over, leave_unmarked
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (
@@ -212,7 +212,8 @@ class Pipeline:
         self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False
     ) -> Runtime:
         with keeping_saved():
-            return mend_backward(module.graph, self._run_backend(module, examples), is_part)
+            runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
+        return leave_unmarked(runtime) if OPEN in module.meta else runtime
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
@@ -220,8 +221,7 @@ class Pipeline:
         try:
             if OPEN in module.meta and takes_graphs_as_they_are(backend):
                 with handing_over(module, examples) as (copied, handed):
-                    symbols = handed[: len(handed) - len(examples)]
-                    return backend(copied, [*symbols, *examples], **options)
+                    return backend(copied, handed, **options)
             return backend(module, examples, **options)
         except BadOption:
             raise

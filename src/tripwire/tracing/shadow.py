@@ -11,7 +11,9 @@ What the shadow can't follow closes the numbers that lead to it.
 
 from __future__ import annotations
 
+import functools
 import gc
+import math
 import operator
 import weakref
 from collections import deque
@@ -26,12 +28,13 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE, SourceRange
-from tripwire.reading.tensors import PLAIN_TENSORS, iter_given, meta_of
+from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
 from tripwire.rulebook.rules import SETATTR, Call, Query
 from tripwire.tracing.opening import Decision, NumberInput, Opening, OpenNumber, OpenTensor
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
@@ -105,7 +108,7 @@ class Shadow:
             ]
             context: Any = StatelessSymbolicContext(kinds)
             source = self._name_source(label)
-            fake = self.mode.from_tensor(tensor, symbolic_context=context, source=source)
+            fake = self._make_fake(tensor, symbolic_context=context, source=source)
             for index, size in enumerate(fake.size()):
                 self._note_origin(size, f"{label}.size()[{index}]", (path, index))
             for index, stride in enumerate(fake.stride()):
@@ -114,9 +117,26 @@ class Shadow:
             self.tensors[path] = OpenTensor(label, fake, weakref.ref(tensor))
             self._put(tensor, fake)
 
+    def _make_fake(self, tensor: torch.Tensor, **how: Any) -> FakeTensor:
+        """A fake of a tensor, without its gradient: asking for that can warn, and raise."""
+        fake = self.mode.from_tensor(tensor.detach(), **how)
+        if tensor.requires_grad:
+            fake.requires_grad_()
+            if not find_leaf(tensor):
+                with torch.enable_grad(), self.mode:
+                    fake = cast("FakeTensor", fake.view_as(fake))
+        return fake
+
+    def make_static(self, tensor: torch.Tensor) -> FakeTensor:
+        """What a compiler gets for an input whose sizes are fixed."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            return self._make_fake(tensor, static_shapes=True)
+
     def open_number(self, value: Any, path: str) -> Any:
         """Leave an int or a float of the call open, if it is to be."""
         if path not in self._opening.numbers or not is_exactly(value, int, float):
+            return value
+        if not math.isfinite(value):  # a shape environment knows neither
             return value
         if path not in self.numbers:
             label = f"n{len(self.numbers)}"
@@ -629,3 +649,48 @@ class _Sweep:
                 value = slot.__get__(holder)
                 if id(value) in self._replaced:
                     slot.__set__(holder, self._find(value))
+
+
+@functools.cache
+def can_open() -> bool:
+    """Whether this torch takes open numbers as arguments, wherever it takes numbers."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource("n")
+    env = ShapeEnv()
+    symbol = env.create_unspecified_symbol(5, source, DimDynamic.DYNAMIC)
+    number: Any = OpenInt(env.create_symintnode(symbol, hint=5, source=source), 5, _NOBODY)
+    tensor = torch.ones(5)
+    calls = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv)
+    try:
+        with _Deaf():
+            for call in (*calls, operator.mod, operator.pow, operator.gt, operator.eq):
+                call(tensor, number)
+            for call in calls:
+                call(number, tensor)
+            torch.full((number,), number)
+            tensor.view(number, -1)[:number].clamp(min=number)
+            torch.arange(number)
+    except TypeError:
+        return False
+    return True
+
+
+class _Nobody:
+    """A ledger of numbers that belong to no run."""
+
+    def is_live(self) -> bool:
+        return False
+
+
+_NOBODY: Any = _Nobody()
+
+
+class _Deaf(TorchFunctionMode):
+    """Makes no call that it is asked for."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return torch.ones(5)

@@ -51,7 +51,7 @@ def in_turn(
     fn: Callable[..., Any], calls: list[tuple[Any, ...]], backend: str, rounds: int = 3
 ) -> Any:
     """Each call is traced once, whatever comes between; all later ones hit."""
-    compiled: Any = tripwire.compile(fn, backend=backend)
+    compiled: Any = tripwire.compile(fn, dynamic=False, backend=backend)
     for _ in range(rounds):
         for args in calls:
             check_same(fn(*args), compiled(*args))
@@ -91,7 +91,7 @@ def test_nine_shapes_in_turn_behind_the_default_back_end() -> None:
 
 
 def test_more_kinds_than_are_trusted_at_once_get_their_entries_later() -> None:
-    compiled: Any = tripwire.compile(lambda x: x + 1, backend="eager")
+    compiled: Any = tripwire.compile(lambda x: x + 1, dynamic=False, backend="eager")
     sizes = range(1, TRACES_ON_TRUST + 10)
     for _ in range(4):
         for n in sizes:
@@ -129,7 +129,7 @@ def test_a_mode_is_not_told_of_the_search_among_many_entries() -> None:
 
 
 def test_nested_tensors_are_looked_up_among_many_entries() -> None:
-    compiled: Any = tripwire.compile(lambda x: x * 2, backend="eager")
+    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager")
     for n in range(1, 8):
         compiled(of(n))
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_nested_tensors_are_looked_up_among_many_entries() -> None:
 
 def test_after_two_unused_entries_the_next_is_compiled_when_it_is_hit() -> None:
     backend = Counting()
-    compiled: Any = tripwire.compile(lambda x: x * 2, backend=backend)
+    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend=backend)
     for n in range(1, 7):
         check_same(of(n) * 2, compiled(of(n)))
     assert backend.compiled == 2
@@ -157,7 +157,7 @@ def test_after_two_unused_entries_the_next_is_compiled_when_it_is_hit() -> None:
 
 def test_a_callable_that_never_comes_back_is_compiled_twice_at_most() -> None:
     backend = Counting()
-    compiled = tripwire.compile(scaled, backend=backend)
+    compiled = tripwire.compile(scaled, dynamic=False, backend=backend)
     for n in range(60):
         Box.scale = float(n)
         check_same(of(3) * n, compiled(of(3)))
@@ -166,14 +166,14 @@ def test_a_callable_that_never_comes_back_is_compiled_twice_at_most() -> None:
 
 def test_used_entries_leave_the_next_one_to_be_compiled_at_once() -> None:
     backend = Counting()
-    compiled = tripwire.compile(lambda x: x * 2, backend=backend)
+    compiled = tripwire.compile(lambda x: x * 2, dynamic=False, backend=backend)
     for n in (1, 1, 2, 2, 3, 3, 4):
         compiled(of(n))
     assert backend.compiled == 4
 
 
 def test_explain_says_what_waits_to_be_compiled() -> None:
-    compiled = tripwire.compile(lambda x: x * 2, backend=Counting())
+    compiled = tripwire.compile(lambda x: x * 2, dynamic=False, backend=Counting())
     for n in (1, 2, 3):
         compiled(of(n))
     states = [entry.state for entry in tripwire.explain(compiled).entries]
@@ -190,7 +190,7 @@ def test_gradients_are_right_in_what_is_compiled_later(backend: str) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return (x * weight + bias).relu().sum()
 
-    compiled: Any = tripwire.compile(fn, backend=backend)
+    compiled: Any = tripwire.compile(fn, dynamic=False, backend=backend)
     sizes = (1, 2, 3, 4) if backend == "aot_eager" else (1, 2, 3)
     for _ in range(3):
         for n in sizes:
@@ -215,7 +215,7 @@ def test_effects_are_repeated_in_what_is_compiled_later(backend: str) -> None:
             return x + self.total
 
     plain, model = Counts(), Counts()
-    compiled = tripwire.compile(model, backend=backend)
+    compiled = tripwire.compile(model, dynamic=False, backend=backend)
     for n in (1, 2, 3, 4, 3, 4, 3, 1, 4):
         left, right = of(n), of(n)
         check_same(plain(left), compiled(right))
@@ -237,7 +237,7 @@ def test_a_back_end_that_fails_later_raises_then_and_undoes_nothing() -> None:
         calls += 1
         return x + 1
 
-    compiled = tripwire.compile(fn, backend=fails_on_fours)
+    compiled = tripwire.compile(fn, dynamic=False, backend=fails_on_fours)
     for n in (1, 2, 4):
         compiled(of(n))
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_two_threads_that_hit_first_compile_once() -> None:
             return super().__call__(module, example_inputs)
 
     entered, backend = threading.Event(), Slow()
-    compiled = tripwire.compile(lambda x: x * 3, backend=backend)
+    compiled = tripwire.compile(lambda x: x * 3, dynamic=False, backend=backend)
     for n in (1, 2, 3):
         compiled(of(n))
     found: list[torch.Tensor] = []
@@ -279,7 +279,7 @@ def test_two_threads_that_hit_first_compile_once() -> None:
 
 def test_checked_code_is_compiled_at_once() -> None:
     backend = Counting()
-    compiled = tripwire.compile(lambda x: x * 2, backend=backend, check=True)
+    compiled = tripwire.compile(lambda x: x * 2, dynamic=False, backend=backend, check=True)
     for n in range(1, 6):
         compiled(of(n))
     assert backend.compiled == 5
@@ -323,7 +323,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor], str]
 def test_one_message_says_what_keeps_changing(
     fn: Any, change: Any, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled = tripwire.compile(fn, backend="eager")
+    compiled = tripwire.compile(fn, dynamic=False, backend="eager")
     with caplog.at_level(logging.WARNING):
         churn(compiled, 120, change)
     (record,) = [record for record in caplog.records if record.name == "tripwire.refusals"]
@@ -332,7 +332,7 @@ def test_one_message_says_what_keeps_changing(
 
 
 def test_what_keeps_changing_is_right_and_rarely_traced() -> None:
-    compiled: Any = tripwire.compile(scaled, backend="eager")
+    compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     for n in range(400):
         Box.scale = float(n)
         check_same(of(3) * n, compiled(of(3)))
@@ -340,7 +340,7 @@ def test_what_keeps_changing_is_right_and_rarely_traced() -> None:
 
 
 def test_a_call_that_an_entry_fits_hits_while_others_run_plainly() -> None:
-    compiled: Any = tripwire.compile(lambda x: x * 2, backend="eager", cache_size=64)
+    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager", cache_size=64)
     for n in range(1, TRACES_ON_TRUST + FIRST_PAUSE):
         compiled(of(n))
     before = compiled.statistics()
@@ -353,7 +353,7 @@ def test_a_call_that_an_entry_fits_hits_while_others_run_plainly() -> None:
 
 def test_it_compiles_again_once_things_calm_down() -> None:
     backend = Counting()
-    compiled: Any = tripwire.compile(scaled, backend=backend)
+    compiled: Any = tripwire.compile(scaled, dynamic=False, backend=backend)
     for n in range(500):
         Box.scale = float(n)
         compiled(of(3))
@@ -370,7 +370,7 @@ def test_it_compiles_again_once_things_calm_down() -> None:
 
 
 def test_many_hits_long_ago_pay_for_few_traces() -> None:
-    compiled: Any = tripwire.compile(scaled, backend="eager")
+    compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     Box.scale = -1.0
     for _ in range(500):
         compiled(of(3))
@@ -379,14 +379,14 @@ def test_many_hits_long_ago_pay_for_few_traces() -> None:
 
 
 def test_with_fullgraph_what_keeps_changing_raises() -> None:
-    compiled = tripwire.compile(scaled, backend="eager", fullgraph=True)
+    compiled = tripwire.compile(scaled, dynamic=False, backend="eager", fullgraph=True)
     with pytest.raises(tripwire.CannotTrace, match=r"Box'\]\.scale changed") as caught:
         churn(compiled, 100, set_scale)
     assert caught.value.slug == "keeps-changing"
 
 
 def test_the_message_names_a_cache_that_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
-    compiled: Any = tripwire.compile(lambda x: x * 2, backend="eager", cache_size=3)
+    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager", cache_size=3)
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
             for n in range(1, 6):
