@@ -44,13 +44,13 @@ class Decision:
         return f"decided at {self.where.short}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenTensor:
     """A tensor of the call whose sizes are open."""
 
     label: str  # its name in conditions
     fake: FakeTensor
-    ref: weakref.ref[torch.Tensor]
+    ref: weakref.ref[torch.Tensor] | None  # until the entry is made
 
 
 @dataclass(frozen=True, slots=True)

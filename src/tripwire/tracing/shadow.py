@@ -518,10 +518,14 @@ class Shadow:
 
     def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
         """What of a tensor of the call is open."""
-        return next((one for one in self.tensors.values() if one.ref() is tensor), None)
+        opened = self.tensors.values()
+        return next((one for one in opened if one.ref is not None and one.ref() is tensor), None)
 
     def forget(self) -> None:
         """Let go of the run's tensors: weak references would get in the way of swap_tensors."""
+        del self._state  # compiled code may keep the shadow, and the run's state keeps much
+        for opened in self.tensors.values():
+            opened.ref = None
         self._fakes.clear()
         self._memo.clear()
         self._forms.clear()

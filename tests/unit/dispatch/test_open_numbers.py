@@ -455,6 +455,15 @@ def test_an_argument_with_a_past_and_a_gradient_of_another_dtype_is_only_looked_
         check_same(x * n, compiled(x))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_that_were_passed_can_be_swapped(backend) -> None:
+    compiled = tripwire.compile(lambda x: x * x.shape[0], backend=backend, fullgraph=True)
+    passed = [torch.randn(n) for n in (3, 4, 5)]
+    for x in passed:
+        compiled(x)
+        torch.utils.swap_tensors(x, torch.zeros(2))
+
+
 def test_numbers_that_are_not_finite_stay_closed() -> None:
     values = [1.0, 2.0, float("nan"), float("inf"), 3.0, float("nan")]
     calls = [(torch.ones(2), value) for value in values]
