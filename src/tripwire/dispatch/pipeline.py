@@ -113,12 +113,12 @@ class Pipeline:
         run, originals = self.observe(args, kwargs, opening)
         self.tally.traces += 1
         if opening is not None and run.refusal is not None:
-            self.variation.give_up()
+            self.variation.note_refused(run.refusal.slug)
         try:
             return Made(run, run.refusal or self._build(run, originals, key, entries()))
         except Refused as refused:
             if opening is not None:
-                self.variation.give_up()
+                self.variation.note_refused(refused.slug)
             return Made(run, Refusal(refused.slug, refused.reason, refused.where))
 
     def _build(

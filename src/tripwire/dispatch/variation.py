@@ -129,6 +129,11 @@ class Variation:
         if trace.shadow is not None:
             self._static.update(trace.shadow.closed)
 
+    def note_refused(self, slug: str) -> None:
+        """A run with something open was refused. It may be taken where nothing is."""
+        if slug != "another-thread":  # bad luck
+            self._gave_up = True
+
     def give_up(self, *, floats_only: bool = False) -> None:
         """Leave nothing open any more, or no floats."""
         if floats_only:
