@@ -663,7 +663,7 @@ def can_open() -> bool:
     source = ConstantSource("n")
     env = ShapeEnv()
     symbol = env.create_unspecified_symbol(5, source, DimDynamic.DYNAMIC)
-    number: Any = OpenInt(env.create_symintnode(symbol, hint=5, source=source), 5, _NOBODY)
+    number: Any = OpenInt(env.create_symintnode(symbol, hint=5, source=source), 5, _NO_LEDGER)
     tensor = torch.ones(5)
     calls = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv)
     try:
@@ -680,14 +680,14 @@ def can_open() -> bool:
     return True
 
 
-class _Nobody:
+class _NoLedger:
     """A ledger of numbers that belong to no run."""
 
     def is_live(self) -> bool:
         return False
 
 
-_NOBODY: Any = _Nobody()
+_NO_LEDGER: Any = _NoLedger()
 
 
 class _Deaf(TorchFunctionMode):

@@ -60,8 +60,8 @@ def _is_number(value: object) -> bool:
     return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
 
 
-class OpenInt(torch.SymInt):
-    """An int that isn't fixed."""
+class _Open:
+    """What open ints and floats have in common."""
 
     symbol: Symbol
     value: Number
@@ -69,23 +69,18 @@ class OpenInt(torch.SymInt):
     made: Made
 
     def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+        super().__init__(symbol.node)  # type: ignore[call-arg]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
+
+
+class OpenInt(_Open, torch.SymInt):
+    """An int that isn't fixed."""
 
     __class__ = property(lambda self: int)
 
 
-class OpenFloat(torch.SymFloat):
+class OpenFloat(_Open, torch.SymFloat):
     """A float that isn't fixed."""
-
-    symbol: Symbol
-    value: Number
-    ledger: Ledger
-    made: Made
-
-    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
-        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: float)
 
