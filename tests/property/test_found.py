@@ -640,21 +640,3 @@ def test_a_tensor_that_hides_a_class_attribute_is_compiled() -> None:
         program, [CALL, Do("o.mask = torch.zeros(4)"), CALL, Do("del o.mask"), CALL], figures
     )
     assert figures.hits == 6
-
-
-BY_VALUE = """
-class Pick(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, t, x, y): return (x * 2 if y.sum() > 0 else t * 1) * 1
-    @staticmethod
-    def backward(ctx, g): return g * 3, None, None
-def call(x, y):
-    t = Pick.apply(x.double(), x, y)
-    return t * 2 if t.dtype is torch.float64 else t
-"""
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_custom_function_that_goes_by_a_value_may_return_another_dtype(backend) -> None:
-    calls = [Call(f"new(4), {sign}torch.ones(4)", times=3) for sign in ("-", "", "-", "")]
-    check(Scenario(BY_VALUE, tuple(calls), backend))

@@ -119,7 +119,7 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         state.inside = inside = Inside(is_plain=functions is not None)
-        acts = python is not None and state.quiet
+        acts = functions is None and python is not None and state.quiet
         written = state.inner.look() if acts else {}
         versions = list(map(version_of, iter_given(args))) if acts else []
         place, state.custom_calls = state.custom_calls, state.custom_calls + (python is not None)
@@ -131,7 +131,6 @@ def _observe(
         finally:
             state.inside = None
         if functions is not None and inside.is_plain:
-            acts = False  # a compiler may know all that it does
             _watch_functions(state, functions)
             rule = replace(rule, opaque=False)
             if python is not None and _can_look_inside(state, python.function, functions, value):

@@ -60,8 +60,8 @@ def _is_number(value: object) -> bool:
     return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
 
 
-class _Open:
-    """What open ints and floats have in common."""
+class OpenInt(torch.SymInt):
+    """An int that isn't fixed."""
 
     symbol: Symbol
     value: Number
@@ -69,18 +69,23 @@ class _Open:
     made: Made
 
     def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)  # type: ignore[call-arg]
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
-
-
-class OpenInt(_Open, torch.SymInt):
-    """An int that isn't fixed."""
 
     __class__ = property(lambda self: int)
 
 
-class OpenFloat(_Open, torch.SymFloat):
+class OpenFloat(torch.SymFloat):
     """A float that isn't fixed."""
+
+    symbol: Symbol
+    value: Number
+    ledger: Ledger
+    made: Made
+
+    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
+        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: float)
 
