@@ -25,7 +25,7 @@ from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
-from tripwire.errors import CannotTrace
+from tripwire.errors import CannotTrace, FunctionChanged
 from tripwire.phases import PLAN, RETIRE, TRACE
 from tripwire.tracing import Refusal
 from tripwire.tracing.answers import FormChanged, giving
@@ -121,6 +121,10 @@ class Dispatcher(Followed):
                         if isinstance(again.__cause__, FormChanged):
                             return self._run_answered(entry, args, kwargs, again.__cause__)
                         return self._run_again(args, kwargs, again.__cause__)
+                    except FunctionChanged as changed:
+                        _retire_changed(entry, changed)
+                        self._patience.stay_plain(key_of(self.target, args, kwargs))
+                        raise
             return self._miss(args, kwargs, probed or {})
         except Exception as error:
             if self.options.witness is not None and CURRENT.kept is None:
@@ -167,7 +171,7 @@ class Dispatcher(Followed):
         """
         entry.hits -= 1
         self._tally.calls += 1
-        entry.standing.retire(Cause("a custom function", "as traced", str(changed), None))
+        _retire_changed(entry, changed)
         with installed(changed), all_plain(), giving(changed.answers):
             return self._run_plainly(args, kwargs)
 
@@ -353,3 +357,8 @@ def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:
         module = ref()
         if module is not None and module._compiled_call_impl is dispatcher:
             module._compiled_call_impl = None
+
+
+def _retire_changed(entry: Entry, changed: FormChanged | FunctionChanged) -> None:
+    """A custom function returned another kind of result than when the entry was traced."""
+    entry.standing.retire(Cause("a custom function", "as traced", str(changed), None))

@@ -19,14 +19,14 @@ from torch.utils.checkpoint import _StopRecomputationError
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.tally import Saving
-from tripwire.dispatch.undo import Undo, build_undo
+from tripwire.dispatch.undo import build_undo
 from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import Building, TensorPlan
 from tripwire.rulebook.refusals import Refused
-from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers
+from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
 from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.result import Completion, Trace
 from tripwire.tracing.state import CURRENT
@@ -133,6 +133,7 @@ class Entry:
         "_began",
         "_binding",
         "_can_repeat",
+        "_compares",
         "_contexts",
         "_direct",
         "_effects",
@@ -215,9 +216,10 @@ class Entry:
             if self._can_repeat
             else build_undo(trace, self._runtime, has_effects=bool(self._effects))
         )
+        self._compares = has_own(trace.graph)
         self._answers = (
             build_undo(trace, self._runtime, has_effects=bool(self._effects), answers=True)
-            if can_answer(trace.graph)
+            if self._compares and can_answer(trace.graph)
             else None
         )
         if self._answers is None and hands_out_numbers(trace.graph):
@@ -317,8 +319,8 @@ class Entry:
         saved = None if self._undo is None else self._undo.save(fetched + state)
         depth = _NO_DEPTH if self._contexts is None else sample_depth()
         try:
-            if self._answers is not None:
-                tensors = self._run_comparing(self._answers, fetched, state)
+            if self._compares:
+                tensors = self._run_comparing(fetched, state)
             else:
                 tensors = call(self._runtime, fetched, state)
         except BaseException as error:
@@ -344,21 +346,24 @@ class Entry:
         return self._outputs.build(building)
 
     def _run_comparing(
-        self, undo: Undo, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
+        self, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         """Run the compiled code as far as custom functions return what they did when traced."""
-        saved = undo.save(fetched + state)
-        before = begin(undo.generators)
+        undo = self._answers
+        saved = None if undo is None else undo.save(fetched + state)
+        before = begin(() if undo is None else undo.generators)
         try:
             tensors: tuple[torch.Tensor, ...] = call(self._runtime, fetched, state)
             return tensors
         except FormChanged as changed:
-            if saved.restore():
+            if saved is not None and saved.restore():
                 raise RunAgain from changed
             raise FunctionChanged(
-                f"{changed}, after the call had changed a large tensor in place, which can't be "
-                "put back. Its result's dtype, class or need for a gradient depends on something "
-                "that the function reads: pass that to it, or return one kind of result.",
+                f"{changed}, and the call can't be made again: it changed a large tensor in place, "
+                "or a custom function changes its arguments, hands out views of them, writes to "
+                "what the call reads, or runs in a checkpoint. Later calls run as plain Python. "
+                "Return one kind of result (dtype, class, need for a gradient), or call the "
+                "function outside of compiled code.",
                 slug="function-changed",
             ) from changed
         finally:

@@ -7,7 +7,8 @@ another, the compiled code stops there, and the call is made again as plain Pyth
 that ran already don't run twice: they are given the answers that they gave.
 
 That isn't possible where such a function writes to something that the run reads, changes its
-arguments, or hands out views of them: it has then no `Own`, and nothing is compared.
+arguments, hands out views of them, or runs in a checkpoint: its `Own` has no place among the
+answers, and another form is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from torch import fx
 
 from tripwire.reading.tensors import iter_given, storage_of, version_of
 from tripwire.rulebook.rules import Target
-from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import ids_of, isinstance, name_of
 
 Form = tuple[object, ...]
@@ -71,10 +71,10 @@ _HERE = _Here()
 class Own(Target):
     """Calls a custom function, and compares the form of what comes back."""
 
-    def __init__(self, call: Any, name: str, form: Form, place: int) -> None:
+    def __init__(self, call: Any, name: str, form: Form, place: int | None) -> None:
         super().__init__(call, name)
         self.form = form
-        self._place = place
+        self.place = place  # among all calls of custom functions; None: it must run each time
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         answers, _HERE.running = _HERE.running, None  # what runs inside has answers of its own
@@ -83,7 +83,8 @@ class Own(Target):
         finally:
             _HERE.running = answers
         if answers is not None:
-            answers.add(self._place, value)
+            if self.place is not None:
+                answers.add(self.place, value)
             form = form_of(value)
             if form != self.form:
                 raise FormChanged(self.__name__, self.form, form, answers)
@@ -119,16 +120,15 @@ def keeps_apart(args: tuple[Any, ...], versions: list[int | None], value: Any) -
 
 def can_answer(graph: fx.Graph) -> bool:
     """Whether a call can be made again without running a custom function twice."""
-    has_own = False
-    for node in graph.nodes:
-        facts: NodeFacts | None = node.meta.get(FACTS)
-        if facts is not None and facts.python is not None and facts.opaque:
-            if not isinstance(node.target, Own):
-                return False
-            has_own = True
-        elif node.target in ("backward", "setattr"):
-            return False
-    return has_own
+    return not any(
+        own.place is None if isinstance(own := node.target, Own) else own in ("backward", "setattr")
+        for node in graph.nodes
+    )
+
+
+def has_own(graph: fx.Graph) -> bool:
+    """Whether there are custom functions whose results are compared."""
+    return any(isinstance(node.target, Own) for node in graph.nodes)
 
 
 def hands_out_numbers(graph: fx.Graph) -> bool:

@@ -118,11 +118,12 @@ def _observe(
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
-        state.inside = inside = Inside(is_plain=functions is not None)
-        acts = functions is None and python is not None and state.quiet
+        acts = python is not None and state.quiet
         written = state.inner.look() if acts else {}
         versions = list(map(version_of, iter_given(args))) if acts else []
-        place, state.custom_calls = state.custom_calls, state.custom_calls + (python is not None)
+        place: int | None = state.custom_calls
+        state.custom_calls += python is not None
+        state.inside = inside = Inside(is_plain=functions is not None)
         try:
             value = run(*args, **kwargs)
         except Exception as error:
@@ -131,17 +132,19 @@ def _observe(
         finally:
             state.inside = None
         if functions is not None and inside.is_plain:
+            acts = False  # a compiler may know all that it does
             _watch_functions(state, functions)
             rule = replace(rule, opaque=False)
             if python is not None and _can_look_inside(state, python.function, functions, value):
                 rule = replace(rule, as_it_is=None)
         if acts:
             state.inner.note(written)
-        if acts and state.inner.is_as(written) and not (state.regions or kwargs):
-            if keeps_apart(args, versions, value):
-                target: Any = rule.target
-                own = Own(target.call, target.__name__, form_of(value), place)
-                rule = replace(rule, target=own)
+            can_answer = state.inner.is_as(written) and not (state.regions or kwargs)
+            if not (can_answer and keeps_apart(args, versions, value)):
+                place = None
+            target: Any = rule.target
+            own = Own(target.call, target.__name__, form_of(value), place)
+            rule = replace(rule, target=own)
         if nodes is not None:
             try:
                 record(state, rule, nodes, args, kwargs, value, where, python)

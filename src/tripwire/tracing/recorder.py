@@ -510,7 +510,7 @@ def record(
     if isinstance(value, (tuple, list)):
         plain = tuple(filter(_is_number, value))
         if python is not None and rule.opaque and state.quiet:  # it would run twice: see answers.py
-            if plain and not isinstance(rule.target, Own):
+            if plain and (not isinstance(rule.target, Own) or rule.target.place is None):
                 raise Refused("tensor-branch", _ALSO_NUMBERS.format(rule.name))
         elif plain or (deciders != () and (rule.splits or rule.opaque)):
             if state.written:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 import tripwire
 from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.errors import FunctionChanged
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
@@ -430,6 +432,137 @@ def test_what_a_custom_function_writes_is_written_once_per_call(program, backend
     for mine, plain in zip(shown, play(program, None)[0], strict=True):
         torch.testing.assert_close(mine[:2], plain[:2])
         assert mine[2] == plain[2]
+
+
+# --- the kind of its result hangs on a value ------------------------------------------------------
+
+
+def another_dtype(ctx, x, y):
+    return x * 2 if y.sum() > 0 else x.double()
+
+
+def another_dtype_by_item(ctx, x, y):
+    return x * 2 if y.sum().item() > 0 else x.half()
+
+
+def none_beside_it(ctx, x, y):
+    return (x * 2, x * 3 if y.sum() > 0 else None)
+
+
+def another_number_of_results(ctx, x, y):
+    return (x * 2, x * 3) if y.sum() > 0 else (x * 2, x * 3, x * 4)
+
+
+def without_a_gradient(ctx, x, y):
+    z = x * 2
+    if y.sum() > 0:
+        ctx.mark_non_differentiable(z)
+    return z
+
+
+def complex_numbers(ctx, x, y):
+    return x * 2 if y.sum() > 0 else x * 1j
+
+
+def go_by_the_kind(found):
+    """Code that goes by all that Python can ask of a result without its values."""
+    results = found if isinstance(found, tuple) else (found,)
+    total = 0
+    for result in results:
+        if result is None:
+            total = total + len(results)
+        elif result.is_complex():
+            total = total + result.real * 5
+        else:
+            total = total + result.to(torch.float64) * (2 if result.requires_grad else 3)
+    return total
+
+
+def check_by_value(f, backend, raises=0):
+    """Six calls beside plain ones; in some of them the value that decides is another."""
+    compiled, raised = tripwire.compile(f, backend=backend), 0
+    for sign in (-1, -1, 1, 1, -1, 1):
+        sides = []
+        for call in (f, compiled):
+            x = torch.linspace(-1, 1, 4).requires_grad_()
+            try:
+                result = call(x, torch.full((2,), float(sign)))
+            except FunctionChanged as error:
+                assert "function-changed" in str(error)
+                raised += 1
+                continue
+            if result.requires_grad:
+                result.sum().backward()
+            sides.append((result.detach(), x.grad))
+        if len(sides) == 2:
+            torch.testing.assert_close(*sides)
+    assert raised == raises
+    assert compiled.statistics().hits > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "forward",
+    [
+        another_dtype,
+        another_dtype_by_item,
+        none_beside_it,
+        another_number_of_results,
+        without_a_gradient,
+        complex_numbers,
+    ],
+)
+def test_code_goes_by_the_kind_of_result_that_this_call_got(forward, backend) -> None:
+    custom = make_function(forward, lambda ctx, *grads: (grads[0].real * 2, None))
+    check_by_value(lambda x, y: go_by_the_kind(custom.apply(x.sin(), y)), backend)
+
+
+def view_of_its_argument(ctx, x, y):
+    return x.double() if y.sum() > 0 else x.view(-1)
+
+
+def changed_argument(ctx, x, y):
+    ctx.mark_dirty(x)
+    x.mul_(2)
+    return x, x.double() if y.sum() > 0 else x * 2
+
+
+def in_a_checkpoint(custom, x, y):
+    return checkpoint(custom.apply, x, y, use_reentrant=False)
+
+
+COUNTS = {"runs": 0, "shift": 1}
+
+
+def written_state(ctx, x, y):
+    COUNTS["runs"] += 1
+    return another_dtype(ctx, x, y)
+
+
+def apply(custom, x, y):
+    return custom.apply(x, y)
+
+
+def apply_and_read(custom, x, y):
+    return custom.apply(x, y) * COUNTS["shift"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("forward", "call"),
+    [
+        (view_of_its_argument, apply),
+        (changed_argument, apply),
+        (another_dtype, in_a_checkpoint),
+        (without_a_gradient, in_a_checkpoint),
+        (written_state, apply_and_read),
+    ],
+)
+def test_where_the_call_cannot_be_made_again_another_kind_is_an_error_once(
+    forward, call, backend
+) -> None:
+    custom = make_function(forward, lambda ctx, *grads: (grads[0] * 2, None))
+    check_by_value(lambda x, y: go_by_the_kind(call(custom, x.sin(), y)), backend, raises=1)
 
 
 # --- those that a compiler may look into ---------------------------------------------------------
