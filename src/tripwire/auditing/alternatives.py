@@ -284,12 +284,14 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 
 Form = tuple[str, Callable[[torch.Tensor], torch.Tensor]]
 
+ANOTHER_SHAPE = "another shape"
+
 # What `module.half()`, `module.to(memory_format=...)` and their like do: another form under the
 # same identity.
 FORMS: tuple[Form, ...] = (
     ("values changed in place", find_other_values),
     ("another dtype", lambda t: t.to(torch.float32 if t.dtype is torch.float64 else torch.float64)),
-    ("another shape", lambda t: t[:1] if t.dim() and t.shape[0] > 1 else t.unsqueeze(0)),
+    (ANOTHER_SHAPE, lambda t: t[:1] if t.dim() and t.shape[0] > 1 else t.unsqueeze(0)),
     ("another layout", lambda t: t.mT.contiguous().mT if t.dim() > 1 else _spread(t)),
     ("another offset", _move),
 )

@@ -10,7 +10,7 @@ import math
 import re
 import types
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,20 +181,30 @@ def without_addresses(text: str) -> str:
 
 def image_of_error(error: BaseException) -> RaisedImage:
     """An exception, by type and message."""
+    if isinstance(error, RecursionError):  # its message tells where the limit was met, by chance
+        return RaisedImage(type(error), "maximum recursion depth exceeded")
     return RaisedImage(type(error), without_addresses(str(error)))
 
 
 # --- comparing ---
 
 
-def find_difference(wanted: Image, got: Image, path: str = "") -> str:
-    """The first difference in words, or nothing."""
+def find_difference(
+    wanted: Image, got: Image, path: str = "", coarse: tuple[float, float] | None = None
+) -> str:
+    """The first difference in words, or nothing.
+
+    coarse: the tolerance of the coarsest dtype that is part of the whole. Under autocast a gradient
+    is float32, and was computed in bfloat16.
+    """
     where = path or "result"
+    if coarse is None:
+        coarse = max(map(_tolerance_of, _iter_tensors(wanted)), default=_EXACT)
     match wanted, got:
         case (TensorImage(), TensorImage()):
-            return _compare_tensors(wanted, got, where)
+            return _compare_tensors(wanted, got, where, coarse)
         case (ImageNode(), ImageNode()):
-            return _compare_nodes(wanted, got, path)
+            return _compare_nodes(wanted, got, path, coarse)
         case (KnownObject(left), KnownObject(right)) if left == right:
             return ""
         case (Plain(cls, left), Plain(other, right)) if cls is other and left == right:
@@ -204,7 +214,17 @@ def find_difference(wanted: Image, got: Image, path: str = "") -> str:
     return f"{where}: {describe(got)}, not {describe(wanted)}"
 
 
-def _compare_nodes(wanted: ImageNode, got: ImageNode, path: str) -> str:
+def _iter_tensors(image: Image) -> Iterator[TensorImage]:
+    if isinstance(image, TensorImage):
+        yield image
+    elif isinstance(image, ImageNode):
+        for _, part in image.parts:
+            yield from _iter_tensors(part)
+
+
+def _compare_nodes(
+    wanted: ImageNode, got: ImageNode, path: str, coarse: tuple[float, float]
+) -> str:
     where = path or "result"
     if wanted.cls is not got.cls:
         return f"{where}: a {name_of(got.cls)}, not a {name_of(wanted.cls)}"
@@ -212,20 +232,22 @@ def _compare_nodes(wanted: ImageNode, got: ImageNode, path: str) -> str:
     if keys != found:
         return f"{where}: it holds {', '.join(found)}, not {', '.join(keys)}"
     for (key, left), (_, right) in zip(wanted.parts, got.parts, strict=True):
-        difference = find_difference(left, right, path + key)
+        difference = find_difference(left, right, path + key, coarse)
         if difference:
             return difference
     return ""
 
 
-def _compare_tensors(wanted: TensorImage, got: TensorImage, where: str) -> str:
+def _compare_tensors(
+    wanted: TensorImage, got: TensorImage, where: str, coarse: tuple[float, float]
+) -> str:
     if wanted.cls is not got.cls:
         return f"{where}: a {name_of(got.cls)}, not a {name_of(wanted.cls)}"
     for word, left, right in zip(_WORDS, wanted.form, got.form, strict=True):
         if left != right:
             return f"{where}: {word} is {right}, not {left}"
     if wanted.values is not None and got.values is not None:
-        if not are_close(wanted.values, got.values):
+        if not _are_close(wanted.values, got.values, coarse):
             return f"{where}: {describe(got)}, not {describe(wanted)}"
     if wanted.memory != got.memory:
         return (
@@ -246,7 +268,14 @@ _TOLERANCES = {
 }
 
 
-def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
+_EXACT = (0.0, 0.0)
+
+
+def _tolerance_of(image: TensorImage) -> tuple[float, float]:
+    return _TOLERANCES.get(image.form[0], _EXACT)
+
+
+def _are_close(left: torch.Tensor, right: torch.Tensor, coarse: tuple[float, float]) -> bool:
     """Equal, or as close as two ways to compute the same come."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         try:
@@ -254,7 +283,7 @@ def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
                 return True
             if left.dtype not in _TOLERANCES:
                 return False
-            relative, absolute = _TOLERANCES[left.dtype]
+            relative, absolute = max(_TOLERANCES[left.dtype], coarse)
             if torch.allclose(left, right, relative, absolute, equal_nan=True):
                 return True
             # Sums over many elements, as in gradients: small ones carry the rounding of large ones.

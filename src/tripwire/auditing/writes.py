@@ -17,7 +17,9 @@ from torch import nn
 from torch.nn.modules import module as global_hooks
 
 from tripwire.auditing.alternatives import (
+    ANOTHER_SHAPE,
     FORMS,
+    CannotWrite,
     can_change,
     find_other_plain,
     iter_others,
@@ -106,6 +108,7 @@ def _held(walk: Walk, ran: Ran) -> Iterator[Trial]:
                 yield from _code(holding)
             elif not isinstance(holding, HeldMembers) and _is_open(holding, key, value, ran):
                 for change, make in iter_others(value):
+                    make = _refuse_recurrent if _is_unchecked(holding, key) else make
                     yield _put(holding, key, change, make)
         yield from _more_or_fewer(holding)
 
@@ -121,6 +124,22 @@ def _is_open(holding: Holding, key: Any, value: Any, ran: Ran) -> bool:
     if isinstance(function, types.FunctionType):
         return function.__code__ in ran.codes
     return True
+
+
+def _is_unchecked(holding: Holding, key: Any) -> bool:
+    """Whether a recurrent layer goes by this for the sizes of its weights."""
+    is_recurrent = isinstance(holding, HeldAttributes) and isinstance(holding.owner, nn.RNNBase)
+    return is_recurrent and key in _SIZES_OF_WEIGHTS
+
+
+_SIZES_OF_WEIGHTS = ("hidden_size", "num_layers", "bias", "bidirectional", "proj_size")
+
+
+def _refuse_recurrent(*_: object) -> Any:
+    raise CannotWrite(
+        "torch's LSTM doesn't check its weights, and writes the gradients of those that are too "
+        "small over foreign memory"
+    )
 
 
 def _put(
@@ -216,11 +235,19 @@ def _tensor_forms(walk: Walk) -> Iterator[Trial]:
         for value in holding.contents().values()
         if isinstance(value, torch.Tensor)
     }
+    unchecked = {
+        id(weight)
+        for _, module in walk.modules
+        if isinstance(module, nn.RNNBase)
+        for weight in module.parameters(recurse=False)
+    }
     for path, tensor in walk.tensors.values():
         kind = kinds.get(id(tensor), PlaceKind.ITEM)
         if not can_change(tensor) or tensor.is_inference():
             continue
         for change, form in FORMS:
+            if change == ANOTHER_SHAPE and id(tensor) in unchecked:
+                form = _refuse_recurrent
             yield _give_form(path, kind, tensor, change, form)
         if tensor.is_leaf and tensor.is_floating_point():
             yield _flip_grad(path, kind, tensor)

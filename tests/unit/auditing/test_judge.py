@@ -16,6 +16,7 @@ from torch import nn
 
 import tripwire
 from tripwire import Auditor, BadOption, Status
+from tripwire.auditing.images import Camera, find_difference, image_of_error
 from tripwire.auditing.judge import Subject
 
 SCALE = 2.0
@@ -307,6 +308,41 @@ def test_gradients_are_compared_where_asked_for(monkeypatch) -> None:
     assert Auditor(places=10, seed=0).audit(compiled(Net), X).ok
     audit = Auditor(places=10, seed=0, gradients=True).audit(compiled(Net), X)
     assert "gradient" in audit.faults[0].detail
+
+
+def count_down(n, depth):
+    return 0 if n == 0 else count_down(n - 1, depth) + depth
+
+
+def test_where_the_limit_of_recursion_is_met_is_chance() -> None:
+    def f(x, stop):
+        return x * count_down(stop, 1)
+
+    audit = Auditor(kinds=("code",), seed=0).audit(compiled(f), X, 3)
+    assert audit.ok, str(audit)
+
+    errors = [
+        RecursionError("maximum recursion depth exceeded" + more) for more in ("", " in comparison")
+    ]
+    assert not find_difference(*map(image_of_error, errors))
+    assert find_difference(image_of_error(ValueError("a")), image_of_error(ValueError("b")))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.LSTM(4, 3, 2, bidirectional=True)], ids=str)
+def test_no_write_makes_a_recurrent_layer_write_over_foreign_memory(layer) -> None:
+    auditor = Auditor(kinds=("parameter", "attribute"), seed=0, gradients=True)
+    audit = auditor.audit(compiled(layer), X)
+    assert audit.ok, str(audit)
+    told = {item.path for item in audit.unreached if "foreign memory" in item.why}
+    name = type(layer).__name__
+    assert {f"{name}.weight_ih_l0", f"{name}.bias", f"{name}.hidden_size"} <= told
+
+
+def test_what_was_computed_in_few_bits_is_compared_in_few() -> None:
+    exact, rough = torch.linspace(0, 1, 5), torch.linspace(0, 1, 5) * 1.002
+    for beside, is_close in ((None, False), (exact.double(), False), (exact.bfloat16(), True)):
+        sides = [Camera({}, {}).take([tensor, beside], "") for tensor in (exact, rough)]
+        assert (not find_difference(*sides)) is is_close
 
 
 UNREPEATABLE = {
