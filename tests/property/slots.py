@@ -66,7 +66,43 @@ _COPIES = (
     "o%n.beside = 1.0",
 )
 
+# A package and a module in it, which functions import while they run.
+_PACKAGE = """
+import sys
+p%n, m%n = types.ModuleType('laws%n'), types.ModuleType('laws%n.sub')
+p%n.__path__, p%n.sub = [], m%n
+sys.modules.update({'laws%n': p%n, 'laws%n.sub': m%n})
+modes.callback(sys.modules.pop, 'laws%n', None)
+modes.callback(sys.modules.pop, 'laws%n.sub', None)
+"""
+_NEW_MODULE = "m%n = types.ModuleType('laws%n.sub'); m%n.a = %v; sys.modules['laws%n.sub'] = m%n"
+
 PLACES = (
+    Place(
+        "imported inside",
+        "f%n()",
+        _PACKAGE + "m%n.a = %v\ndef f%n():\n    from laws%n.sub import a\n    return a",
+        ("m%n.a = %v", "vars(m%n).update(a=%v)", _NEW_MODULE),
+        ("del m%n.a", "sys.modules.pop('laws%n.sub', None)"),
+        ("m%n.beside = 1", "p%n.beside = 1"),
+    ),
+    Place(
+        "package around an import",
+        "f%n()",
+        _PACKAGE + "p%n.a = %v\ndef f%n():\n    import laws%n.sub\n    return laws%n.a",
+        ("p%n.a = %v",),
+        ("del p%n.a",),
+        ("m%n.beside = 1", "p%n.beside = 1"),
+    ),
+    Place(
+        "relative import",
+        "f%n()",
+        _PACKAGE + "m%n.a = %v\n__package__ = 'laws%n'\n"
+        "def f%n():\n    from .sub import a\n    return a",
+        ("m%n.a = %v", _NEW_MODULE),
+        ("del m%n.a",),
+        ("m%n.beside = 1",),
+    ),
     Place(
         "global",
         "g%n",

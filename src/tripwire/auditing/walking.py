@@ -10,6 +10,7 @@ name in that code. Code and classes of torch and the standard library count as c
 from __future__ import annotations
 
 import contextvars
+import dis
 import enum
 import functools
 import os
@@ -293,6 +294,7 @@ class Walk:
             self._hold(HeldAttributes(path, function))
         space = function.__globals__
         self._look_at_namespace(str(space.get("__name__", "globals")), space)
+        self._todo.extend(_find_imported(function))
 
     def _look_at_namespace(self, name: str, space: dict[str, Any]) -> None:
         if (
@@ -314,6 +316,22 @@ class Walk:
                 self._hold(HeldClassBody(name_of(base), base))
             elif issubclass(base, nn.Module) and "forward" in class_dict(base):
                 self._hold(HeldClassBody(name_of(base), base, frozenset({"forward"})))
+
+
+def _find_imported(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Loaded modules that a function may import: its names, in its package or one around it."""
+    codes = [code for code in _nested(function.__code__) if _IMPORT in code.co_code[::2]]
+    space = function.__globals__
+    package = str(space.get("__package__") or space.get("__name__", "").rpartition(".")[0])
+    parts = package.split(".")
+    around = ["", *(".".join(parts[:count]) for count in range(1, len(parts) + 1))]
+    for name in {name for code in codes for name in code.co_names}:
+        for parent in around:
+            whole = f"{parent}.{name}".strip(".")
+            yield whole, sys.modules.get(whole)
+
+
+_IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 def _is_array(cls: type) -> bool:

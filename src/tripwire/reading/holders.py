@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from types import CellType
+from types import CellType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from tripwire.reading.sources import Attr, Cell, Global, Item, Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
+from tripwire.values.belongings import name_of_module
 from tripwire.values.classes import class_dict, isinstance, name_of
 from tripwire.values.contents import (
     at_once,
@@ -536,6 +537,13 @@ class _Users(NamedTuple):
     ref: weakref.ref[Any]
 
 
+def _is_loaded(old: object, new: object) -> bool:
+    """Whether an import put a module into its package."""
+    if old is not ABSENT or not isinstance(new, ModuleType):
+        return False
+    return sys.modules.get(name_of_module(new)) is new
+
+
 def strong(kept: Any) -> object:
     """The value that was kept; None for a tensor that died since."""
     if type(kept) is _Users:
@@ -633,7 +641,7 @@ class Holders:
                 now = dict(zip(*holder.kind.read(holder.owner), strict=True))
                 for name in sorted(names & (before.keys() | now.keys())):
                     old, new = unhooked(before.get(name, ABSENT)), unhooked(now.get(name, ABSENT))
-                    if old is not new and not same_plain(old, new):
+                    if old is not new and not same_plain(old, new) and not _is_loaded(old, new):
                         yield holder, name
 
     def is_alone(self) -> bool:

@@ -425,11 +425,14 @@ class Reach:
         names = self._add_names(uses)
         self._uses = uses
         for name in sorted(globals_ & namespace.keys()):
-            if namespace[name] is sys:
-                self._walk_loaded_modules(uses, name, Global(module, name))
+            of_sys = uses.steps.get(Step(StepKind.GLOBAL, name)) if namespace[name] is sys else None
+            if of_sys is not None and "modules" in of_sys.attributes:
+                self._walk_loaded_modules(uses, Global(module, name))
             if not self._meet_closed(namespace[name], uses, Global(module, name)):
                 self.walk(namespace[name], Global(module, name), True)
         self._uses = None
+        if "sys" in uses.imports:  # nobody knows which `modules` are its own
+            self._walk_loaded_modules(uses, Imported("sys"))
         for name in sorted((globals_ & vars(builtins).keys()) - namespace.keys()):
             found = unhooked(vars(builtins)[name])
             if not is_pythons(found):
@@ -514,12 +517,11 @@ class Reach:
             if find_impurity(function, library=False) is not None:
                 self.opaque.append((holder, path))
 
-    def _walk_loaded_modules(self, uses: Uses, name: str, path: Source) -> None:
+    def _walk_loaded_modules(self, uses: Uses, path: Source) -> None:
         """Reach what a function takes from `sys.modules` by constant names."""
-        of_sys = uses.steps.get(Step(StepKind.GLOBAL, name))
-        if of_sys is None or "modules" not in of_sys.attributes:
+        use = uses.steps.get(Step(StepKind.ATTRIBUTE, "modules"))
+        if use is None:
             return
-        use = uses.steps[Step(StepKind.ATTRIBUTE, "modules")]
         for key in use.keys:
             self.walk_import(str(key))
         if use.whole or use.attributes or use.stored_keys:
@@ -618,11 +620,12 @@ class Reach:
                 self.walk(value, path, True)
 
     def walk_import(self, name: str) -> None:
-        """Reach what a function imports while it runs."""
-        if not is_library_module(name):
-            self.holders.remember(
-                sys.modules, NamesKind(frozenset({name}), "sys.modules"), None, True
-            )
+        """Reach what a function imports while it runs, and the packages around it."""
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            names = NamesKind(frozenset({name}), "sys.modules")
+            self.holders.remember(sys.modules, names, None, True)
             self.walk(sys.modules.get(name), Imported(name), True)
 
     def walk_traced(self, function: types.FunctionType) -> None:

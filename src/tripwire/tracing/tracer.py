@@ -7,6 +7,7 @@ exception of the user's comes out as it is. A refusal stops recording, not the r
 from __future__ import annotations
 
 import gc
+import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -285,7 +286,7 @@ class _Session:
         reach = self.state.reach
         reach.walk_function(code, namespace, module)
         for name in find_uses(code).imports:
-            reach.walk_import(name)
+            reach.walk_import(_resolve(name, namespace))
         if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
             self._adopt(code)
         reach.known_code.update(id(const) for const in code.co_consts if type(const) is CodeType)
@@ -715,3 +716,17 @@ def _drop_unused_inputs(state: TracingState) -> None:
 
 def _class_name(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "traced"
+
+
+def _resolve(name: str, namespace: dict[str, Any]) -> str:
+    """The whole name of a module that code imports; one with dots is relative to its package."""
+    if not name.startswith("."):
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        own = str(namespace.get("__name__", ""))
+        package = own if "__path__" in namespace else own.rpartition(".")[0]
+    try:
+        return importlib.util.resolve_name(name, package)
+    except ImportError:  # beyond the top: the statement itself raises
+        return name.lstrip(".")

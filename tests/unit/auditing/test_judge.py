@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
+import types
 import uuid
 from collections import OrderedDict
 
@@ -169,6 +171,28 @@ def test_a_compiled_method_is_audited_with_its_object() -> None:
 
     found = by_place(tripwire.audit(Model().run, X))
     assert found["self.scale", "another value"] is Status.FOLLOWED
+
+
+IMPORTS = {
+    "import shelf.box": ("shelf.box.k", "shelf.box.k"),
+    "from shelf import box": ("box.k", "shelf.box.k"),
+    "from .box import k": ("k", "shelf.box.k"),
+    "from . import box": ("box.k", "shelf.box.k"),
+    "from . import top": ("top", "shelf.top"),
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_what_a_function_imports_is_a_place(statement, monkeypatch) -> None:
+    factor, place = IMPORTS[statement]
+    package, box = types.ModuleType("shelf"), types.ModuleType("shelf.box")
+    package.__path__, package.box, package.top, box.k = [], box, 2.0, 2.0
+    for module in (package, box):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    space = {"__name__": "shelf.user", "__package__": "shelf"}
+    exec(f"def f(x):\n    {statement}\n    return x * {factor}\n", space)
+    found = by_place(tripwire.audit(compiled(space["f"]), X))
+    assert found[place, "another value"] is Status.FOLLOWED
 
 
 def test_an_exception_after_a_write_is_an_answer() -> None:
