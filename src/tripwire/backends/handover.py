@@ -61,6 +61,17 @@ def handing_over(
         _forget_inputs(fake_mode)
 
 
+def find_floats_to_close(error: Exception) -> frozenset[str]:
+    """Symbols of the floats that a compiler takes only as fixed values: an exponent, say."""
+    if type(error).__name__ != "TensorifyScalarRestartAnalysis":
+        return frozenset()
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    names = frozenset(TensorifyState.force_specializations)
+    TensorifyState.clear()
+    return names
+
+
 def _find_open_examples(
     graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
 ) -> list[Any]:

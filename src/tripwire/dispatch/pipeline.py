@@ -39,7 +39,7 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.handover import OPEN, handing_over, leave_unmarked
+from tripwire.backends.handover import OPEN, find_floats_to_close, handing_over, leave_unmarked
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (
@@ -84,9 +84,11 @@ class Made:
 class _Untaken(Exception):
     """No back end takes the graph with what is open in it."""
 
-    def __init__(self, reason: str, *, floats_only: bool = False) -> None:
+    def __init__(self, reason: str, symbols: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
-        self.floats_only = floats_only
+        self.symbols = (
+            symbols  # of the floats that it takes only closed; empty: nothing open at all
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class Pipeline:
         assert trace.completion is not None
         self.variation.note(trace)
         volatile = trace.completion.effects.volatile
+        if volatile and self.variation.will_open(volatile):
+            return None  # the next call's entry is for every value
         if volatile:
             hits = self.tally.count_hits(entries)
             refusal = self.patience.note_volatile(volatile, key, hits)
@@ -144,7 +148,8 @@ class Pipeline:
                 runtime = self.compile(trace, waits=waits)
         except _Untaken as untaken:
             standing.close()
-            self.variation.give_up(floats_only=untaken.floats_only)
+            assert trace.shadow is not None
+            self.variation.give_up(trace.shadow, untaken.symbols)
             self.teller.warn_once("%s", untaken)
             return None
         with PLAN:
@@ -231,12 +236,12 @@ class Pipeline:
                 f"{type(error).__name__}: {error}"
             )
             if OPEN in module.meta and self.options.eager_on_backend_error:
-                is_float = type(error).__name__ == "TensorifyScalarRestartAnalysis"
-                what = "a float" if is_float else "sizes or numbers"
+                symbols = find_floats_to_close(error)
+                what = "a float" if symbols else "sizes or numbers"
                 raise _Untaken(
                     f"{reason} It may take the graph where {what} isn't left open, so each value "
                     "is compiled on its own from now on.",
-                    floats_only=is_float,
+                    symbols,
                 ) from error
             if self.options.eager_on_backend_error:
                 self.teller.count_refusal(Refusal("backend-failed", reason))

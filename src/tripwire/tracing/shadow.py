@@ -34,11 +34,20 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE, SourceRange
+from tripwire.reading.effects import place_of
+from tripwire.reading.holders import Holder
 from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
 from tripwire.rulebook.rules import SETATTR, Call, Query
-from tripwire.tracing.opening import Decision, NumberInput, Opening, OpenNumber, OpenTensor
+from tripwire.tracing.opening import (
+    Decision,
+    NumberInput,
+    Opening,
+    OpenNumber,
+    OpenTensor,
+    Planted,
+)
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
-from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+from tripwire.values.classes import class_dict, is_exactly, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
 from tripwire.values.numbers import (
     Made,
@@ -48,6 +57,7 @@ from tripwire.values.numbers import (
     is_open,
     iter_leaves,
     map_leaves,
+    of_run,
     symbolic,
 )
 
@@ -73,6 +83,8 @@ class Shadow:
         self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
         self.tensors: dict[str, OpenTensor] = {}  # of the call, by path
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
+        self.planted: list[Planted] = []  # those of them that the world holds
+        state.reach.holders.open_number = self._open_held
         self.decisions: list[Decision] = []
         self.closed: set[tuple[str, int | None]] = set()  # paths, and which of the sizes there
         self._places: dict[Any, tuple[str, int | None]] = {}  # of symbols
@@ -133,11 +145,40 @@ class Shadow:
             return self._make_fake(tensor, static_shapes=True)
 
     def open_number(self, value: Any, path: str) -> Any:
-        """Leave an int or a float of the call open, if it is to be."""
+        """Leave an int or a float that is passed open, if it is to be."""
         if path not in self._opening.numbers or not is_exactly(value, int, float):
             return value
+        number = self._open(value, path)
+        return value if number is None else number
+
+    def _open_held(self, holder: Holder, key: Any, value: Any) -> OpenInt | OpenFloat | None:
+        """Leave an int or a float open that something holds, if it is to be."""
+        opening = self._opening
+        if holder.anchored:
+            spot = holder.kind.spot(holder.owner, key)
+            if spot not in opening.spots:
+                return None
+            path = str(holder.step(key))
+            while path in self.numbers:  # another one, of which the same is said
+                path += "'"
+            number = self._open(value, path)
+            if number is not None:
+                self.planted.append(Planted(place_of(holder), key, path, spot))
+            return number
+        if not opening.numbers:
+            return None
+        path = str(holder.step(key))
+        return self._open(value, path) if path in opening.numbers else None
+
+    def is_open_at(self, holder: Holder, key: Any) -> bool:
+        """Whether a number was planted, and nothing closed it: conditions say which may come."""
+        spot = holder.kind.spot(holder.owner, key)
+        path = next((one.path for one in self.planted if one.spot == spot), None)
+        return path is not None and (path, None) not in self.closed
+
+    def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         if not math.isfinite(value):  # a shape environment knows neither
-            return value
+            return None
         if path not in self.numbers:
             label = f"n{len(self.numbers)}"
             source, dynamic = self._name_source(label), DimDynamic.DYNAMIC
@@ -150,7 +191,8 @@ class Shadow:
                 self._note_origin(number, label, (path, None))
                 self.numbers[path] = OpenNumber(label, number, type(value))
         with self._aside():
-            return self._wrap(self.numbers[path].symbol, value)
+            opened: OpenInt | OpenFloat = self._wrap(self.numbers[path].symbol, value)
+            return opened
 
     def _note_origin(
         self, symbol: object, expression: str, place: tuple[str, int | None] | None = None
@@ -254,6 +296,18 @@ class Shadow:
             return value if is_exactly(value, bool) else self._wrap(found, value)
 
     # --- torch calls ---
+
+    def take(self, value: Any) -> Any:
+        """A call's arguments, with numbers of other runs as the plain ones that they are."""
+        leaves = iter_leaves(value)
+        if any(is_open(leaf) and leaf.ledger is not self for leaf in leaves):
+            return map_leaves(value, functools.partial(of_run, self))
+        return value
+
+    def close_given(self, value: Any, by: str) -> None:
+        """Close the numbers that go to a call whose inside isn't followed."""
+        for leaf in filter(is_open, iter_leaves(value)):
+            self.close(leaf, by)
 
     def has_open(self, value: Any) -> bool:
         """Whether an open number, or a tensor of open sizes, is among a call's arguments."""
@@ -490,6 +544,7 @@ class Shadow:
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
         self.end()
+        self._state.reach.holders.uproot()
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         self._kept.clear()
@@ -505,6 +560,10 @@ class Shadow:
             if self.env.replace(symbol).free_symbols
         ]
         return tuple(sizes)
+
+    def find_paths(self, symbols: frozenset[str]) -> set[str]:
+        """Where the numbers with these symbols are."""
+        return {path for symbol, (path, _) in self._places.items() if str(symbol) in symbols}
 
     def find_conditions(self) -> list[str]:
         """What must hold of another call, in the guard function's words. No more can be added."""
@@ -616,6 +675,16 @@ class _Sweep:
     def _find(self, value: object) -> Any:
         return self._replaced.get(id(value), value)
 
+    @staticmethod
+    def _put(space: dict[Any, Any], key: Any, value: object) -> None:
+        """Into a dict; past it where it is a class's, which remembers what it held."""
+        classes = gc.get_referrers(space) if "__module__" in space else ()
+        for cls in classes:
+            if isinstance(cls, type) and gc.get_referents(class_dict(cls))[0] is space:
+                type.__setattr__(cls, key, value)
+                return
+        dict.__setitem__(space, key, value)
+
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
         if isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
@@ -632,7 +701,7 @@ class _Sweep:
                 dict.update(holder, items)
             for key, value in list(dict.items(holder)):
                 if id(value) in self._replaced:
-                    dict.__setitem__(holder, key, self._find(value))
+                    self._put(holder, key, self._find(value))
         elif isinstance(holder, list):
             for index, value in enumerate(list.__iter__(holder)):
                 if id(value) in self._replaced:
