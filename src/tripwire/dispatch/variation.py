@@ -90,9 +90,7 @@ class Variation:
         self._look_at_world(roots)
         spots = frozenset() if self._asks_for_types else frozenset(self._moving - self._fixed)
         opening = Opening({path: found for path, found in dims.items() if found}, numbers, spots)
-        if not opening:
-            return None
-        return opening if _can_open() else None
+        return opening or None
 
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of this call that are where earlier traces found some."""
@@ -187,7 +185,7 @@ class Variation:
         if self._dynamic is False or self._gave_up or self._asks_for_types:
             return False
         opening = self._moving - self._fixed
-        return all(one.spot in opening for one in volatile) and _can_open()
+        return all(one.spot in opening for one in volatile)
 
     def note_refused(self, slug: str) -> None:
         """A run with something open was refused. It may be taken where nothing is."""
@@ -203,12 +201,6 @@ class Variation:
     def _close(self, paths: set[str], shadow: Shadow) -> None:
         self._static.update((path, None) for path in paths)
         self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
-
-
-def _can_open() -> bool:
-    from tripwire.tracing.shadow import can_open  # imports much
-
-    return can_open()
 
 
 @dataclass(frozen=True, slots=True)

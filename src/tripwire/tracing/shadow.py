@@ -11,7 +11,6 @@ What the shadow can't follow closes the numbers that lead to it.
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import operator
@@ -28,7 +27,6 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -489,7 +487,7 @@ class Shadow:
             hint: Any = self.env.size_hint(one)
             node = self.env.create_symintnode(one, hint=int(hint))
             found[one] = fx.Proxy(self._find_input(one, node), tracer)
-        last = next(reversed(graph.nodes))
+        last = next(iter(reversed(graph.nodes)))  # torch 2.11 makes no iterator of it
         proxy = sympy_interp(PythonReferenceAnalysis, found, expr)
         while last.next.op != "root":
             last = self._describe(last.next, None)
@@ -725,48 +723,3 @@ class _Sweep:
                 value = slot.__get__(holder)
                 if id(value) in self._replaced:
                     slot.__set__(holder, self._find(value))
-
-
-@functools.cache
-def can_open() -> bool:
-    """Whether this torch takes open numbers as arguments, wherever it takes numbers."""
-    from torch._dynamo.source import ConstantSource
-
-    source = ConstantSource("n")
-    env = ShapeEnv()
-    symbol = env.create_unspecified_symbol(5, source, DimDynamic.DYNAMIC)
-    number: Any = OpenInt(env.create_symintnode(symbol, hint=5, source=source), 5, _NO_LEDGER)
-    tensor = torch.ones(5)
-    calls = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv)
-    try:
-        with _Deaf():
-            for call in (*calls, operator.mod, operator.pow, operator.gt, operator.eq):
-                call(tensor, number)
-            for call in calls:
-                call(number, tensor)
-            torch.full((number,), number)
-            tensor.view(number, -1)[:number].clamp(min=number)
-            torch.arange(number)
-    except TypeError:
-        return False
-    return True
-
-
-class _NoLedger:
-    """A ledger of numbers that belong to no run."""
-
-    def is_live(self) -> bool:
-        return False
-
-
-_NO_LEDGER: Any = _NoLedger()
-
-
-class _Deaf(TorchFunctionMode):
-    """Makes no call that it is asked for."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            return torch.ones(5)
