@@ -84,12 +84,6 @@ class Made:
 class _Untaken(Exception):
     """No back end takes the graph with what is open in it."""
 
-    def __init__(self, reason: str, symbols: frozenset[str] = frozenset()) -> None:
-        super().__init__(reason)
-        self.symbols = (
-            symbols  # of the floats that it takes only closed; empty: nothing open at all
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -148,13 +142,13 @@ class Pipeline:
                 runtime = self.compile(trace, waits=waits)
         except _Untaken as untaken:
             standing.close()
-            assert trace.shadow is not None
-            self.variation.give_up(trace.shadow, untaken.symbols)
+            self.variation.give_up()
             self.teller.warn_once("%s", untaken)
             return None
         with PLAN:
             if trace.shadow is not None:
                 admit_open(plan, trace.shadow, standing)
+                self.variation.note_closed(trace.shadow)
                 trace.shadow.forget()
             entry = Entry(trace, plan, standing, runtime)
         if originals is not None:
@@ -235,13 +229,10 @@ class Pipeline:
                 f"The back end {name_of(backend)} failed on the graph of {self.teller.name}: "
                 f"{type(error).__name__}: {error}"
             )
-            if OPEN in module.meta and self.options.eager_on_backend_error:
-                symbols = find_floats_to_close(error)
-                what = "a float" if symbols else "sizes or numbers"
+            if OPEN in module.meta:
                 raise _Untaken(
-                    f"{reason} It may take the graph where {what} isn't left open, so each value "
-                    "is compiled on its own from now on.",
-                    symbols,
+                    f"{reason} It may take the graph where no sizes and numbers are left open, so "
+                    "each value is compiled on its own from now on."
                 ) from error
             if self.options.eager_on_backend_error:
                 self.teller.count_refusal(Refusal("backend-failed", reason))

@@ -139,7 +139,7 @@ class Variation:
             self._static.add((path, dim))
 
     def note(self, trace: Trace) -> None:
-        """Remember what a trace found, and what it had to close."""
+        """Remember what a trace found."""
         completion = trace.completion
         assert completion is not None
         self._namespaces = trace.namespaces
@@ -156,10 +156,12 @@ class Variation:
             spot = volatile.spot
             if spot in self._world and type(volatile.before) is type(volatile.after):
                 self._moving.add(spot)
-        if trace.shadow is not None:
-            self._static.update(trace.shadow.closed)
-            closed = {path for path, dim in trace.shadow.closed if dim is None}
-            self._close(closed, trace.shadow)
+
+    def note_closed(self, shadow: Shadow) -> None:
+        """Remember what a run, or its compiler, had to close."""
+        self._static.update(shadow.closed)
+        paths = {path for path, dim in shadow.closed if dim is None}
+        self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
 
     def _note_numbers(self, trace: Trace) -> None:
         """Remember the numbers that a run read out of what was there."""
@@ -192,15 +194,9 @@ class Variation:
         if slug != "another-thread":  # bad luck
             self._gave_up = True
 
-    def give_up(self, shadow: Shadow, symbols: frozenset[str]) -> None:
-        """Leave nothing open any more; or only the numbers of a run with these symbols closed."""
-        closed = shadow.find_paths(symbols)
-        self._close(closed, shadow)
-        self._gave_up |= not closed
-
-    def _close(self, paths: set[str], shadow: Shadow) -> None:
-        self._static.update((path, None) for path in paths)
-        self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
+    def give_up(self) -> None:
+        """Leave nothing open any more."""
+        self._gave_up = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import math
 import operator
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from types import CellType
@@ -95,6 +95,8 @@ class Shadow:
         self._forms: dict[object, FakeTensor] = {}
         self._memo: dict[object, object] = {}
         self._handed_out: list[weakref.ref[Any]] = []
+        # Floats that the graph gets, by expression: the symbol there, and that of the run.
+        self._computed: dict[str, tuple[torch.SymFloat, Any]] = {}
         self._kept: list[object] = []  # numbers with a node, whose identity must not come again
         self._told = 0  # conditions that the environment had when it was last looked at
 
@@ -233,11 +235,14 @@ class Shadow:
         with self._aside():
             if _is_open_symbol(symbol):
                 text, value = str(symbol.node.expr), symbol.node.hint
-                places = map(self._places.get, symbol.node.expr.free_symbols)
-                self.closed.update(place for place in places if place is not None)
+                self._note_closed(symbol.node.expr.free_symbols)
                 assert bool(symbol == value)
                 self._told = len(self.env.guards)
                 self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
+
+    def _note_closed(self, symbols: Iterable[Any]) -> None:
+        places = map(self._places.get, symbols)
+        self.closed.update(place for place in places if place is not None)
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -464,12 +469,30 @@ class Shadow:
         if key not in self._nodes:
             if made is None:
                 self._nodes[key] = self._spell_expression(expr, number.symbol)
+            elif is_exactly(number, OpenFloat):
+                self._nodes[key] = self._find_computed(number)
+                self._kept.append(number)
             else:
                 operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
                 node = self._state.graph().call_function(made[0], operands)
                 self._nodes[key] = self._describe(node, number.symbol)
                 self._kept.append(number)
         return self._nodes[key]
+
+    def _find_computed(self, number: OpenFloat) -> fx.Node:
+        """A float that Python computes before the graph runs: a compiler would reorder sums."""
+        text = self._print(number)
+        if text not in self._computed:
+            source = self._name_source(text)
+            with self._aside():
+                symbol = self.env.create_unspecified_symbol(
+                    number.value, source, DimDynamic.DYNAMIC
+                )
+                made: Any = self.env.create_symfloatnode(symbol, hint=number.value, source=source)
+            self._origins[made.node.expr] = text
+            self._computed[text] = made, number.symbol
+        made, _ = self._computed[text]
+        return self._find_input(made.node.expr, made)
 
     def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
         node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
@@ -559,22 +582,39 @@ class Shadow:
         ]
         return tuple(sizes)
 
-    def find_paths(self, symbols: frozenset[str]) -> set[str]:
-        """Where the numbers with these symbols are."""
-        return {path for symbol, (path, _) in self._places.items() if str(symbol) in symbols}
-
     def find_conditions(self) -> list[str]:
         """What must hold of another call, in the guard function's words. No more can be added."""
         labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in self.tensors.values()]
         labelled += [(o.label, o.symbol) for o in self.numbers.values()]
+        labelled += [(text, made) for text, (made, _) in self._computed.items()]
         conditions = self.env.produce_guards(
             [value for _, value in labelled],
             [self._name_source(label) for label, _ in labelled],
             ignore_static=False,
         )
+        self._note_closed_floats()
         self.env.freeze()
         # Where a tensor begins in its memory matters to nobody here.
         return [one for one in conditions if ".storage_offset() == " not in one]
+
+    def float_names(self) -> set[str]:
+        """Symbols of floats."""
+        opened = [one.symbol for one in self.numbers.values()]
+        symbols = [*opened, *(made for made, _ in self._computed.values())]
+        return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
+
+    def _note_closed_floats(self) -> None:
+        """A compiler fixes floats that it has no code for."""
+        given = {one.symbol.node._expr: one.symbol for one in self.numbers.values()}
+        given |= {made.node._expr: symbol for made, symbol in self._computed.values()}
+        for expr, symbol in given.items():
+            value = self.env.replace(expr)
+            closed, symbols = len(self.closed), symbol.node._expr.free_symbols
+            if not value.free_symbols:
+                self._note_closed(symbols)
+            if len(self.closed) > closed:
+                text = f"{self._origins[expr]} == {value}"
+                self.decisions.append(Decision(text, NOWHERE, "the back end"))
 
     def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
         """What of a tensor of the call is open."""

@@ -127,6 +127,7 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     compute = getattr(operator, name)
 
     opens_floats = name in ("add", "sub", "mul", "truediv")
+    divides = name in ("truediv", "floordiv", "mod")
 
     def method(self: Any, other: Any) -> Any:
         left, right = (other, self) if is_reflected else (self, other)
@@ -140,6 +141,8 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         has_float = is_exactly(value, float) and not opens_floats
         if has_float or not all(map(_is_finite, (plain(left), plain(right), value))):
             return _close_all(self, other, name, value)
+        if divides and is_open(right):  # compiled code would give infinity, or end the process
+            ledger.decide(operator.ne, right, 0, True)
         return ledger.compute((compute, left, right), value)
 
     return method
