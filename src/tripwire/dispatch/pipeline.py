@@ -39,7 +39,7 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.handover import OPEN, find_floats_to_close, handing_over, leave_unmarked
+from tripwire.backends.handover import OPEN, handing_over, leave_unmarked
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (

@@ -75,9 +75,10 @@ class Variation:
             if isinstance(source, Local) and source.name not in passed:
                 continue
             self._look_at_number(str(source), value)
-            if str(source) not in self._sources and isinstance(value, torch.Tensor):
-                self._look_at_marks(str(source), value)
-                self._compare(str(source), value)
+            for path, tensor in _iter_tensors(value, source):
+                if path not in self._sources:
+                    self._look_at_marks(path, tensor)
+                    self._compare(path, tensor)
         dims = {
             path: frozenset(d for d in found if (path, d) not in self._static)
             for path, found in self._dims.items()
@@ -214,6 +215,19 @@ def _hold(holder: Holder, key: Any, value: object) -> _Held:
         return _Held(functools.partial(_find, holder.path), holder.kind, key, value)
     refer = refer_to(holder.owner)
     return _Held(lambda roots: refer(), holder.kind, key, value)
+
+
+def _iter_tensors(value: Any, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among what was passed, also in containers."""
+    found, seen = [(value, source)], set()
+    while found:
+        value, source = found.pop()
+        if isinstance(value, torch.Tensor):
+            yield str(source), value
+        elif is_exactly(value, dict, list, tuple) and id(value) not in seen:
+            seen.add(id(value))
+            items = value.items() if is_exactly(value, dict) else enumerate(value)
+            found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
 
 
 def _find(source: Source | None, roots: Roots) -> object:

@@ -568,6 +568,18 @@ def test_dynamic_true_is_open_from_the_start() -> None:
     check_open(attend, SIZED["attention"][1], traces=1, dynamic=True)
 
 
+def test_dynamic_true_opens_what_is_in_containers_and_keywords() -> None:
+    def fn(pair, **named):
+        return pair[0] * pair[1]["scale"] + named["bias"]
+
+    compiled = tripwire.compile(fn, fullgraph=True, dynamic=True)
+    for n in (3, 4, 5):
+        pair, bias = [torch.randn(n), {"scale": torch.randn(n)}], torch.randn(n)
+        pair.append(pair)
+        check_same(fn(pair, bias=bias), compiled(pair, bias=bias))
+    assert compiled.statistics().traces == 1
+
+
 def test_marked_sizes_are_open_from_the_start() -> None:
     calls = [torch.randn(n, 3) for n in (4, 5, 6)]
     torch._dynamo.mark_dynamic(calls[0], 0)
