@@ -11,6 +11,7 @@ What the shadow can't follow closes the numbers that lead to it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import operator
@@ -469,7 +470,7 @@ class Shadow:
         if key not in self._nodes:
             if made is None:
                 self._nodes[key] = self._spell_expression(expr, number.symbol)
-            elif is_exactly(number, OpenFloat):
+            elif isinstance(number, OpenFloat):
                 self._nodes[key] = self._find_computed(number)
                 self._kept.append(number)
             else:
