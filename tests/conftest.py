@@ -7,6 +7,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -25,6 +26,10 @@ def compared_before() -> None:
     """torch's first comparison imports sympy, which registers abstract classes: that retires."""
     import torch
 
+    with suppress(ImportError):  # progress bars of Inductor's start a thread that wakes up at times
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0
     torch.testing.assert_close(torch.ones(1), torch.ones(1))
 
 

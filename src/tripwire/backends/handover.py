@@ -55,10 +55,29 @@ def handing_over(
         examples = _find_open_examples(copied.graph, shadow, example_inputs)
     _name_inputs(copied)
     try:
-        with tracing(TracingContext(fake_mode)):
+        with tracing(TracingContext(fake_mode)), _closing_floats(shadow):
             yield copied, examples
     finally:
         _forget_inputs(fake_mode)
+
+
+@contextmanager
+def _closing_floats(shadow: Shadow | None) -> Iterator[None]:
+    """Let compilers fix floats that they have no code for, or that the graph doesn't get.
+
+    They would ask Dynamo to begin again without these.
+    """
+    if shadow is None or not (names := shadow.float_names()):
+        yield
+        return
+    from torch._dynamo.symbolic_convert import TensorifyState  # imports much
+
+    before = TensorifyState.force_specializations
+    TensorifyState.force_specializations = before | names
+    try:
+        yield
+    finally:
+        TensorifyState.force_specializations = before
 
 
 def _find_open_examples(

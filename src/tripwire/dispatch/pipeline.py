@@ -84,10 +84,6 @@ class Made:
 class _Untaken(Exception):
     """No back end takes the graph with what is open in it."""
 
-    def __init__(self, reason: str, *, floats_only: bool = False) -> None:
-        super().__init__(reason)
-        self.floats_only = floats_only
-
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -129,6 +125,8 @@ class Pipeline:
         assert trace.completion is not None
         self.variation.note(trace)
         volatile = trace.completion.effects.volatile
+        if volatile and self.variation.will_open(volatile):
+            return None  # the next call's entry is for every value
         if volatile:
             hits = self.tally.count_hits(entries)
             refusal = self.patience.note_volatile(volatile, key, hits)
@@ -144,12 +142,13 @@ class Pipeline:
                 runtime = self.compile(trace, waits=waits)
         except _Untaken as untaken:
             standing.close()
-            self.variation.give_up(floats_only=untaken.floats_only)
+            self.variation.give_up()
             self.teller.warn_once("%s", untaken)
             return None
         with PLAN:
             if trace.shadow is not None:
                 admit_open(plan, trace.shadow, standing)
+                self.variation.note_closed(trace.shadow)
                 trace.shadow.forget()
             entry = Entry(trace, plan, standing, runtime)
         if originals is not None:
@@ -230,13 +229,10 @@ class Pipeline:
                 f"The back end {name_of(backend)} failed on the graph of {self.teller.name}: "
                 f"{type(error).__name__}: {error}"
             )
-            if OPEN in module.meta and self.options.eager_on_backend_error:
-                is_float = type(error).__name__ == "TensorifyScalarRestartAnalysis"
-                what = "a float" if is_float else "sizes or numbers"
+            if OPEN in module.meta:
                 raise _Untaken(
-                    f"{reason} It may take the graph where {what} isn't left open, so each value "
-                    "is compiled on its own from now on.",
-                    floats_only=is_float,
+                    f"{reason} It may take the graph where no sizes and numbers are left open, so "
+                    "each value is compiled on its own from now on."
                 ) from error
             if self.options.eager_on_backend_error:
                 self.teller.count_refusal(Refusal("backend-failed", reason))

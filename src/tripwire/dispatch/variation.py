@@ -8,21 +8,30 @@ to close isn't opened again.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from tripwire.errors import CannotTrace
 from tripwire.reading.binding import build_binding
+from tripwire.reading.effects import Volatile, refer_to
+from tripwire.reading.holders import Holder, ItemsKind, Kind, may_plant
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.opening import Opening
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import own_dict
+
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
+
+Spot = tuple[int, Any]  # where a value lies: see Kind.spot
 
 
 class Variation:
@@ -33,12 +42,15 @@ class Variation:
         self._shapes: dict[str, tuple[int, ...]] = {}  # of tensors, by path, as first found
         self._sources: dict[str, Source] = {}
         self._numbers: dict[str, object] = {}
+        self._held: dict[str, Source] = {}  # where arguments hold numbers
         self._dims: dict[str, set[int]] = defaultdict(set)  # that vary
         self._varying: set[str] = set()  # numbers
+        self._world: dict[Spot, _Held] = {}  # numbers that it holds
+        self._moving: set[Spot] = set()  # those of them that vary
+        self._fixed: set[Spot] = set()  # those that a run had to close
         self._static: set[tuple[str, int | None]] = set()  # what a run had to close, or is marked
         self._namespaces: dict[str, dict[str, Any]] = {}
         self._gave_up = False
-        self._takes_floats = True
         self._asks_for_types = False
 
     def look(
@@ -53,16 +65,20 @@ class Variation:
         except (CannotTrace, TypeError):  # the call itself says why
             return None
         passed = set(binding.expressions(args, kwargs))
-        for path, tensor in self._find_tensors(binding.roots(bound, self._namespaces)):
+        roots = binding.roots(bound, self._namespaces)
+        for path, tensor in self._find_tensors(roots):
             self._look_at_marks(path, tensor)
             self._compare(path, tensor)
+        for path, source in self._held.items():
+            self._look_at_number(path, _find(source, roots))
         for value, source in binding.sources(bound):
             if isinstance(source, Local) and source.name not in passed:
                 continue
             self._look_at_number(str(source), value)
-            if str(source) not in self._sources and isinstance(value, torch.Tensor):
-                self._look_at_marks(str(source), value)
-                self._compare(str(source), value)
+            for path, tensor in _iter_tensors(value, source):
+                if path not in self._sources:
+                    self._look_at_marks(path, tensor)
+                    self._compare(path, tensor)
         dims = {
             path: frozenset(d for d in found if (path, d) not in self._static)
             for path, found in self._dims.items()
@@ -70,16 +86,12 @@ class Variation:
         numbers = frozenset(
             path
             for path in self._varying
-            if (path, None) not in self._static
-            and not self._asks_for_types
-            and (self._takes_floats or is_exactly(self._numbers[path], int))
+            if (path, None) not in self._static and not self._asks_for_types
         )
-        opening = Opening({path: found for path, found in dims.items() if found}, numbers)
-        if not opening:
-            return None
-        from tripwire.tracing.shadow import can_open  # imports much
-
-        return opening if can_open() else None
+        self._look_at_world(roots)
+        spots = frozenset() if self._asks_for_types else frozenset(self._moving - self._fixed)
+        opening = Opening({path: found for path, found in dims.items() if found}, numbers, spots)
+        return opening or None
 
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of this call that are where earlier traces found some."""
@@ -99,8 +111,22 @@ class Variation:
             pairs = enumerate(zip(before, shape, strict=True))
             self._dims[path].update(i for i, (old, new) in pairs if old != new)
 
+    def _look_at_world(self, roots: Roots) -> None:
+        """See which numbers that the world holds differ from what traces found."""
+        for spot, held in list(self._world.items()):
+            owner = held.find_owner(roots)
+            if owner is None or held.kind.spot(owner, held.key) != spot:
+                del self._world[spot]  # an identity may come again
+                self._moving.discard(spot)
+                self._fixed.discard(spot)
+                continue
+            now = held.kind.get(owner, held.key)
+            is_number = is_exactly(now, int, float) and type(now) is type(held.value)
+            if is_number and now != held.value:
+                self._moving.add(spot)
+
     def _look_at_number(self, path: str, value: object) -> None:
-        if is_exactly(value, int) or (is_exactly(value, float) and self._takes_floats):
+        if is_exactly(value, int, float):
             before = self._numbers.setdefault(path, value)
             if self._dynamic or (type(before) is type(value) and before != value):
                 self._varying.add(path)
@@ -114,7 +140,7 @@ class Variation:
             self._static.add((path, dim))
 
     def note(self, trace: Trace) -> None:
-        """Remember what a trace found, and what it had to close."""
+        """Remember what a trace found."""
         completion = trace.completion
         assert completion is not None
         self._namespaces = trace.namespaces
@@ -126,20 +152,82 @@ class Variation:
                 self._shapes.setdefault(path, wanted.meta.shape)
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
-        if trace.shadow is not None:
-            self._static.update(trace.shadow.closed)
+        self._note_numbers(trace)
+        for volatile in completion.effects.volatile:  # the run itself leaves it changed
+            spot = volatile.spot
+            if spot in self._world and type(volatile.before) is type(volatile.after):
+                self._moving.add(spot)
+
+    def note_closed(self, shadow: Shadow) -> None:
+        """Remember what a run, or its compiler, had to close."""
+        self._static.update(shadow.closed)
+        paths = {path for path, dim in shadow.closed if dim is None}
+        self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
+
+    def _note_numbers(self, trace: Trace) -> None:
+        """Remember the numbers that a run read out of what was there."""
+        for holder in trace.reads.holders:
+            numbers = [i for i, v in enumerate(holder.kept) if is_exactly(v, int, float)]
+            if not numbers or not may_plant(holder.owner, holder.kind):
+                continue
+            wanted = trace.reads.filter_of(holder)
+            for index in numbers:
+                key, value = holder.keys[index], holder.kept[index]
+                if wanted is not None and key not in wanted:
+                    continue
+                if holder.anchored:
+                    spot = holder.kind.spot(holder.owner, key)
+                    self._world.setdefault(spot, _hold(holder, key, value))
+                else:
+                    source = holder.step(key)
+                    self._held.setdefault(str(source), source)
+                    self._numbers.setdefault(str(source), value)
+
+    def will_open(self, volatile: Iterable[Volatile]) -> bool:
+        """Whether all that a run read and left changed are numbers, which will be open next."""
+        if self._dynamic is False or self._gave_up or self._asks_for_types:
+            return False
+        opening = self._moving - self._fixed
+        return all(one.spot in opening for one in volatile)
 
     def note_refused(self, slug: str) -> None:
         """A run with something open was refused. It may be taken where nothing is."""
         if slug != "another-thread":  # bad luck
             self._gave_up = True
 
-    def give_up(self, *, floats_only: bool = False) -> None:
-        """Leave nothing open any more, or no floats."""
-        if floats_only:
-            self._takes_floats = False
-        else:
-            self._gave_up = True
+    def give_up(self) -> None:
+        """Leave nothing open any more."""
+        self._gave_up = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A number that something of the world holds."""
+
+    find_owner: Callable[[Roots], object]
+    kind: Kind
+    key: Any
+    value: object  # as a trace found it
+
+
+def _hold(holder: Holder, key: Any, value: object) -> _Held:
+    if isinstance(holder.kind, ItemsKind):  # nothing refers to a dict weakly
+        return _Held(functools.partial(_find, holder.path), holder.kind, key, value)
+    refer = refer_to(holder.owner)
+    return _Held(lambda roots: refer(), holder.kind, key, value)
+
+
+def _iter_tensors(value: Any, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among what was passed, also in containers."""
+    found, seen = [(value, source)], set()
+    while found:
+        value, source = found.pop()
+        if isinstance(value, torch.Tensor):
+            yield str(source), value
+        elif is_exactly(value, dict, list, tuple) and id(value) not in seen:
+            seen.add(id(value))
+            items = value.items() if is_exactly(value, dict) else enumerate(value)
+            found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
 
 
 def _find(source: Source | None, roots: Roots) -> object:

@@ -218,6 +218,7 @@ class Volatile:
     holder: int  # its identity
     key: Any
     repeated: bool = True  # compiled code leaves it changed, too
+    spot: tuple[int, Any] = (0, None)  # where it lies, see Kind.spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +240,15 @@ def plan_effects(
     facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
     inner: Iterable[Write] = (),
+    is_open: Callable[[Holder, Any], bool] | None = None,
 ) -> Effects:
     """The steps that repeat these writes.
 
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
     `inner`: what code that runs again on each call writes by itself.
+    `is_open`: whether a number was left open there, so that it may be another one each time.
     """
-    planner = _EffectPlanner(reads, plan, facts_of, attributes_of)
+    planner = _EffectPlanner(reads, plan, facts_of, attributes_of, is_open)
     writes = [write for write in writes if not planner.is_nothing(write)]
     for write in inner:
         planner.add_inner(write)
@@ -275,7 +278,10 @@ def plan_marks(
 
 
 class _EffectPlanner:
-    def __init__(self, reads: ReadSet, plan: Any, facts_of: Any, attributes_of: Any) -> None:
+    def __init__(
+        self, reads: ReadSet, plan: Any, facts_of: Any, attributes_of: Any, is_open: Any
+    ) -> None:
+        self.is_open = is_open or (lambda holder, key: False)
         self.reads = reads
         self.plan = plan
         self.facts_of = facts_of
@@ -411,12 +417,17 @@ class _EffectPlanner:
 
     def _note_volatile(self, writes: list[Write]) -> None:
         for write in writes:
-            if write.holder.anchored and self._is_read(write):
+            holder = write.holder
+            if holder.anchored and self._is_read(write) and not self.is_open(holder, write.key):
                 self._add_volatile(write)
 
     def _add_volatile(self, write: Write, *, repeated: bool = True) -> None:
         self.volatile.append(
-            Volatile(write.source, write.before, write.after, id(write.holder), write.key, repeated)
+            Volatile(
+                *(write.source, write.before, write.after, id(write.holder), write.key),
+                repeated=repeated,
+                spot=write.spot,
+            )
         )
 
     def _is_read(self, write: Write) -> bool:

@@ -9,10 +9,12 @@ the run lets go dies as it would have; small values are kept, since their identi
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import CellType, ModuleType
@@ -26,6 +28,7 @@ from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.belongings import name_of_module
 from tripwire.values.classes import class_dict, isinstance, name_of
+from tripwire.values.classes import class_dict, is_exactly, isinstance, name_of
 from tripwire.values.contents import (
     at_once,
     cells_of,
@@ -35,6 +38,7 @@ from tripwire.values.contents import (
     read_slots,
     slots_of,
 )
+from tripwire.values.numbers import is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import count_switches
@@ -578,13 +582,37 @@ class TensorFacts(NamedTuple):
     ref: weakref.ref[Any]  # one object per tensor
 
 
+def may_plant(owner: object, kind: Kind) -> bool:
+    """Whether a number that varies may be left open in such a place.
+
+    Not in loggers: torch's shape environment, which answers for open numbers, asks those.
+    """
+    if not isinstance(kind, _PLANTED_IN) or isinstance(kind, _OF_LIBRARIES):
+        return False
+    return not isinstance(owner, (logging.Logger, logging.Manager))
+
+
+_PLANTED_IN = (AttributesKind, ItemsKind, NamesKind, CellsKind, SlotsKind, ClassDictKind)
+_OF_LIBRARIES = (LibraryClassKind, LibraryNamesKind)
+
+
+class _Planted(NamedTuple):
+    """An open number that is in the place of a plain one, for as long as the run goes on."""
+
+    holder: Holder
+    key: Any
+    number: object
+    plain: object
+
+
 class Holders:
     """Every holder that one run could reach."""
 
     def __init__(self) -> None:
-
         self.all: list[Holder] = []
-
+        # Gives an open number for what a holder has under a key, or None.
+        self.open_number: Callable[[Holder, Any, int | float], object] | None = None
+        self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
         self._switches = count_switches()
         self._types: set[int] = set()  # met so far, by identity, and no tensors
         self._kinds: list[type] = []  # the same, alive
@@ -593,10 +621,59 @@ class Holders:
 
     def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> Holder:
         """Keep what `owner` holds now."""
-        keys, values = kind.read(owner)
+        keys, values = self._read(owner, kind)
         holder = Holder(owner, kind, path, anchored, keys, self._keep(values))
         self.all.append(holder)
+        if self.open_number is not None and may_plant(owner, kind):
+            self._plant(holder)
         return holder
+
+    def _read(self, owner: Any, kind: Kind) -> Held:
+        """What something holds, with plain numbers in the place of those that were planted."""
+        keys, values = kind.read(owner)
+        if not self._planted or not may_plant(owner, kind):
+            return keys, values
+        pairs = zip(keys, values, strict=True)
+        return keys, tuple([self._unplant(owner, kind, key, value) for key, value in pairs])
+
+    def _unplant(self, owner: Any, kind: Kind, key: Any, value: object) -> object:
+        if not is_open(value):
+            return value
+        planted = self._planted.get(kind.spot(owner, key))
+        return value if planted is None or planted.number is not value else planted.plain
+
+    def _plant(self, holder: Holder) -> None:
+        """Put open numbers in the place of those that are to be open, until the run is over."""
+        assert self.open_number is not None
+        owner, kind = holder.owner, holder.kind
+        for key, value in zip(holder.keys, holder.kept, strict=True):
+            if is_exactly(value, int, float) and kind.spot(owner, key) not in self._planted:
+                number = self.open_number(holder, key, value)
+                if number is not None:
+                    spot = kind.spot(owner, key)
+                    self._planted[spot] = _Planted(holder, key, number, value)
+                    kind.put(owner, key, number)
+
+    @contextmanager
+    def planting_nothing(self) -> Iterator[None]:
+        """What is met in here was read already, as it is."""
+        before, self.open_number = self.open_number, None
+        try:
+            yield
+        finally:
+            self.open_number = before
+
+    def is_planted(self, holder: Holder, key: Any) -> bool:
+        """Whether what a holder has under a key was open in the run."""
+        return bool(self._planted) and holder.kind.spot(holder.owner, key) in self._planted
+
+    def uproot(self) -> None:
+        """Put plain numbers back where open ones were planted, and still are."""
+        self.open_number = None
+        for spot, (holder, key, number, plain) in self._planted.items():
+            if number is not None and holder.kind.get(holder.owner, key) is number:
+                holder.kind.put(holder.owner, key, plain)
+            self._planted[spot] = _Planted(holder, key, None, plain)  # the number may die now
 
     def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:
         """What to keep so that identities tell values apart.
@@ -636,7 +713,7 @@ class Holders:
     def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:
         """Which of these names the run changed in modules and classes of libraries."""
         for holder in self.all:
-            if isinstance(holder.kind, (LibraryClassKind, LibraryNamesKind)):
+            if isinstance(holder.kind, _OF_LIBRARIES):
                 before = holder.before()
                 now = dict(zip(*holder.kind.read(holder.owner), strict=True))
                 for name in sorted(names & (before.keys() | now.keys())):
@@ -669,16 +746,16 @@ class Holders:
         # a later one perhaps what the run had put there.
         met: set[tuple[int, Any]] = set()
         for holder in self.all:
-            if isinstance(
-                holder.kind, (LibraryClassKind, LibraryNamesKind)
-            ):  # hooks of other threads come and go there
+            if isinstance(holder.kind, _OF_LIBRARIES):  # hooks of other threads come and go there
                 continue
             names = holder.kind.names if isinstance(holder.kind, NamesKind) else frozenset()
             first = {(id(holder.owner), name) for name in names} - met
             met |= first
-            keys, values = holder.kind.read(holder.owner)
+            keys, values = self._read(holder.owner, holder.kind)
             kept = self._keep(values)
-            if keys == holder.keys and tuple(map(id, kept)) == tuple(map(id, holder.kept)):
+            replaced = self._find_replaced(holder)
+            is_same = tuple(map(id, kept)) == tuple(map(id, holder.kept))
+            if is_same and keys == holder.keys and not replaced:
                 continue
             before = dict(zip(holder.keys, holder.kept, strict=True))
             after = dict(zip(keys, kept, strict=True))
@@ -696,8 +773,19 @@ class Holders:
                 old, new = before.get(key, ABSENT), after.get(key, ABSENT)
                 if shared:
                     old = shared.get(holder.kind.spot(holder.owner, key), old)
-                if old is not new and not (id(type(old)) in PLAIN and same_plain(old, new)):
+                is_equal = old is new or (id(type(old)) in PLAIN and same_plain(old, new))
+                if key in replaced or not is_equal:
                     yield Write(holder, key, strong(old), strong(new))
+
+    def _find_replaced(self, holder: Holder) -> set[Any]:
+        """Keys whose open number is there no more: the same value may be another one next time."""
+        return {
+            planted.key
+            for planted in self._planted.values()
+            if planted.holder is holder
+            and planted.number is not None
+            and holder.kind.get(holder.owner, planted.key) is not planted.number
+        }
 
     def _find_shared(self) -> dict[tuple[int, Any], object]:
         """What was first seen in places that more than one holder leads to.

@@ -124,6 +124,7 @@ from tripwire.values.contents import (
     parts_of,
     slots_of,
 )
+from tripwire.values.numbers import OpenFloat, OpenInt
 from tripwire.writes.patches import unhooked
 
 # A container past this size is not looked into: its tensors, if any, have no known origin.
@@ -131,7 +132,7 @@ LARGEST_CONTAINER = 10_000
 
 _LEAVES = ids_of(
     *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
-    type(NotImplemented),
+    *(type(NotImplemented), OpenInt, OpenFloat),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
@@ -234,6 +235,7 @@ class Reach:
     def close(self) -> None:
         """The run is over: keep what was read, and let go of the state, which holds this."""
         self.reader.close()
+        self.holders.open_number = None
         self._is_over = True
         self.names_read = {key: self.reader.names_of(met) for key, met in self._met.items()}
         self._on_tensor, self._aside = _ignore, _ignore
@@ -243,6 +245,8 @@ class Reach:
         if holder.kind is not SLOTS and holder.kind is not ATTRIBUTES:
             return False
         if holder.kind is ATTRIBUTES and may_be_made(type(holder.owner), name):
+            return False
+        if self.holders.is_planted(holder, name):
             return False
         if (id(holder.owner), name) in self._found_own:
             return True

@@ -50,7 +50,7 @@ from tripwire.values.contents import (
     items_of,
     own_dict,
 )
-from tripwire.values.numbers import is_open
+from tripwire.values.numbers import find_ledger, is_open, plain
 from tripwire.values.sameness import PLAIN
 
 
@@ -342,9 +342,10 @@ class Planner:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
-        if is_open(value):
+        if find_ledger(value) is not None:
             assert self._place is not None
             return NumberPlan(self._place(value))
+        value = plain(value)  # one that another run left in a C object
         if type(value) is torch.Size and any(map(is_open, value)):
             parts = tuple(map(self.plan, value))
             return MadePlan(self._new_key(value), parts, torch.Size)

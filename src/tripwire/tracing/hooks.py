@@ -272,9 +272,10 @@ def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Fun
 def _watch_functions(state: TracingState, functions: Functions) -> None:
     assert state.observer is not None
     state.computed_names.update(("forward", "setup_context"))  # which torch looks up
-    for function in functions:
-        for code in all_codes(function.__code__):
-            state.observer.adopt(code, function.__globals__)
+    with state.reach.holders.planting_nothing():  # they ran
+        for function in functions:
+            for code in all_codes(function.__code__):
+                state.observer.adopt(code, function.__globals__)
 
 
 def _can_look_inside(state: TracingState, cls: Any, functions: Functions, value: object) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.ranges import SourceRange
+from tripwire.reading.effects import WrittenHolder
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ class Opening:
 
     dims: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of tensors
     numbers: frozenset[str] = frozenset()
+    # Of the world, which is the same on every call: by the places where the numbers lie.
+    spots: frozenset[tuple[int, Any]] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.dims or self.numbers)
+        return bool(self.dims or self.numbers or self.spots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,16 @@ class OpenNumber:
     label: str
     symbol: torch.SymInt | torch.SymFloat
     kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """An open number that the world holds, and where each call finds it."""
+
+    place: WrittenHolder
+    key: Any
+    path: str
+    spot: tuple[int, Any]
 
 
 @dataclass(frozen=True, slots=True)

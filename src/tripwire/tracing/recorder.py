@@ -116,10 +116,13 @@ class Recorder(TorchFunctionMode):
             func = find_original(func)
         given = args, kwargs
         if state.shadow is not None:
+            given = state.shadow.take(args), state.shadow.take(kwargs)
             args, kwargs = close_values(args), close_values(kwargs)
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
+            if state.shadow is not None and state.refusal is None:
+                state.shadow.close_given(given, "a call that isn't looked into")
             if state.inside is not None and state.inside.is_plain:
                 return _look_inside(state, state.inside, func, args, kwargs)
             return _run_plainly(state, func, args, kwargs)

@@ -17,7 +17,7 @@ import math
 import operator
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from types import CellType
@@ -28,17 +28,25 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE, SourceRange
+from tripwire.reading.effects import place_of
+from tripwire.reading.holders import Holder
 from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
 from tripwire.rulebook.rules import SETATTR, Call, Query
-from tripwire.tracing.opening import Decision, NumberInput, Opening, OpenNumber, OpenTensor
+from tripwire.tracing.opening import (
+    Decision,
+    NumberInput,
+    Opening,
+    OpenNumber,
+    OpenTensor,
+    Planted,
+)
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
-from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+from tripwire.values.classes import class_dict, is_exactly, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
 from tripwire.values.numbers import (
     Made,
@@ -48,6 +56,7 @@ from tripwire.values.numbers import (
     is_open,
     iter_leaves,
     map_leaves,
+    of_run,
     symbolic,
 )
 
@@ -73,6 +82,8 @@ class Shadow:
         self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
         self.tensors: dict[str, OpenTensor] = {}  # of the call, by path
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
+        self.planted: list[Planted] = []  # those of them that the world holds
+        state.reach.holders.open_number = self._open_held
         self.decisions: list[Decision] = []
         self.closed: set[tuple[str, int | None]] = set()  # paths, and which of the sizes there
         self._places: dict[Any, tuple[str, int | None]] = {}  # of symbols
@@ -85,6 +96,8 @@ class Shadow:
         self._forms: dict[object, FakeTensor] = {}
         self._memo: dict[object, object] = {}
         self._handed_out: list[weakref.ref[Any]] = []
+        # Floats that the graph gets, by expression: the symbol there, and that of the run.
+        self._computed: dict[str, tuple[torch.SymFloat, Any]] = {}
         self._kept: list[object] = []  # numbers with a node, whose identity must not come again
         self._told = 0  # conditions that the environment had when it was last looked at
 
@@ -133,11 +146,40 @@ class Shadow:
             return self._make_fake(tensor, static_shapes=True)
 
     def open_number(self, value: Any, path: str) -> Any:
-        """Leave an int or a float of the call open, if it is to be."""
+        """Leave an int or a float that is passed open, if it is to be."""
         if path not in self._opening.numbers or not is_exactly(value, int, float):
             return value
+        number = self._open(value, path)
+        return value if number is None else number
+
+    def _open_held(self, holder: Holder, key: Any, value: Any) -> OpenInt | OpenFloat | None:
+        """Leave an int or a float open that something holds, if it is to be."""
+        opening = self._opening
+        if holder.anchored:
+            spot = holder.kind.spot(holder.owner, key)
+            if spot not in opening.spots:
+                return None
+            path = str(holder.step(key))
+            while path in self.numbers:  # another one, of which the same is said
+                path += "'"
+            number = self._open(value, path)
+            if number is not None:
+                self.planted.append(Planted(place_of(holder), key, path, spot))
+            return number
+        if not opening.numbers:
+            return None
+        path = str(holder.step(key))
+        return self._open(value, path) if path in opening.numbers else None
+
+    def is_open_at(self, holder: Holder, key: Any) -> bool:
+        """Whether a number was planted, and nothing closed it: conditions say which may come."""
+        spot = holder.kind.spot(holder.owner, key)
+        path = next((one.path for one in self.planted if one.spot == spot), None)
+        return path is not None and (path, None) not in self.closed
+
+    def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         if not math.isfinite(value):  # a shape environment knows neither
-            return value
+            return None
         if path not in self.numbers:
             label = f"n{len(self.numbers)}"
             source, dynamic = self._name_source(label), DimDynamic.DYNAMIC
@@ -150,7 +192,8 @@ class Shadow:
                 self._note_origin(number, label, (path, None))
                 self.numbers[path] = OpenNumber(label, number, type(value))
         with self._aside():
-            return self._wrap(self.numbers[path].symbol, value)
+            opened: OpenInt | OpenFloat = self._wrap(self.numbers[path].symbol, value)
+            return opened
 
     def _note_origin(
         self, symbol: object, expression: str, place: tuple[str, int | None] | None = None
@@ -193,11 +236,14 @@ class Shadow:
         with self._aside():
             if _is_open_symbol(symbol):
                 text, value = str(symbol.node.expr), symbol.node.hint
-                places = map(self._places.get, symbol.node.expr.free_symbols)
-                self.closed.update(place for place in places if place is not None)
+                self._note_closed(symbol.node.expr.free_symbols)
                 assert bool(symbol == value)
                 self._told = len(self.env.guards)
                 self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
+
+    def _note_closed(self, symbols: Iterable[Any]) -> None:
+        places = map(self._places.get, symbols)
+        self.closed.update(place for place in places if place is not None)
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -254,6 +300,18 @@ class Shadow:
             return value if is_exactly(value, bool) else self._wrap(found, value)
 
     # --- torch calls ---
+
+    def take(self, value: Any) -> Any:
+        """A call's arguments, with numbers of other runs as the plain ones that they are."""
+        leaves = iter_leaves(value)
+        if any(is_open(leaf) and leaf.ledger is not self for leaf in leaves):
+            return map_leaves(value, functools.partial(of_run, self))
+        return value
+
+    def close_given(self, value: Any, by: str) -> None:
+        """Close the numbers that go to a call whose inside isn't followed."""
+        for leaf in filter(is_open, iter_leaves(value)):
+            self.close(leaf, by)
 
     def has_open(self, value: Any) -> bool:
         """Whether an open number, or a tensor of open sizes, is among a call's arguments."""
@@ -412,12 +470,30 @@ class Shadow:
         if key not in self._nodes:
             if made is None:
                 self._nodes[key] = self._spell_expression(expr, number.symbol)
+            elif isinstance(number, OpenFloat):
+                self._nodes[key] = self._find_computed(number)
+                self._kept.append(number)
             else:
                 operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
                 node = self._state.graph().call_function(made[0], operands)
                 self._nodes[key] = self._describe(node, number.symbol)
                 self._kept.append(number)
         return self._nodes[key]
+
+    def _find_computed(self, number: OpenFloat) -> fx.Node:
+        """A float that Python computes before the graph runs: a compiler would reorder sums."""
+        text = self._print(number)
+        if text not in self._computed:
+            source = self._name_source(text)
+            with self._aside():
+                symbol = self.env.create_unspecified_symbol(
+                    number.value, source, DimDynamic.DYNAMIC
+                )
+                made: Any = self.env.create_symfloatnode(symbol, hint=number.value, source=source)
+            self._origins[made.node.expr] = text
+            self._computed[text] = made, number.symbol
+        made, _ = self._computed[text]
+        return self._find_input(made.node.expr, made)
 
     def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
         node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
@@ -435,7 +511,7 @@ class Shadow:
             hint: Any = self.env.size_hint(one)
             node = self.env.create_symintnode(one, hint=int(hint))
             found[one] = fx.Proxy(self._find_input(one, node), tracer)
-        last = next(reversed(graph.nodes))
+        last = next(iter(reversed(graph.nodes)))  # torch 2.11 makes no iterator of it
         proxy = sympy_interp(PythonReferenceAnalysis, found, expr)
         while last.next.op != "root":
             last = self._describe(last.next, None)
@@ -490,6 +566,7 @@ class Shadow:
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
         self.end()
+        self._state.reach.holders.uproot()
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         self._kept.clear()
@@ -510,14 +587,35 @@ class Shadow:
         """What must hold of another call, in the guard function's words. No more can be added."""
         labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in self.tensors.values()]
         labelled += [(o.label, o.symbol) for o in self.numbers.values()]
+        labelled += [(text, made) for text, (made, _) in self._computed.items()]
         conditions = self.env.produce_guards(
             [value for _, value in labelled],
             [self._name_source(label) for label, _ in labelled],
             ignore_static=False,
         )
+        self._note_closed_floats()
         self.env.freeze()
         # Where a tensor begins in its memory matters to nobody here.
         return [one for one in conditions if ".storage_offset() == " not in one]
+
+    def float_names(self) -> set[str]:
+        """Symbols of floats."""
+        opened = [one.symbol for one in self.numbers.values()]
+        symbols = [*opened, *(made for made, _ in self._computed.values())]
+        return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
+
+    def _note_closed_floats(self) -> None:
+        """A compiler fixes floats that it has no code for."""
+        given = {one.symbol.node._expr: one.symbol for one in self.numbers.values()}
+        given |= {made.node._expr: symbol for made, symbol in self._computed.values()}
+        for expr, symbol in given.items():
+            value = self.env.replace(expr)
+            closed, symbols = len(self.closed), symbol.node._expr.free_symbols
+            if not value.free_symbols:
+                self._note_closed(symbols)
+            if len(self.closed) > closed:
+                text = f"{self._origins[expr]} == {value}"
+                self.decisions.append(Decision(text, NOWHERE, "the back end"))
 
     def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
         """What of a tensor of the call is open."""
@@ -616,6 +714,16 @@ class _Sweep:
     def _find(self, value: object) -> Any:
         return self._replaced.get(id(value), value)
 
+    @staticmethod
+    def _put(space: dict[Any, Any], key: Any, value: object) -> None:
+        """Into a dict; past it where it is a class's, which remembers what it held."""
+        classes = gc.get_referrers(space) if "__module__" in space else ()
+        for cls in classes:
+            if isinstance(cls, type) and gc.get_referents(class_dict(cls))[0] is space:
+                type.__setattr__(cls, key, value)
+                return
+        dict.__setitem__(space, key, value)
+
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
         if isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
@@ -632,7 +740,7 @@ class _Sweep:
                 dict.update(holder, items)
             for key, value in list(dict.items(holder)):
                 if id(value) in self._replaced:
-                    dict.__setitem__(holder, key, self._find(value))
+                    self._put(holder, key, self._find(value))
         elif isinstance(holder, list):
             for index, value in enumerate(list.__iter__(holder)):
                 if id(value) in self._replaced:
@@ -656,48 +764,3 @@ class _Sweep:
                 value = slot.__get__(holder)
                 if id(value) in self._replaced:
                     slot.__set__(holder, self._find(value))
-
-
-@functools.cache
-def can_open() -> bool:
-    """Whether this torch takes open numbers as arguments, wherever it takes numbers."""
-    from torch._dynamo.source import ConstantSource
-
-    source = ConstantSource("n")
-    env = ShapeEnv()
-    symbol = env.create_unspecified_symbol(5, source, DimDynamic.DYNAMIC)
-    number: Any = OpenInt(env.create_symintnode(symbol, hint=5, source=source), 5, _NO_LEDGER)
-    tensor = torch.ones(5)
-    calls = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv)
-    try:
-        with _Deaf():
-            for call in (*calls, operator.mod, operator.pow, operator.gt, operator.eq):
-                call(tensor, number)
-            for call in calls:
-                call(number, tensor)
-            torch.full((number,), number)
-            tensor.view(number, -1)[:number].clamp(min=number)
-            torch.arange(number)
-    except TypeError:
-        return False
-    return True
-
-
-class _NoLedger:
-    """A ledger of numbers that belong to no run."""
-
-    def is_live(self) -> bool:
-        return False
-
-
-_NO_LEDGER: Any = _NoLedger()
-
-
-class _Deaf(TorchFunctionMode):
-    """Makes no call that it is asked for."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            return torch.ones(5)

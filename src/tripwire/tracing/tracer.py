@@ -6,6 +6,7 @@ exception of the user's comes out as it is. A refusal stops recording, not the r
 
 from __future__ import annotations
 
+import dis
 import gc
 import importlib.util
 import inspect
@@ -156,11 +157,16 @@ class Tracer:
                     state, binding, bound, binding.expressions(args, kwargs), complete
                 )
             except ReferenceError:  # nothing of the user's has run yet
+                state.reach.holders.uproot()
                 result = fn(*args, **kwargs)
                 return Run(result, None, Refusal("hidden-state", _GONE))
             except Refused as refused:
+                state.reach.holders.uproot()
                 result = fn(*args, **kwargs)
                 return Run(result, None, Refusal(refused.slug, refused.reason, refused.where))
+            except BaseException:
+                state.reach.holders.uproot()
+                raise
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         contexts, depth = sample_contexts(), sample_depth()
         try:
@@ -181,6 +187,7 @@ class Tracer:
                 run = session.freeze(result, torch_state)
             finally:
                 state.values.clear()  # weak references would get in the way of swap_tensors
+                state.reach.holders.uproot()
             del session, state, binding, bound  # in here: what they held takes time to die
         return run
 
@@ -308,7 +315,8 @@ class _Session:
             hooks.uninstall(self)
         else:
             hooks.release(self)
-        if self.recorder is not None and CURRENT.kept is None:
+        # Open numbers may still go to torch, which must get plain ones.
+        if self.recorder is not None and CURRENT.kept is None and self.state.shadow is None:
             self.recorder.leave()
 
     def open_arguments(
@@ -439,8 +447,15 @@ class _Session:
             if self.complete:
                 facts_of = state.reach.holders.facts_of
                 own, inner = state.inner.split(writes)
+                shadow = state.shadow
                 effects = plan_effects(
-                    own, reads, planner.plan, facts_of, self._attributes_of, inner
+                    own,
+                    reads,
+                    planner.plan,
+                    facts_of,
+                    self._attributes_of,
+                    inner,
+                    None if shadow is None else shadow.is_open_at,
                 )
             plan = planner.plan(result)
             if effects is not None:
@@ -605,7 +620,10 @@ class _Session:
 
     def _asks_for_types(self) -> bool:
         users = (code for code in self.codes if not is_library_file(code.co_filename))
-        return any("type" in code.co_names and not is_own_code(code) for code in users)
+        return any(
+            "type" in code.co_names and not is_own_code(code) and _tells_types(code)
+            for code in users
+        )
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""
@@ -690,6 +708,26 @@ class _Session:
         if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
             return True
         return storage_of(tensor) in self.state.written_storages
+
+
+def _tells_types(code: CodeType) -> bool:
+    """Whether a function may tell an open number by its type. `type(self).count` doesn't."""
+    steps = [
+        (step.opname, step.argval)
+        for step in dis.get_instructions(code)
+        if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
+    ]
+    attributes = () if "builtins" in code.co_names else ("LOAD_ATTR", "LOAD_METHOD")
+    for index, (opname, name) in enumerate(steps):
+        if name == "type" and opname not in attributes:
+            following = [*steps[index + 1 : index + 4], ("", None)]
+            is_call = following[0][0].startswith("LOAD_FAST") and following[1] == ("CALL", 1)
+            opname, attribute = following[2]
+            if not is_call or opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+                return True
+            if hasattr(int, attribute) or hasattr(float, attribute):
+                return True
+    return False
 
 
 def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:

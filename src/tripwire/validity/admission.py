@@ -27,6 +27,7 @@ from tripwire.reading.torchstate import (
 )
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
+from tripwire.tracing.opening import Planted
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import can_repeat, reads_offsets
@@ -153,6 +154,7 @@ class Admission:
             self._write_carried(writer, carried)
         for counted in completion.effects.counted:
             self._write_counted(writer, counted)
+        self._write_planted(writer)
         for item in self.reach.aliases:  # an argument that is state as well
             kept = writer.constant(Kept(item))
             if id(item) in writer.variables:
@@ -167,11 +169,26 @@ class Admission:
         self._write_distinctness(writer)
         return writer.build(self._add_numbers(writer, fetched))
 
+    def _write_planted(self, writer: GuardWriter) -> None:
+        """Numbers of the world that are open: each call's own."""
+        shadow = self.trace.shadow
+        if shadow is None:
+            return
+        for one in shadow.planted:
+            number = shadow.numbers[one.path]
+            name = writer.assign(f"{writer.constant(functools.partial(_fetch, one))}()")
+            kind = number.kind.__name__
+            writer.check(one.path, f"type({name}) is {kind}", f"a {kind}", f"_fingerprint({name})")
+            writer.open_number(number.label, name)
+
     def _add_numbers(self, writer: GuardWriter, fetched: list[str]) -> list[str]:
         """The graph's inputs that are numbers, before its tensors; and those that results hold."""
         shadow = self.trace.shadow
         if shadow is None:
             return fetched
+        for number in shadow.numbers.values():
+            if number.label not in writer.opened:  # nobody read it
+                writer.open_number(number.label, repr(number.symbol.node.hint))
         writer.space |= {"math": math, "torch": torch}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
         inputs = [
@@ -384,7 +401,7 @@ def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int |
     return tuple(state.get(storage_of(tensor)) for tensor in tensors)
 
 
-def _fetch(item: Carried | Counted) -> object:
+def _fetch(item: Carried | Counted | Planted) -> object:
     owner = item.place.owner
     assert owner is not None
     return item.place.kind.get(owner(), item.key)

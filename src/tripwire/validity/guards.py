@@ -171,6 +171,7 @@ class GuardWriter:
         self.variables: dict[int, str] = {}  # fresh objects met so far
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
         self.plain: list[tuple[str, object]] = []  # values of which Python can have several
+        self.opened: set[str] = set()  # labels of open numbers met so far
         self._alive: list[object] = []
 
     # --- building blocks ---
@@ -194,6 +195,11 @@ class GuardWriter:
     def add_line(self, line: str) -> None:
         """Add an assignment."""
         self._lines.append(line)
+
+    def open_number(self, label: str, expression: str) -> None:
+        """Give a number that is open its name in conditions."""
+        self.opened.add(label)
+        self._lines.append(f"{label} = {expression}")
 
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
@@ -237,7 +243,7 @@ class GuardWriter:
         opened = None if self._shadow is None else self._shadow.numbers.get(path)
         if opened is not None:
             self.check(path, f"type({name}) is {cls.__name__}", f"a {cls.__name__}", found)
-            self._lines.append(f"{opened.label} = {name}")
+            self.open_number(opened.label, name)
             return
         if cls in _SEVERAL:
             self.plain.append((name, value))

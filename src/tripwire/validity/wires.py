@@ -541,7 +541,7 @@ def _describe(facts: Facts) -> str:
 class PulledWire:
     """Something that no sentry can watch: looked at on every call."""
 
-    __slots__ = ("_kept", "_keys", "_kind", "_owner", "_step", "_wanted")
+    __slots__ = ("_ignored", "_kept", "_keys", "_kind", "_owner", "_step", "_wanted")
 
     def __init__(
         self,
@@ -557,6 +557,8 @@ class PulledWire:
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored
+        # What a list or a set as a whole was like is what counts there.
+        self._ignored = frozenset() if isinstance(kind, (ElementsKind, MembersKind)) else ignored
         keys, values = self._read()
         if before:
             now = dict(zip(keys, values, strict=True)) | before
@@ -568,9 +570,14 @@ class PulledWire:
     def _read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         owner = self._owner()
         keys, values = (("gone",), (ABSENT,)) if owner is None else self._kind.read(owner)
-        if self._wanted is None:
+        wanted, ignored = self._wanted, self._ignored
+        if wanted is None and not ignored:
             return keys, values
-        pairs = [(k, v) for k, v in zip(keys, values, strict=True) if k in self._wanted]
+        pairs = [
+            (k, v)
+            for k, v in zip(keys, values, strict=True)
+            if (wanted is None or k in wanted) and k not in ignored
+        ]
         return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
     def spell(self, constant: Callable[[object], str]) -> str | None:
@@ -579,7 +586,7 @@ class PulledWire:
         kept = self._kept
         if isinstance(self._kind, CellsKind) and self._wanted is None:
             cells = cells_of(owner)
-            if set(cells) != set(self._keys):
+            if not self._keys or set(cells) - self._ignored != set(self._keys):
                 return None
             names = [f"{constant(cells[key])}.cell_contents" for key in self._keys]
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
@@ -602,7 +609,8 @@ class PulledWire:
 
     def _spell_slots(self, owner: object, constant: Callable[[object], str]) -> str | None:
         slots = slots_of(type(owner))
-        wanted = slots if self._wanted is None else slots.keys() & self._wanted
+        wanted = slots.keys() - self._ignored
+        wanted = wanted if self._wanted is None else wanted & self._wanted
         if not wanted or set(wanted) != set(self._keys):  # an empty one raises when it is asked
             return None
         if type(self._owner) is weakref.ref or answers_itself(type(owner)):

@@ -56,6 +56,34 @@ def symbolic(value: Any) -> Any:
     return value.symbol if is_exactly(value, OpenInt, OpenFloat) else value
 
 
+def find_ledger(*values: Any) -> Ledger | None:
+    """Who keeps the numbers of the run that goes on, if some of these are among them."""
+    ledgers = (value.ledger for value in values if is_open(value))
+    return next((ledger for ledger in ledgers if ledger.is_live()), None)
+
+
+def of_run(ledger: object, value: Any) -> Any:
+    """A value; a number of another run, which is over, as the plain one that it is by now."""
+    return value.value if is_open(value) and value.ledger is not ledger else value
+
+
+class _OffTheRun:
+    """`__torch_function__` of an open number where its run isn't: torch gets plain ones there.
+
+    In the run itself the recorder sees to it. Without either, torch reads a number like 7777777
+    out of a symbol. Other threads, and whoever kept a number in a C object, come here.
+    """
+
+    def __get__(self, number: Any, cls: type) -> Callable[..., Any]:
+        if number is None or number.ledger.is_live():
+            raise AttributeError("__torch_function__")
+        return _call_with_plain
+
+
+def _call_with_plain(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return func(*close_values(args), **close_values(kwargs or {}))
+
+
 def _is_number(value: object) -> bool:
     return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
 
@@ -73,6 +101,7 @@ class OpenInt(torch.SymInt):
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: int)
+    __torch_function__ = _OffTheRun()
 
 
 class OpenFloat(torch.SymFloat):
@@ -88,6 +117,7 @@ class OpenFloat(torch.SymFloat):
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: float)
+    __torch_function__ = _OffTheRun()
 
 
 # --- arithmetic --------------------------------------------------------------------------------
@@ -97,18 +127,22 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     compute = getattr(operator, name)
 
     opens_floats = name in ("add", "sub", "mul", "truediv")
+    divides = name in ("truediv", "floordiv", "mod")
 
     def method(self: Any, other: Any) -> Any:
         left, right = (other, self) if is_reflected else (self, other)
         if not _is_number(other):
             return _close_for(self, other, name, lambda: compute(plain(left), plain(right)))
         value = compute(plain(left), plain(right))  # raises what Python raises
-        ledger: Ledger = self.ledger
-        if not ledger.is_live():
+        ledger = find_ledger(self, other)
+        if ledger is None:
             return value
+        left, right = of_run(ledger, left), of_run(ledger, right)
         has_float = is_exactly(value, float) and not opens_floats
         if has_float or not all(map(_is_finite, (plain(left), plain(right), value))):
             return _close_all(self, other, name, value)
+        if divides and is_open(right):  # compiled code would give infinity, or end the process
+            ledger.decide(operator.ne, right, 0, True)
         return ledger.compute((compute, left, right), value)
 
     return method
@@ -176,14 +210,14 @@ def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
             found = _close_for(self, other, name, lambda: compare(self.value, other))
             return NotImplemented if found is NotImplemented else bool(found)
         answer = bool(compare(self.value, plain(other)))
-        ledger: Ledger = self.ledger
-        if not ledger.is_live():
+        ledger = find_ledger(self, other)
+        if ledger is None:
             return answer
         if not _is_finite(plain(other)) or not _is_finite(self.value):
             if is_exactly(self, OpenInt) and not is_open(other):
                 return answer  # every int compares alike with infinity, and with nan
             return bool(_close_all(self, other, name, answer))
-        return ledger.decide(compare, self, other, answer)
+        return ledger.decide(compare, of_run(ledger, self), of_run(ledger, other), answer)
 
     return method
 

@@ -297,7 +297,7 @@ def check_writer(cause, write, sentry) -> None:
 
 def test_causes_come_in_the_order_of_retirements() -> None:
     box = Box()
-    compiled = tripwire.compile(box.apply, fullgraph=True)
+    compiled = tripwire.compile(box.apply, fullgraph=True, dynamic=False)
     for scale in (2.0, 3.0, 4.0):
         box.scale = scale
         compiled(X)
@@ -306,7 +306,7 @@ def test_causes_come_in_the_order_of_retirements() -> None:
 
 def test_only_the_latest_causes_are_kept() -> None:
     box = Box()
-    compiled = tripwire.compile(box.apply, fullgraph=True)
+    compiled = tripwire.compile(box.apply, fullgraph=True, dynamic=False)
     compiled(X)
     for _ in range(30):
         box.scale = 3.0

@@ -74,7 +74,7 @@ def test_each_call_runs_the_entry_of_its_shape() -> None:
 
 def test_of_two_entries_that_hold_the_newest_runs(monkeypatch) -> None:
     backend = Tagged()
-    compiled = tripwire.compile(scale_by_global, backend=backend)
+    compiled = tripwire.compile(scale_by_global, backend=backend, dynamic=False)
     compiled(X)
     monkeypatch.setattr(f"{__name__}.SCALE", 3.0)
     compiled(X)

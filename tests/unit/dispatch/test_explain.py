@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 def compiled_net():
     net = Net()
-    compiled = tripwire.compile(net)
+    compiled = tripwire.compile(net, dynamic=False)
     compiled(X)
     compiled(X)
     net.scale = 3.0

@@ -131,6 +131,47 @@ def test_other_numbers_run_compiled_code_after_two_traces(name, backend) -> None
     check_open(fn, [(torch.randn(8), value) for value in values], backend=backend)
 
 
+DIVISIONS = {
+    "quotient": (lambda x, n: x * (1 / n), [5, 6, 7, 0, 8]),
+    "quotient of floats": (lambda x, s: x * (1 / s), [0.5, 0.25, 0.7, 0.0, 0.3]),
+    "floor": (lambda x, n: x * (7 // n), [5, 6, 7, 0, 8]),
+    "remainder": (lambda x, n: x * (7 % n), [5, 6, 7, 0, 8]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_a_division_by_an_open_number_raises_where_that_is_zero(name, backend) -> None:
+    fn, values = DIVISIONS[name]
+    compiled = tripwire.compile(fn, fullgraph=True, backend=backend)
+    x = torch.randn(3)
+    for value in values:
+        if value:
+            check_same(fn(x, value), compiled(x, value))
+        else:
+            with pytest.raises(ZeroDivisionError):
+                compiled(x, value)
+    assert compiled.statistics().hits == 2
+
+
+def test_a_float_that_a_compiler_has_no_code_for_is_closed_and_others_stay_open() -> None:
+    def fn(x, most, scale):
+        return x.clamp(max=most) * (scale + 0.1)
+
+    compiled = tripwire.compile(fn, fullgraph=True, backend="aot_eager")
+    x = torch.randn(8)
+    for most, scale in ((0.5, 1.0), (0.3, 2.0), (0.3, 3.0), (0.7, 4.0), (0.7, 5.0), (0.3, 6.0)):
+        check_same(fn(x, most, scale), compiled(x, most, scale))
+    assert compiled.statistics().traces == 3
+    assert "by the back end" in str(tripwire.explain(compiled))
+
+
+def test_a_float_that_only_decides_stays_open() -> None:
+    fn = lambda x, s: x * 2 if s < 5.0 else x + 1  # noqa: E731
+    calls = [(torch.randn(3), s) for s in (0.5, 0.6, 0.7, 0.8)]
+    check_open(fn, calls, backend="aot_eager")
+
+
 def test_inductor_compiles_open_numbers() -> None:
     for name in ("scale", "step"):
         fn, values = NUMBERS[name]
@@ -525,6 +566,18 @@ def test_a_program_that_asks_for_the_type_of_a_number_gets_plain_ones() -> None:
 
 def test_dynamic_true_is_open_from_the_start() -> None:
     check_open(attend, SIZED["attention"][1], traces=1, dynamic=True)
+
+
+def test_dynamic_true_opens_what_is_in_containers_and_keywords() -> None:
+    def fn(pair, **named):
+        return pair[0] * pair[1]["scale"] + named["bias"]
+
+    compiled = tripwire.compile(fn, fullgraph=True, dynamic=True)
+    for n in (3, 4, 5):
+        pair, bias = [torch.randn(n), {"scale": torch.randn(n)}], torch.randn(n)
+        pair.append(pair)
+        check_same(fn(pair, bias=bias), compiled(pair, bias=bias))
+    assert compiled.statistics().traces == 1
 
 
 def test_marked_sizes_are_open_from_the_start() -> None:
