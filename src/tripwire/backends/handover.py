@@ -174,15 +174,30 @@ _MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
 
 
 def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo."""
+    """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo.
+
+    An argument that is handed back keeps the marks that it came with, in the same sets.
+    """
 
     def run(*inputs: Any) -> Any:
+        before = {id(given): _find_marks(given) for given in inputs}
         outputs = runtime(*inputs)
-        given = set(map(id, inputs))
         for output in outputs:
-            if isinstance(output, torch.Tensor) and output.__dict__ and id(output) not in given:
-                for mark in _MARKS:
-                    output.__dict__.pop(mark, None)
+            if isinstance(output, torch.Tensor) and output.__dict__:
+                marks = before.get(id(output)) or {}
+                for name in _MARKS:
+                    if name not in marks:
+                        output.__dict__.pop(name, None)
+                    else:
+                        of_user, dims = marks[name]
+                        of_user.intersection_update(dims)
+                        output.__dict__[name] = of_user
         return outputs
 
     return run
+
+
+def _find_marks(value: object) -> dict[str, tuple[set[int], frozenset[int]]]:
+    """The marks of a tensor: the sets themselves, and what is in them now."""
+    held = value.__dict__ if isinstance(value, torch.Tensor) else {}
+    return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}

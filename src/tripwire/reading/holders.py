@@ -27,7 +27,6 @@ from tripwire.reading.sources import Attr, Cell, Global, Item, Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.belongings import name_of_module
-from tripwire.values.classes import class_dict, isinstance, name_of
 from tripwire.values.classes import class_dict, is_exactly, isinstance, name_of
 from tripwire.values.contents import (
     at_once,

@@ -629,3 +629,40 @@ def test_what_the_compiler_assumes_is_a_condition() -> None:
     for x in calls:
         check_same(fn(x), compiled(x))
     assert compiled.statistics().traces == 3
+
+
+# --- marks that AOTAutograd leaves for Dynamo ---------------------------------------------------
+
+HANDED_BACK = {
+    "an argument": lambda x, y: x,
+    "an argument beside a result": lambda x, y: (x * 2, x),
+    "the other argument": lambda x, y: [x * 2, y],
+    "in a dict": lambda x, y: {"t": x + 1, "x": x},
+    "changed in place": lambda x, y: x.add_(1),
+    "a view": lambda x, y: (x.view(-1), x * 2),
+}
+
+
+@pytest.mark.parametrize("name", HANDED_BACK)
+def test_an_argument_that_is_handed_back_bears_no_marks_of_a_compiler(name) -> None:
+    compiled = tripwire.compile(HANDED_BACK[name], backend="aot_eager")
+    for size in (2, 3, 4, 5):
+        x, y = torch.ones(size, 4), torch.ones(size)
+        result = compiled(x, y)
+        parts = result.values() if isinstance(result, dict) else result
+        tensors = [result] if isinstance(result, torch.Tensor) else list(parts)
+        assert [vars(tensor) for tensor in (x, y, *tensors)] == [{}] * (2 + len(tensors))
+    assert compiled.statistics().hits >= 2
+
+
+@pytest.mark.parametrize(
+    "mark", ["_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"]
+)
+def test_an_argument_keeps_the_marks_that_it_came_with(mark) -> None:
+    compiled = tripwire.compile(lambda x: (x * 2, x), backend="aot_eager")
+    for size in (2, 3, 4, 5):
+        x, dims = torch.ones(size, 4), {1}
+        setattr(x, mark, dims)
+        compiled(x)
+        assert vars(x) == {mark: {1}}
+        assert getattr(x, mark) is dims
