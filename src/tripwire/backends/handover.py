@@ -173,14 +173,18 @@ def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
 _MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
 
 
+def _is_marked(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(mark in value.__dict__ for mark in _MARKS)
+
+
 def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo."""
 
     def run(*inputs: Any) -> Any:
+        marked = {id(one) for one in inputs if _is_marked(one)}
         outputs = runtime(*inputs)
-        given = set(map(id, inputs))
         for output in outputs:
-            if isinstance(output, torch.Tensor) and output.__dict__ and id(output) not in given:
+            if _is_marked(output) and id(output) not in marked:
                 for mark in _MARKS:
                     output.__dict__.pop(mark, None)
         return outputs
