@@ -301,6 +301,8 @@ class _EffectPlanner:
         """
         if write.before is write.after or self.reads.compares_identity:
             return False
+        if self.is_open(write.holder, write.key):  # equal by chance
+            return False
         return same_plain(write.before, write.after) and self._is_read(write)
 
     def note_shared(self, writes: list[Write]) -> None:

@@ -299,7 +299,11 @@ class Reach:
         """Meet what was found under a name for the first time."""
         if name in self._waiting:
             self._walk_waiting(frozenset({name}))
-        below = id(owner) not in self.fresh or isinstance(owner, PINNED)
+        below = (
+            id(owner) not in self.fresh
+            or isinstance(owner, PINNED)
+            or any(owner is item for item in self.aliases)  # state, whatever passes it as well
+        )
         if name == "__dict__":
             for holder in self._held[id(owner)]:
                 self._walk_holder(holder, below)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
+LARGEST_OPEN = 2**31 - 1  # int, of either sign: a product of two is one that torch takes
 OPEN_INPUT = "tripwire_open_input"  # in the meta of an input of a graph: its OpenTensor
 
 

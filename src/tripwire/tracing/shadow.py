@@ -38,6 +38,7 @@ from tripwire.reading.holders import Holder
 from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
 from tripwire.rulebook.rules import SETATTR, Call, Query
 from tripwire.tracing.opening import (
+    LARGEST_OPEN,
     Decision,
     NumberInput,
     Opening,
@@ -178,7 +179,10 @@ class Shadow:
         return path is not None and (path, None) not in self.closed
 
     def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
-        if not math.isfinite(value):  # a shape environment knows neither
+        # A shape environment knows neither nan nor infinity, nor the sign of zero.
+        if not math.isfinite(value) or (is_exactly(value, float) and value == 0):
+            return None
+        if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
             return None
         if path not in self.numbers:
             label = f"n{len(self.numbers)}"
@@ -554,7 +558,9 @@ class Shadow:
         """A number in the guard function's words."""
         if not is_open(number):
             return repr(number)
-        if number.made is None or not _is_open_symbol(number.symbol):
+        if not _is_open_symbol(number.symbol):
+            return repr(number.value)
+        if number.made is None:
             return f"({_Printer(self._origins).doprint(number.symbol.node.expr)})"
         function, *operands = number.made
         return f"{_SPELLED[function].format(*map(self._print, operands))}"

@@ -166,8 +166,21 @@ class Admission:
         for tensor, path in completion.asked:  # no call got it, and yet it is an argument
             if id(tensor) in writer.tensors:
                 self._write_itself(writer, tensor, path)
+        self._check_written(writer)
         self._write_distinctness(writer)
         return writer.build(self._add_numbers(writer, fetched))
+
+    def _check_written(self, writer: GuardWriter) -> None:
+        """Refuse to write where no guard looks: another call may pass something else there."""
+        written = {holder for holder, _ in self.completion.effects.written}
+        for holder in self.reads.holders if written else ():
+            is_passed = id(holder) in written and not holder.anchored
+            if is_passed and id(holder.owner) not in writer.variables:
+                raise Refused(
+                    "hidden-state",
+                    f"the run writes to {holder.path}, and reads it another way. Pass it, or keep "
+                    "it in a global, not both.",
+                )
 
     def _write_planted(self, writer: GuardWriter) -> None:
         """Numbers of the world that are open: each call's own."""
@@ -175,11 +188,8 @@ class Admission:
         if shadow is None:
             return
         for one in shadow.planted:
-            number = shadow.numbers[one.path]
             name = writer.assign(f"{writer.constant(functools.partial(_fetch, one))}()")
-            kind = number.kind.__name__
-            writer.check(one.path, f"type({name}) is {kind}", f"a {kind}", f"_fingerprint({name})")
-            writer.open_number(number.label, name)
+            writer.add_open(one.path, name, shadow.numbers[one.path])
 
     def _add_numbers(self, writer: GuardWriter, fetched: list[str]) -> list[str]:
         """The graph's inputs that are numbers, before its tensors; and those that results hold."""

@@ -44,6 +44,7 @@ from tripwire.reading.tensors import (
     wraps_of,
 )
 from tripwire.rulebook.rules import words
+from tripwire.tracing.opening import LARGEST_OPEN, OpenNumber
 from tripwire.validity.wires import Cause, Kept, Mismatch
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
@@ -196,6 +197,16 @@ class GuardWriter:
         """Add an assignment."""
         self._lines.append(line)
 
+    def add_open(self, path: str, name: str, number: OpenNumber) -> None:
+        """A number that is open: of its type, and no larger than what a graph computes with."""
+        kind = number.kind.__name__
+        condition, expected = f"type({name}) is {kind}", f"a {kind}"
+        if number.kind is int:
+            condition = f"{condition} and {-LARGEST_OPEN} <= {name} <= {LARGEST_OPEN}"
+            expected = "an int of 32 bits"
+        self.check(path, condition, expected, f"_fingerprint({name})")
+        self.open_number(number.label, name)
+
     def open_number(self, label: str, expression: str) -> None:
         """Give a number that is open its name in conditions."""
         self.opened.add(label)
@@ -242,8 +253,7 @@ class GuardWriter:
         cls = type(value)
         opened = None if self._shadow is None else self._shadow.numbers.get(path)
         if opened is not None:
-            self.check(path, f"type({name}) is {cls.__name__}", f"a {cls.__name__}", found)
-            self.open_number(opened.label, name)
+            self.add_open(path, name, opened)
             return
         if cls in _SEVERAL:
             self.plain.append((name, value))

@@ -139,7 +139,8 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
             return value
         left, right = of_run(ledger, left), of_run(ledger, right)
         has_float = is_exactly(value, float) and not opens_floats
-        if has_float or not all(map(_is_finite, (plain(left), plain(right), value))):
+        is_zero = is_exactly(value, float) and value == 0  # whose sign no condition tells
+        if has_float or is_zero or not all(map(_is_finite, (plain(left), plain(right), value))):
             return _close_all(self, other, name, value)
         if divides and is_open(right):  # compiled code would give infinity, or end the process
             ledger.decide(operator.ne, right, 0, True)
