@@ -180,11 +180,12 @@ def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*inputs: Any) -> Any:
-        before = {id(given): _find_marks(given) for given in inputs}
+        named = [given for given in inputs if getattr(given, "__dict__", None)]
+        before = {id(given): _find_marks(given) for given in named}
         outputs = runtime(*inputs)
         for output in outputs:
             if isinstance(output, torch.Tensor) and output.__dict__:
-                marks = before.get(id(output)) or {}
+                marks = before.get(id(output), {})
                 for name in _MARKS:
                     if name not in marks:
                         output.__dict__.pop(name, None)
@@ -199,5 +200,5 @@ def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
 
 def _find_marks(value: object) -> dict[str, tuple[set[int], frozenset[int]]]:
     """The marks of a tensor: the sets themselves, and what is in them now."""
-    held = value.__dict__ if isinstance(value, torch.Tensor) else {}
+    held = value.__dict__
     return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}
