@@ -88,8 +88,12 @@ class Variation:
             for path in self._varying
             if (path, None) not in self._static and not self._asks_for_types
         )
-        self._look_at_world(roots)
-        spots = frozenset() if self._asks_for_types else frozenset(self._moving - self._fixed)
+        found = self._look_at_world(roots)
+        spots = (
+            {}
+            if self._asks_for_types
+            else {spot: found[spot] for spot in self._moving - self._fixed}
+        )
         opening = Opening({path: found for path, found in dims.items() if found}, numbers, spots)
         return opening or None
 
@@ -111,8 +115,9 @@ class Variation:
             pairs = enumerate(zip(before, shape, strict=True))
             self._dims[path].update(i for i, (old, new) in pairs if old != new)
 
-    def _look_at_world(self, roots: Roots) -> None:
-        """See which numbers that the world holds differ from what traces found."""
+    def _look_at_world(self, roots: Roots) -> dict[Spot, object]:
+        """See which numbers that the world holds differ from what traces found; all as they are."""
+        found: dict[Spot, object] = {}
         for spot, held in list(self._world.items()):
             owner = held.find_owner(roots)
             if owner is None or held.kind.spot(owner, held.key) != spot:
@@ -120,10 +125,11 @@ class Variation:
                 self._moving.discard(spot)
                 self._fixed.discard(spot)
                 continue
-            now = held.kind.get(owner, held.key)
+            now = found[spot] = held.kind.get(owner, held.key)
             is_number = is_exactly(now, int, float) and type(now) is type(held.value)
             if is_number and now != held.value:
                 self._moving.add(spot)
+        return found
 
     def _look_at_number(self, path: str, value: object) -> None:
         if is_exactly(value, int, float):

@@ -218,7 +218,7 @@ class Volatile:
     holder: int  # its identity
     key: Any
     repeated: bool = True  # compiled code leaves it changed, too
-    spot: tuple[int, Any] = (0, None)  # where it lies, see Kind.spot
+    spot: tuple[int, Any] | None = None  # of what the run itself writes: see Kind.spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,9 @@ class _EffectPlanner:
         holder = write.holder
         self.written.add((id(holder), write.key))
         if not isinstance(holder.kind, ElementsKind):
-            self._note_volatile([write])
+            if holder.anchored and self._is_read(write):  # and open numbers can't follow it
+                found = Volatile(write.source, write.before, write.after, id(holder), write.key)
+                self.volatile.append(found)
             return
         use = self.reads.use_of_container(holder.owner)
         if holder.anchored and (use.whole or use.keys or use.attributes or use.stored_keys):

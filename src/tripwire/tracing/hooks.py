@@ -119,6 +119,8 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         acts = python is not None and state.quiet
+        if acts:  # what is met from now on may be what it wrote
+            state.reach.holders.open_number = None
         written = state.inner.look() if acts else {}
         versions = list(map(version_of, iter_given(args))) if acts else []
         place: int | None = state.custom_calls

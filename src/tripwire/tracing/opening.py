@@ -27,8 +27,8 @@ class Opening:
 
     dims: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of tensors
     numbers: frozenset[str] = frozenset()
-    # Of the world, which is the same on every call: by the places where the numbers lie.
-    spots: frozenset[tuple[int, Any]] = frozenset()
+    # Of the world, which is the same on every call: what lies where, before the call.
+    spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.dims or self.numbers or self.spots)

@@ -158,8 +158,8 @@ class Shadow:
         opening = self._opening
         if holder.anchored:
             spot = holder.kind.spot(holder.owner, key)
-            if spot not in opening.spots:
-                return None
+            if spot not in opening.spots or opening.spots[spot] is not value:
+                return None  # or the run has written it by now
             path = str(holder.step(key))
             while path in self.numbers:  # another one, of which the same is said
                 path += "'"

@@ -1,5 +1,6 @@
 """Numbers that the world holds, and that vary: annealed ones, counters, running means."""
 
+import functools
 import threading
 from dataclasses import dataclass, field
 
@@ -384,3 +385,69 @@ def test_another_thread_reads_plain_values_while_a_run_goes_on() -> None:
     hook.remove()
     assert seen == [(2, True)]
     assert not any(map(is_open, seen[0]))
+
+
+def test_what_a_custom_function_writes_is_not_taken_for_what_was_there() -> None:
+    box = Config()
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            box.shift = 0
+            for _ in range(3):
+                box.shift += 1
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    def call(x):
+        x = Writes.apply(x) + box.shift
+        box.shift = -1
+        return x
+
+    compiled = tripwire.compile(call, backend="eager")
+    for _ in range(5):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+
+
+def test_an_int_of_more_than_32_bits_is_not_open() -> None:
+    net = Step(lambda x, step: x * step)
+    compiled = tripwire.compile(net, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    net.step = 2**40
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0**40 + 1))
+
+
+def test_zero_keeps_its_sign() -> None:
+    config = Config()
+
+    def call(x):
+        return x + len(repr(config.scale)), config.scale
+
+    compiled = tripwire.compile(call, backend="eager")
+    for scale in (1.5, 0.0, -0.0, 2.5, 0.0, -0.0):
+        config.scale = scale
+        assert repr(compiled(torch.ones(2))) == repr(call(torch.ones(2)))
+
+
+def test_a_number_that_a_memo_keeps_is_plain_to_later_calls() -> None:
+    config = Config(2.0)
+
+    @functools.lru_cache
+    def double(name):
+        return config.scale * 2
+
+    def call(x, name):
+        return x * double(name) * config.scale
+
+    compiled = tripwire.compile(call, backend="eager")
+    for index, name in enumerate("aabbcc"):
+        config.scale = 2.0 + index
+        double.cache_clear()
+        expected = call(torch.ones(2), name)
+        double.cache_clear()
+        assert torch.equal(compiled(torch.ones(2), name), expected)
+        assert torch.equal(torch.ones(2) * double(name), torch.ones(2) * config.scale * 2)
