@@ -252,7 +252,8 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
     """
     if not _HAS_OWNERS:
         return
-    names = _split(os.path.join(os.getcwd(), folder))
+    whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
+    names = _split(os.fspath(whole))
     here, links = "/", 0
     _check_step(here, os.lstat(here), is_last=not names)
     while names:
