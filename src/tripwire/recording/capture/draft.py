@@ -208,7 +208,7 @@ class Cleaner:
 
     def _clean_source(self, data: bytes) -> bytes:
         text = data.decode("utf-8", "surrogatepass")
-        return self._redactor.clean(text).encode("utf-8", "surrogatepass")
+        return self._redactor.clean_source(text).encode("utf-8", "surrogatepass")
 
     def clean_code(self, code: types.CodeType) -> types.CodeType:
         """A code object whose constants are without them."""

@@ -182,6 +182,21 @@ def test_a_replay_leaves_the_lines_that_later_records_are_made_of(tmp_path):
             tripwire.replay(path, trust=True)
 
 
+def hand_on(x, secret, password="connect"):
+    connect = x.log_in
+    return connect(secret=secret, password=connect, api_key=x)
+
+
+def test_what_code_hands_on_under_a_secrets_name_stays_code(tmp_path, monkeypatch):
+    with pytest.raises(AttributeError, match="log_in"):
+        tripwire.record_on_error(tmp_path)(hand_on)(torch.ones(1), "return")
+    (path,) = tmp_path.glob("*.rec")
+    assert find_in(path, "return connect(secret=secret, password=connect, api_key=x)")
+    monkeypatch.setattr("importlib.util.MAGIC_NUMBER", b"other")  # so that the source is compiled
+    with pytest.raises(AttributeError, match="log_in"):
+        tripwire.replay(path, trust=True)
+
+
 def test_a_call_that_needs_the_secret_is_told_to_differ(tmp_path):
     settings = {"password": "12345678"}
 
