@@ -316,6 +316,7 @@ def _make_secret(folder: Path) -> None:
     many processes that come at the same time one succeeds, and all read its file.
     """
     make_folder(folder.parent)
+    check_ours(folder.parent)
     with making_beside(folder) as draft:
         with os.fdopen(open_new(draft / "key"), "wb") as file:
             file.write(secrets.token_bytes(_SECRET))
