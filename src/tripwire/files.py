@@ -44,13 +44,10 @@ class NotOurs(OSError):
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder and those above it that are missing, for this user alone."""
     folder = Path(path)
+    if not os.path.lexists(folder.parent):
+        make_folder(folder.parent)
     try:
         _make_own(folder)
-    except FileNotFoundError:
-        if folder.parent == folder:
-            raise
-        make_folder(folder.parent)
-        make_folder(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise

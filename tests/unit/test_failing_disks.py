@@ -21,7 +21,7 @@ from support import run_python
 import tripwire
 from tripwire.backends.artifacts import Artifact, Store
 from tripwire.cli import main
-from tripwire.files import check_ours, replacing
+from tripwire.files import check_ours, make_folder, replacing
 from tripwire.telemetry import LogReader, log, pytorch
 from tripwire.telemetry.schema import Instant
 
@@ -164,6 +164,20 @@ def test_a_folder_can_be_trusted_though_the_one_that_we_work_in_is_gone(
     store = Store(tmp_path / "store")
     store.write(KEY, KEPT)
     assert store.read(KEY) == KEPT
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="Linux has such a folder")
+def test_where_no_folder_can_be_made_the_error_is_the_systems() -> None:
+    with pytest.raises(OSError):
+        make_folder("/proc/self/.config/tripwire")
+
+
+def test_torch_is_told_the_whole_path_of_a_store_with_a_relative_one(tmp_path) -> None:
+    told = run_python(
+        f"import os; os.chdir({str(tmp_path)!r})\n{FOLDERS}\nprint(*settle())",
+        env={"TRIPWIRE_CACHE_DIR": "rel"},
+    )
+    assert told.split() == ["True", str(tmp_path / "rel" / "torch")]
 
 
 def test_a_store_of_which_torch_made_its_folders_anew_is_a_store_again(tmp_path) -> None:

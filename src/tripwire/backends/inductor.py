@@ -207,7 +207,7 @@ def _settle_kernels(store: Store | None) -> Store | None:
     own = None
     if store is not None:
         try:
-            own = str(store.make_kernel_folder())
+            own = str(store.make_kernel_folder().absolute())  # a program may go elsewhere
         except (OSError, BadStore) as error:
             store.tell_unkept(error)
             store = None
