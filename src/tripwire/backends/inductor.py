@@ -33,8 +33,8 @@ from typing import Any, cast
 import torch
 import torch._functorch.config
 import torch._inductor.config
-from functorch.compile import make_boxed_func
 from torch import fx
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor import codecache, cpu_vec_isa, list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -215,8 +215,8 @@ def _settle_kernels(store: Store | None) -> Store | None:
             if not os.access(own, os.W_OK):  # it can be read all the same
                 store.tell_unkept(OSError("it is not writable"))
                 own = None
-    is_named = before is not None and before not in _settled and before != default
-    folder = _find_safe(_FOLDER, before if is_named else own or default, own)
+    is_named = before not in (None, default, *_settled)
+    folder = _find_safe(_FOLDER, (before if is_named else own) or default, own)
     if folder != before:
         _settled.add(folder)
         os.environ[_FOLDER] = folder
