@@ -134,7 +134,7 @@ def record_failure(
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
             error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
     except OSError as trouble:
-        log.warning("The failing call of %s could not be recorded: %s", name, trouble)
+        log.error("The failing call of %s could not be recorded: %s", name, trouble)
         return None
     except Exception:
         log.exception("The failing call of %s could not be recorded.", name)
@@ -308,7 +308,7 @@ class InBlock:
                 ended = Ended(self._beginning, "block", Returned(""))
                 self.path = ended.write(self._writing)
             except OSError as trouble:
-                log.warning("The block could not be recorded: %s", trouble)
+                log.error("The block could not be recorded: %s", trouble)
             except Exception:
                 log.exception("The block could not be recorded.")
 
