@@ -44,28 +44,37 @@ class NotOurs(OSError):
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder and those above it that are missing, for this user alone."""
     folder = Path(path)
-    try:
-        folder.mkdir(mode=0o700)
-    except FileNotFoundError:
-        if folder.parent == folder:
-            raise
+    if not os.path.lexists(folder.parent):
         make_folder(folder.parent)
-        make_folder(folder)
+    try:
+        _make_own(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise
 
 
+def _make_own(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    if folder.lstat().st_mode & 0o700 != 0o700:  # a umask that keeps even us out
+        folder.chmod(0o700)
+
+
 def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of a file that wasn't there, to write to; `FileExistsError` where one was."""
     new = os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
-    return os.open(path, os.O_WRONLY | new | flags, 0o600)
+    return _with_mode(os.open(path, os.O_WRONLY | new | flags, 0o600))
 
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
     """A descriptor of a file that is made if need be, to write at its end; a link is an error."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW | _NONBLOCK | _BINARY
     return os.open(path, flags, 0o600)
+
+
+def _with_mode(handle: int) -> int:
+    if _HAS_OWNERS:
+        os.fchmod(handle, 0o600)
+    return handle
 
 
 @contextmanager
@@ -88,7 +97,7 @@ def writing_beside(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Pat
 def making_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The same with a folder for a draft, since a folder never takes the place of a full one."""
     draft = _name_draft(path)
-    draft.mkdir(mode=0o700)
+    _make_own(draft)
     held = os.open(draft, os.O_RDONLY) if fcntl else None
     try:
         if held is not None:
@@ -180,6 +189,7 @@ def _remove_abandoned(path: str) -> None:
         if stat.S_ISREG(status.st_mode):
             os.unlink(path)
         elif stat.S_ISDIR(status.st_mode):
+            check_ours(os.path.dirname(path))  # else others may have moved a folder of ours there
             shutil.rmtree(path)
     finally:
         os.close(handle)
@@ -252,7 +262,8 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
     """
     if not _HAS_OWNERS:
         return
-    names = _split(os.path.join(os.getcwd(), folder))
+    whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
+    names = _split(os.fspath(whole))
     here, links = "/", 0
     _check_step(here, os.lstat(here), is_last=not names)
     while names:

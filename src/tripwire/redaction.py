@@ -23,7 +23,10 @@ _NAMES = (
     r"|(?:access|auth|api|bearer|refresh|session|hf|hub|github|gitlab|slack|bot|use_auth|secret|csrf"
     r"|private|personal|jwt|oauth|aws_session|id|wandb|hugging_face_hub)_?tokens?|cookie|set_cookie"
 )
-_SECRET_NAME = re.compile(rf"(?:.*_)?(?:{_NAMES})", re.DOTALL)
+_SECRET_NAME = re.compile(
+    rf"(?:.*_)?(?:{_NAMES})|\w*(?:password|passwd|passphrase|apikey)", re.DOTALL
+)
+_NAME_ALONE = re.compile(_NAMES)  # `password="password"` is a form's, and no secret
 # Tokenizers have tokens, too: what stands under this name must look like a secret as well.
 _PERHAPS = re.compile(r"(?:.*_)?(?:token|auth|pass|credentials?_\w+)")
 _FORMS = re.compile(
@@ -36,7 +39,8 @@ _FORMS = re.compile(
         | hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z0-9]{20,}             # Hugging Face
         | sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,} | [rs]k_(?:live|test)_[A-Za-z0-9]{16,}
         | xox[abeoprs]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}      # Slack
-        | AIza[\w-]{35} | ya29\.[\w-]{20,}                            # Google
+        | hooks\.slack\.com/(?:services|workflows)/[\w/-]{20,}
+        | AIza[\w-]{35} | ya29\.[\w-]{20,} | 1//0[\w-]{40,}            # Google
         | npm_[A-Za-z0-9]{36} | pypi-[\w-]{50,} | dop_v1_[a-f0-9]{64} | SG\.[\w-]{16,}\.[\w-]{16,}
         | eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                          # JWT
       )
@@ -47,12 +51,18 @@ _FORMS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+# `password: x-1` in a message or in YAML. In prose and annotations words follow, so it has a digit.
+_STATED = re.compile(r"\b([\w-]+):[ \t]+([^\s'\",;(){}\[\]=|]{6,})(?=[\s,;]|\Z)")
 # A string of Python's, and what stands before it; comments are skipped over.
 _LITERAL = re.compile(
     r"""(?P<prefix>(?:\b[rbuRBU]{1,2})?)(?P<text>'''(?:\\.|(?!''').)*'''|\"\"\"(?:\\.|(?!\"\"\").)*\"\"\""""
     r"""|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")""",
     re.DOTALL,
 )
+# The same, and comments: what isn't code in source.
+_NO_CODE = re.compile(rf"(?P<comment>\#[^\n]*)|{_LITERAL.pattern}", re.DOTALL)
+_FORMATTED = re.compile(r"(?:\b[fF][rR]?|\b[rR][fF])\Z")
+_IN_BRACES = re.compile(r"(\{\{|\}\}|\{[^{}]*\})")
 _BEFORE = re.compile(
     r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w+))"""
     r"""\s*(?:\)\s*)?(?::[\w.| ]*+(?:\[[^=:'"\n]{0,80}\][\w.| ]*+)?=(?!=)"""
@@ -69,6 +79,7 @@ _CHANGED_VARIABLE = re.compile(
 )
 _UNWRITTEN = "<not written: a variable of the environment>"
 _WORD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{24,512}(?![A-Za-z0-9+/_-])")
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_.-])[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=_.-])")  # AWS has 40
 _IN_WORDS = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 _HEX = re.compile(
     r"[+-]?(?:0[xX])?(?:[0-9a-f]+|[0-9A-F]+)"
@@ -133,9 +144,15 @@ class Redactor:
         if len(text) < 7:
             return text
         text = _FORMS.sub(self._replace_form, text)
+        text = _STATED.sub(self._replace_stated, text) if ": " in text else text
         if "'" in text or '"' in text:
-            text = _LITERAL.sub(self._replace_literal, text)
+            text = self._sub_literals(text)
+        text = _BASE64.sub(self._replace_word, text)
         return _WORD.sub(self._replace_word, text)
+
+    def clean_source(self, source: str) -> str:
+        """Python's source: its strings and comments without secrets. Its code stays code."""
+        return _NO_CODE.sub(self._replace_in_source, source) if self.wanted else source
 
     def clean_guards(self, source: str) -> str:
         """Code that compares: `v1 = get(v0, 'password')`, and then `v1 == 'x'`."""
@@ -185,25 +202,30 @@ class Redactor:
                 self._passed.clear()
         return mark
 
-    def _hide(self, found: re.Match[str], value: str, why: str | None = None) -> str:
+    def _hide(self, found: re.Match[str], group: str | int, why: str | None = None) -> str:
         self.count += 1
-        return found[0].replace(value, self._mark(value, why))
+        start, end = (place - found.start() for place in found.span(group))
+        return found[0][:start] + self._mark(found[group], why) + found[0][end:]
 
     def _replace_form(self, found: re.Match[str]) -> str:
         for group in ("pem", "token", "url", "bearer"):
             if found[group] and (group != "bearer" or _is_mixed(found[group])):
-                return self._hide(found, found[group])
+                return self._hide(found, group)
         given, name = found["given"], found["name"]
-        if (
-            given
-            and not _MARK.search(given)
-            and not _is_handed_on(given)
-            and is_secret(given, name)
-        ):
-            return self._hide(found, given, name)
+        if given and _is_given(given, name):
+            return self._hide(found, "given", name)
         return found[0]
 
-    def _replace_literal(self, found: re.Match[str]) -> str:
+    def _replace_stated(self, found: re.Match[str]) -> str:
+        is_one = _has_digits(found[2]) and _is_given(found[2], found[1])
+        return self._hide(found, 2, found[1]) if is_one else found[0]
+
+    def _replace_in_source(self, found: re.Match[str]) -> str:
+        if found["comment"]:
+            return self._clean(found[0], None)
+        return self._replace_literal(found, whole=True)
+
+    def _replace_literal(self, found: re.Match[str], whole: bool = False) -> str:
         before = _BEFORE.search(found.string, max(0, found.start() - 160), found.start())
         name = before and (before["item"] or before["key"] or before["name"])
         spelled = found["text"]
@@ -215,18 +237,31 @@ class Redactor:
         value = value.decode("latin-1") if isinstance(value, bytes) else value
         if value not in self._marks and not is_secret(value, name):
             inside = spelled[len(quote) : -len(quote)]  # a docstring, or code as a text
-            return f"{found['prefix']}{quote}{_LITERAL.sub(self._replace_literal, inside)}{quote}"
+            inside = self._clean_inside(found, inside) if whole else self._sub_literals(inside)
+            return f"{found['prefix']}{quote}{inside}{quote}"
         self.count += 1
         mark = self._mark(value, name).replace("\n", "")
         return found["prefix"] + quote + mark + "\n" * spelled.count("\n") + quote
 
+    def _sub_literals(self, text: str) -> str:
+        return _LITERAL.sub(self._replace_literal, text)
+
+    def _clean_inside(self, found: re.Match[str], inside: str) -> str:
+        """What a string in source says, except for code in the braces of a formatted one."""
+        before = found.string[max(0, found.start() - 2) : found.start()]
+        if not _FORMATTED.search(before):
+            return self._clean(inside, None)
+        parts = _IN_BRACES.split(inside)
+        parts[::2] = [self._clean(part, None) for part in parts[::2]]
+        return "".join(parts)
+
     def _replace_word(self, found: re.Match[str]) -> str:
-        return self._hide(found, found[0]) if looks_random(found[0]) else found[0]
+        return self._hide(found, 0) if looks_random(found[0]) else found[0]
 
 
 def is_secret(value: str, name: str | None) -> bool:
     """Whether a whole value is a secret, by its name or by itself."""
-    if _EMPTY.fullmatch(value) or _MARK.fullmatch(value):
+    if _EMPTY.fullmatch(value) or _MARK.fullmatch(value) or _NAME_ALONE.fullmatch(value):
         return False
     if name is not None and is_secret_name(name):
         return True
@@ -234,6 +269,11 @@ def is_secret(value: str, name: str | None) -> bool:
         return True
     found = _FORMS.fullmatch(value)
     return bool(found and (found["pem"] or found["token"])) or looks_random(value)
+
+
+def _is_given(value: str, name: str) -> bool:
+    """Whether a value that a text has without quotes is a secret."""
+    return not (_MARK.search(value) or _is_handed_on(value)) and is_secret(value, name)
 
 
 def _is_handed_on(given: str) -> bool:
@@ -249,7 +289,8 @@ def is_secret_name(name: str) -> bool:
 
 def looks_random(text: str) -> bool:
     """Whether letters and digits are drawn, as in a key; digests and UUIDs are no secrets."""
-    if not _WORD.fullmatch(text) or _HEX.fullmatch(text) or not _is_mixed(text):
+    is_word = _WORD.fullmatch(text) or (_BASE64.fullmatch(text) and _has_cases(text))
+    if not is_word or _HEX.fullmatch(text) or not _is_mixed(text):
         return False
     # Names of kernels, classes and files are made of words; a key seldom has one.
     words = sum(map(len, _IN_WORDS.findall(text)))
@@ -259,7 +300,15 @@ def looks_random(text: str) -> bool:
 def _is_mixed(text: str) -> bool:
     if len(text) < 16 or any(c.isspace() for c in text):
         return False
-    return any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+    return _has_digits(text) and any(map(str.isalpha, text))
+
+
+def _has_digits(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
+def _has_cases(text: str) -> bool:
+    return any(map(str.isupper, text)) and any(map(str.islower, text))
 
 
 def _entropy(text: str) -> float:

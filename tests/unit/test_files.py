@@ -55,6 +55,20 @@ def test_files_and_folders_are_the_users_alone_whatever_the_umask(tmp_path, open
     assert mode(tmp_path / "a") == 0o700
 
 
+@pytest.mark.parametrize("umask", [0o777, 0o277, 0o177, 0o077])
+def test_a_umask_that_keeps_everybody_out_leaves_files_to_their_user(tmp_path, umask) -> None:
+    before = os.umask(umask)
+    try:
+        make_folder(tmp_path / "a" / "b")
+        write(tmp_path / "a" / "b" / "written")
+        with making_beside(tmp_path / "draft") as draft:
+            assert mode(draft) == 0o700
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "a" / "b" / "written") == 0o600
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+
+
 def test_a_folder_that_is_there_keeps_its_mode(tmp_path) -> None:
     (tmp_path / "there").mkdir(mode=0o755)
     make_folder(tmp_path / "there" / "inside")
@@ -178,6 +192,22 @@ def test_folders_of_killed_processes_are_swept_like_files(tmp_path) -> None:
         assert link.exists()
     assert not held.exists()
     assert (precious / "file").exists()
+
+
+@pytest.mark.parametrize("others", [0o002, 0o020])
+def test_a_folder_that_others_may_have_named_like_a_draft_is_left_alone(tmp_path, others) -> None:
+    """Who may write to a folder can give another name to the folders in it, and empties none."""
+    shared = tmp_path / "shared"
+    moved = shared / ".tripwire-0123456789abcdef.draft"
+    moved.mkdir(parents=True)
+    (moved / "precious").write_text("mine")
+    os.utime(moved, (1, 1))
+    shared.chmod(0o750 | others)
+    write(shared / "report.html")
+    assert (moved / "precious").read_text() == "mine"
+    shared.chmod(0o700)
+    write(shared / "report.html")
+    assert not moved.exists()
 
 
 @AS_ROOT

@@ -38,6 +38,9 @@ TOKENS = [
     f"eyJ{drawn(20)}.eyJ{drawn(30)}.{drawn(30)}",
     "glpat-" + drawn(20),
     "AIza" + drawn(35),
+    "1//0" + drawn(60),
+    "hooks.slack.com/services/T00000000/B00000000/" + drawn(24),
+    drawn(17) + "/" + drawn(16) + "/" + drawn(5),  # as the secret keys of AWS
 ]
 
 
@@ -86,6 +89,11 @@ def test_a_value_is_told_by_its_name(name):
         'Client(password=r"x-1")',
         "https://me:x-1@host/",
         '"""Use password = \'x-1\'."""',
+        "PGPASSWORD=x-1 psql",
+        "dbpassword = 'x-1'",
+        "could not log in with password: abc-x-1",
+        "user: me\npassword: abc-x-1\n",
+        "X-Api-Key: abc-x-1",
     ],
 )
 def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text):
@@ -112,10 +120,38 @@ def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text
         "f'password={password}' + 'password=%s' % password",
         "-0x1234567890abcdef12345",
         "+0X001234567890ABCDEF12345",
+        "password: str | None, the password: anything that opens it",
+        "def connect(user='root', password='password'): pass",
     ],
 )
 def test_what_is_no_secret_is_left_alone(text):
     assert Redactor().clean(text) == text
+
+
+def test_only_the_value_goes_and_not_its_letters_in_the_name():
+    assert Redactor().clean("f(api_key=k, x=1)") == "f(api_key=<redacted 1>, x=1)"
+
+
+SOURCE = """
+def connect(x, secret={value!r}, api_key=other.key2, n=12345):  # password: abc-12
+    'Call it with password="abc-12" or --password=abc-12.'
+    told = f"Bearer {{connect}} password=abc-12 {{{{connect}}}} {{x!r:>{{n}}}}"
+    return connect(x, secret=abc1, password=pw, api_key=keys[0]), told, "password"
+"""
+
+
+@pytest.mark.parametrize("value", ["connect", "secret", "api_key", "return", "abc-12", "told, "])
+def test_source_without_its_secrets_is_the_same_code(value):
+    source = SOURCE.format(value=value)
+    redactor = Redactor()
+    redactor.learn(value, "password")
+    cleaned = redactor.clean_source(source)
+    assert "abc-12" not in cleaned
+
+    def names(text: str) -> list[str]:
+        return [type(node).__name__ + getattr(node, "id", "") for node in ast.walk(ast.parse(text))]
+
+    assert names(cleaned) == names(source)
 
 
 def test_strings_of_torch_are_no_secrets():

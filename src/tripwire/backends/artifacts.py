@@ -27,6 +27,7 @@ from tripwire.files import (
     NotOurs,
     check_no_link,
     check_ours,
+    check_ours_below,
     find_user_folder,
     is_draft,
     make_folder,
@@ -36,6 +37,7 @@ from tripwire.files import (
     replacing,
     sweep,
 )
+from tripwire.values.classes import isinstance
 
 _KIND = b"tripwire artifact "
 _MAGIC = _KIND + b"2\n"
@@ -46,6 +48,7 @@ _TAGGED = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A store of tripwire's: compiled code, which may be removed at any time.\n"
 )
+_KERNELS = "torch"  # the folder of what torch builds
 _NAME = re.compile(r"[0-9a-f]{64}\.bin")
 _LARGEST_FOLDER = 1 << 30  # bytes; the least recently used files go first
 _IN_USE = 24 * 3600  # seconds in which a library that torch built may still be about to be loaded
@@ -115,11 +118,12 @@ class Store:
     def make_kernel_folder(self) -> Path:
         """The folder for libraries that torch builds and loads; nobody else may enter it."""
         self._prepare()
-        folder = self.folder / "torch"
+        folder = self.folder / _KERNELS
         self._make_folder(folder)
-        with _trusting(folder):
-            if folder.stat().st_mode & 0o077:
-                raise NotOurs("other users may enter it")
+        if folder.stat().st_mode & 0o077:  # torch makes it anew where it is gone
+            with _trusting(folder):
+                check_ours_below(folder)
+            folder.chmod(0o700)
         return folder
 
     def measure(self) -> tuple[int, int]:
@@ -145,8 +149,8 @@ class Store:
         _tell(f"The cached code {self._path(key)} is ignored: {reason}")
 
     def tell_unkept(self, reason: Exception) -> None:
-        """Say that nothing can be kept."""
-        _tell(f"Compiled code can't be kept in {self.folder}: {reason}")
+        """Say that nothing can be kept: once, whichever files it happens to."""
+        _tell(f"Compiled code can't be kept in {self.folder}: {reason}", about=str(self.folder))
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.bin"
@@ -169,7 +173,12 @@ class Store:
             check_no_link(folder)
 
     def _is_new(self) -> bool:
-        return all(map(is_draft, os.listdir(self.folder)))  # another may be making the same store
+        """Whether nothing is here but what others may begin with: a draft, torch's empty folders.
+
+        Another process may be making the same store; torch makes its folder anew where it is gone.
+        """
+        names = [name for name in os.listdir(self.folder) if not is_draft(name)]
+        return not names or (names == [_KERNELS] and not any(_walk(self.folder / _KERNELS)))
 
     def _check_tag(self) -> None:
         try:
@@ -204,19 +213,17 @@ class Store:
                 if read_ours(path, len(_KIND)) == _KIND:
                     path.unlink()
                     surplus -= size
-        if not (self.folder / "torch").is_symlink():
-            _prune_kernels(self.folder / "torch")
+        if not (self.folder / _KERNELS).is_symlink():
+            _prune_kernels(self.folder / _KERNELS)
 
 
 def _prune_kernels(folder: Path) -> None:
     """Remove the least recently used of what torch built; it builds again what is missing."""
     found = []
-    for base, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(base, name)
-            with suppress(OSError):
-                status = os.lstat(path)
-                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    for path in _walk(folder):
+        with suppress(OSError):
+            status = os.lstat(path)
+            found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     surplus = sum(size for _, size, _ in found) - _LARGEST_FOLDER
     for used, size, path in sorted(found):
         if surplus <= 0 or time.time() - used < _IN_USE:
@@ -226,20 +233,31 @@ def _prune_kernels(folder: Path) -> None:
             surplus -= size
 
 
-def tell_shared(variable: str, folder: str, why: str, instead: str) -> None:
-    """Say that a folder of torch's isn't used, since others may have written in it."""
+def _walk(folder: Path) -> Iterator[str]:
+    """All files in a folder, and in those inside."""
+    for base, _, names in os.walk(folder):
+        yield from (os.path.join(base, name) for name in names)
+
+
+def tell_unused(variable: str, folder: str, why: OSError, instead: str) -> None:
+    """Say that a folder of torch's isn't used, since others may have written in it, or for less."""
+    whose = f"{folder} (as {variable} says, or torch by itself)"
+    if not isinstance(why, NotOurs):
+        _tell(f"{whose} can't be used: {why}. tripwire uses {instead} instead.")
+        return
     error = BadStore(
-        f"{folder} (as {variable} says, or torch by itself): other users may put code there that "
-        f"torch would run: {why}.\ntripwire uses {instead} instead. To use {folder}, "
-        "`chmod -R go-w` it, and `chmod go-w` the folders above it.",
+        f"{whose}: other users may put code there that torch would run: {why}.\n"
+        f"tripwire uses {instead} instead. To use {folder}, `chmod -R go-w` it, and `chmod go-w` "
+        "the folders above it.",
         slug="kernels-not-ours",
     )
     _tell(str(error))
 
 
-def _tell(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
+def _tell(text: str, about: str | None = None) -> None:
+    """Say something, unless it was said before, or something else about the same."""
+    if (about or text) not in _told:
+        _told.add(about or text)
         _log.warning("%s", text)
 
 
@@ -298,6 +316,7 @@ def _make_secret(folder: Path) -> None:
     many processes that come at the same time one succeeds, and all read its file.
     """
     make_folder(folder.parent)
+    check_ours(folder.parent)
     with making_beside(folder) as draft:
         with os.fdopen(open_new(draft / "key"), "wb") as file:
             file.write(secrets.token_bytes(_SECRET))

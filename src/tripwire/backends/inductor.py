@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import copy
 import functools
 import hashlib
 import logging
@@ -33,12 +34,13 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import fx
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor import codecache, cpu_vec_isa, list_mode_options
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tripwire.backends.artifacts import Artifact, Store, find_store, tell_shared
+from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
 from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import OPEN, handing_over
 from tripwire.backends.rounds import in_rounds
@@ -75,6 +77,7 @@ def compile_graph(
     example_inputs: Sequence[torch.Tensor],
     mode: str | None,
     options: Mapping[str, Any] | None,
+    on_failed_backward: Callable[[Exception], None] | None = None,
 ) -> Runtime:
     """Compiled code for a graph, from the store or made now."""
     patches = find_patches(mode, options)
@@ -91,7 +94,8 @@ def compile_graph(
             folds = not (
                 trains or is_open or torch._inductor.config.cpp_wrapper
             )  # which can't call blocks
-            runtime = _compile(module, example_inputs, patches, store, key, folds=folds)
+            compiler = functools.partial(_compile_inner, on_failed_backward)
+            runtime = _compile(module, example_inputs, patches, store, key, compiler, folds=folds)
         has_graphs = torch._inductor.config.triton.cudagraphs
     return in_rounds(runtime) if has_graphs else runtime
 
@@ -102,6 +106,7 @@ def _compile(
     patches: Mapping[str, Any],
     store: Store | None,
     key: str | None,
+    compiler: Runtime,
     *,
     folds: bool,
 ) -> Runtime:
@@ -117,6 +122,7 @@ def _compile(
                 compile_fx(
                     copied,
                     examples,
+                    inner_compile=compiler,
                     config_patches=dict(patches) or None,  # the backward pass is compiled later
                     ignore_shape_env=OPEN not in module.meta,
                 ),
@@ -129,10 +135,36 @@ def _compile(
                 "compiled as a whole: %s",
                 error,
             )
-            return _compile(module, example_inputs, patches, store, key, folds=False)
+            return _compile(module, example_inputs, patches, store, key, compiler, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
             _keep(store, key, compiled)
     return compiled
+
+
+def _compile_inner(
+    on_failed_backward: Callable[[Exception], None] | None,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    is_backward: bool = False,
+    **settings: Any,
+) -> Any:
+    """What Inductor makes of a graph of AOTAutograd's.
+
+    A backward is compiled when it is first run. By then a disk may be full, or a folder gone, and
+    plain autograd would run.
+    """
+    if not is_backward:
+        return compile_fx_inner(module, inputs, **settings)
+    _settle_kernels(find_store())
+    kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
+    try:
+        return compile_fx_inner(module, inputs, is_backward=True, **settings)
+    except Exception as error:  # whatever it is, it isn't the user's
+        if on_failed_backward is None:
+            raise
+        on_failed_backward(error)
+        return make_boxed_func(kept.forward)
 
 
 def _keep(store: Store, key: str, compiled: Runtime) -> None:
@@ -175,13 +207,16 @@ def _settle_kernels(store: Store | None) -> Store | None:
     own = None
     if store is not None:
         try:
-            own = str(store.make_kernel_folder())
+            own = str(store.make_kernel_folder().absolute())  # a program may go elsewhere
         except (OSError, BadStore) as error:
             store.tell_unkept(error)
             store = None
-    is_named = before is not None and before not in _settled and before != default
-    wanted = before if is_named or own is None else own
-    folder = _find_safe(_FOLDER, wanted or default, own)
+        else:
+            if not os.access(own, os.W_OK):  # it can be read all the same
+                store.tell_unkept(OSError("it is not writable"))
+                own = None
+    is_named = before not in (None, default, *_settled)
+    folder = _find_safe(_FOLDER, (before if is_named else own) or default, own)
     if folder != before:
         _settled.add(folder)
         os.environ[_FOLDER] = folder
@@ -196,39 +231,54 @@ def _settle_kernels(store: Store | None) -> Store | None:
 
 def _find_safe(variable: str, folder: str, other: str | None) -> str:
     """A folder, if nobody else may have written in it; else the other, or one for this process."""
-    why = "" if folder == other else _find_strangers(os.path.abspath(folder))
-    if not why:
+    if folder == other:
         return folder
-    instead = other or _make_temporary()
-    tell_shared(variable, folder, why, instead)
+    why = _find_trouble(os.path.abspath(folder))
+    if why is None:
+        return folder
+    instead = other or _find_temporary()
+    tell_unused(variable, folder, why, instead)
     return instead
 
 
-@functools.cache
-def _make_temporary() -> str:
-    """A folder for this process and its children, which goes when it ends."""
-    folder, owner = tempfile.mkdtemp(prefix="tripwire-kernels-"), os.getpid()
-    atexit.register(
-        lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None
-    )
-    return folder
+_temporary: list[str] = []  # the last is in use
 
 
-@functools.cache
-def _find_strangers(folder: str) -> str:
-    """Why others may have put something into a folder, if so; a process looks once."""
+def _find_temporary() -> str:
+    """A folder for this process and its children, which goes when it ends.
+
+    It may go before, since programs clean up /tmp; then anyone could make it anew.
+    """
+    if not _temporary or _find_trouble(_temporary[-1], make=False) is not None:
+        folder, owner = tempfile.mkdtemp(prefix="tripwire-kernels-"), os.getpid()
+        atexit.register(
+            lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None
+        )
+        _temporary.append(folder)
+    return _temporary[-1]
+
+
+def _find_trouble(folder: str, make: bool = True) -> OSError | None:
+    """Why a folder can't be used, if so: others may have put something into it, for one."""
     try:
-        make_folder(folder)
+        if make:
+            make_folder(folder)
         check_ours(folder)
-        check_ours_below(folder)
+        _check_once(folder)
     except OSError as error:
-        return str(error)
-    return ""
+        return error
+    return None
+
+
+@functools.cache
+def _check_once(folder: str) -> None:
+    """Look at all that is in a folder: what a process finds to be its own stays so."""
+    check_ours_below(folder)
 
 
 def _settle_headers(folder: str) -> None:
     """Headers that torch compiled before go into each library; they too lie under /tmp."""
-    if hasattr(codecache, "_HEADER_DIR") and _find_strangers(codecache._HEADER_DIR):
+    if hasattr(codecache, "_HEADER_DIR") and _find_trouble(codecache._HEADER_DIR):
         codecache._HEADER_DIR = os.path.join(folder, "precompiled_headers")
         codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
         codecache._precompile_header.cache_clear()

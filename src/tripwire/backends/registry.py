@@ -42,11 +42,16 @@ def inductor(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    on_failed_backward: Callable[[Exception], None] | None = None,
 ) -> Runtime:
-    """Inductor. Takes the modes and options that torch.compile takes."""
+    """Inductor. Takes the modes and options that torch.compile takes.
+
+    on_failed_backward: told of a backward that can't be compiled, which then runs as it is. Without
+    it such a backward raises.
+    """
     from tripwire.backends.inductor import compile_graph
 
-    return compile_graph(module, example_inputs, mode, options)
+    return compile_graph(module, example_inputs, mode, options, on_failed_backward)
 
 
 _OWN: dict[str, Backend] = {"eager": eager, "inductor": inductor}

@@ -45,6 +45,7 @@ from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (
     Runtime,
     eager,
+    inductor,
     name_of,
     prepare,
     takes_graphs_as_they_are,
@@ -54,7 +55,7 @@ from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
-from tripwire.dispatch.telling import Teller
+from tripwire.dispatch.telling import Teller, in_few_lines
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
@@ -217,6 +218,8 @@ class Pipeline:
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
         options = dict(self.options.backend_options)
+        if backend is inductor and self.options.eager_on_backend_error:
+            options["on_failed_backward"] = self._run_as_it_is
         try:
             if OPEN in module.meta and takes_graphs_as_they_are(backend):
                 with handing_over(module, examples) as (copied, handed):
@@ -225,22 +228,30 @@ class Pipeline:
         except BadOption:
             raise
         except Exception as error:
-            reason = (
-                f"The back end {name_of(backend)} failed on the graph of {self.teller.name}: "
-                f"{type(error).__name__}: {error}"
-            )
+            reason = self._explain_failure(error)
             if OPEN in module.meta:
                 raise _Untaken(
                     f"{reason} It may take the graph where no sizes and numbers are left open, so "
                     "each value is compiled on its own from now on."
                 ) from error
             if self.options.eager_on_backend_error:
-                self.teller.count_refusal(Refusal("backend-failed", reason))
-                self.teller.warn_once("%s The graph runs as it is.", reason)
+                self._run_as_it_is(error)
                 return eager(module, examples)
             failed = BackendFailed(reason, slug="backend-failed")
             failed.graph_module = module
             raise failed from error
+
+    def _explain_failure(self, error: Exception) -> str:
+        return (
+            f"The back end {name_of(self.options.backend)} failed on the graph of "
+            f"{self.teller.name}: {type(error).__name__}: {in_few_lines(error)}"
+        )
+
+    def _run_as_it_is(self, error: Exception) -> None:
+        """Say that a graph, or the graph of its backward, isn't compiled."""
+        reason = self._explain_failure(error)
+        self.teller.count_refusal(Refusal("backend-failed", reason))
+        self.teller.warn_once("%s The graph runs as it is.", reason)
 
     # --- check=True ---
 

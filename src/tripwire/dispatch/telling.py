@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 recompiles = logging.getLogger("tripwire.recompiles")
 refusals = logging.getLogger("tripwire.refusals")
+_LINES, _WIDTH = 6, 300  # of what a back end says: so many from its beginning and its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +317,12 @@ def _mark(place: Frame) -> str:
 def _name(target: Callable[..., Any]) -> str:
     module = getattr(target, "__module__", "") or ""
     return f"{module}.{getattr(target, '__name__', target)}".removeprefix("builtins.")
+
+
+def in_few_lines(error: Exception) -> str:
+    """What an error says. A C++ compiler's may be of thousands of lines; the last say why."""
+    lines = str(error).splitlines()
+    left_out = len(lines) - 2 * _LINES
+    if left_out > 0:
+        lines[_LINES:-_LINES] = [f"[{left_out:,} more lines]"]
+    return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines)

@@ -19,7 +19,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,7 @@ class EventLog:
         if file is None:  # another thread closed it
             return
         try:
-            written = file.write(line)
-            if written < len(line):  # a full disk: the next line would continue this one
-                file.write(b"\n")
+            _write_line(file, line)
         except ValueError:  # the same, a moment later
             return
         except OSError as error:
@@ -134,8 +132,10 @@ class EventLog:
             path = self.directory / f"tripwire-{host}-{header.pid}-{header.token}.jsonl"
             try:
                 make_folder(self.directory)
-                file = io.FileIO(open_new(path, os.O_APPEND), "wb")  # unbuffered
-                file.write(encode(clean(header, self._redactor)))
+                with ExitStack() as stack:
+                    file = stack.enter_context(io.FileIO(open_new(path, os.O_APPEND), "wb"))
+                    _write_line(file, encode(clean(header, self._redactor)))
+                    stack.pop_all()
             except OSError as error:
                 self._drop(error)
                 return False
@@ -166,6 +166,12 @@ class EventLog:
         if self._file is not None:
             self._file.close()
         self._forget()
+
+
+def _write_line(file: io.FileIO, line: bytes) -> None:
+    """In one piece, without a buffer."""
+    if file.write(line) < len(line):  # a full disk: the next line would continue this one
+        file.write(b"\n")
 
 
 def find_longest() -> int:

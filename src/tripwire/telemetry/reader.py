@@ -104,10 +104,14 @@ class LogReader:
         return heapq.merge(*(self.read_file(p) for p in self.files), key=_written_ns)
 
     def read_file(self, path: Path) -> Iterator[Logged]:
-        """The events of one file."""
+        """The events of one file; none if it was removed since it was listed."""
+        try:
+            opened = open_regular(path)
+        except FileNotFoundError:
+            return
         self._files += 1
         process: Header | None = None
-        with open_regular(path) as file:
+        with opened as file:
             for event in self._events_of(file, path):
                 if isinstance(event, Header):
                     if process is not None:

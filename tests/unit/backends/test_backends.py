@@ -149,6 +149,19 @@ def test_the_graph_runs_as_it_is_if_asked(caplog) -> None:
     assert refusal.slug == "backend-failed"
 
 
+def test_a_back_end_that_says_thousands_of_lines_is_told_in_a_few(caplog) -> None:
+    def talkative(module, inputs):
+        noise = "\n".join(f"warning {n} {'x' * 1000}" for n in range(5_000))
+        raise ValueError(f"C++ compile error\n{noise}\nfatal error: No space left on device")
+
+    compiled = tripwire.compile(lambda x: x * 2, backend=talkative, on_backend_error="eager")
+    compiled(torch.ones(2))
+    assert "C++ compile error" in caplog.text
+    assert "[4,990 more lines]" in caplog.text
+    assert "fatal error: No space left on device" in caplog.text
+    assert len(caplog.text) < 6_000
+
+
 def test_code_that_fails_where_plain_code_does_not_is_told(caplog) -> None:
     def fails(module, inputs):
         def run(*inputs):

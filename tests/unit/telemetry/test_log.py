@@ -306,6 +306,19 @@ def test_many_files_are_merged_by_the_calendar(tmp_path):
     assert names == ["2", "1", "2", "1"]
 
 
+def test_a_file_that_is_removed_while_others_are_read_is_left_out(tmp_path, monkeypatch):
+    for number in range(3):
+        with logging_to(tmp_path) as log:
+            log.write(Instant(time_ns=number, name="x"))
+    found = LogReader(tmp_path)
+    files = found.files
+    monkeypatch.setattr(LogReader, "files", files)
+    files[1].unlink()
+    for read in (iter, LogReader.merged):
+        assert sum(isinstance(logged.event, Instant) for logged in read(found)) == 2
+        assert found.statistics().files == 2
+
+
 def test_a_missing_directory_is_a_clear_error(tmp_path):
     with pytest.raises(TelemetryError, match=r"\[log-missing\]"):
         list(LogReader(tmp_path / "none"))

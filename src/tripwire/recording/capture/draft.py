@@ -138,10 +138,22 @@ class Cleaner:
         """Slots of a node with the names that code has for them."""
         match node:
             case nodes.Dict():
-                for key, value in zip(node.keys, node.values, strict=True):
-                    text = self._text_of(key)
-                    if text is not None:
-                        yield text, value
+                texts = map(self._text_of, node.keys)
+                held = {t: v for t, v in zip(texts, node.values, strict=True) if t is not None}
+                yield from held.items()
+                # {"name": "DB_PASSWORD", "value": "x"}; so are the fields of dataclasses written
+                name = self._text_of(held.get("name")) or self._text_of(held.get("key"))
+                if name is not None:
+                    yield from ((name, held[key]) for key in ("value", "default") if key in held)
+            case nodes.NamedTuple():
+                cls = self._table.nodes[node.cls[0]]
+                detail = cls.detail if isinstance(cls, nodes.Class) else None
+                fields = dict(nodes.read_dict(self._table, detail)).get("fields")
+                yield from self._pair(self._items_of(fields), node.items)
+            case nodes.Wrapped(form="partial"):
+                yield from self._pair(*map(self._items_of, node.parts[2:4]))
+            case nodes.EnumMember():
+                yield node.name or "", node.value
             case nodes.Object():
                 yield from zip(node.names, node.values, strict=True)
                 yield from zip(node.slots, node.slot_values, strict=True)
@@ -159,6 +171,9 @@ class Cleaner:
                     yield name, found.content if isinstance(found, nodes.CellNode) else None
                 defaults = self._items_of(node.defaults)
                 yield from zip(_names_of_defaults(code, len(defaults)), defaults, strict=False)
+
+    def _pair(self, names: tuple[Slot, ...], values: tuple[Slot, ...]) -> _Named:
+        return ((self._text_of(name) or "", v) for name, v in zip(names, values, strict=False))
 
     def _items_of(self, slot: Slot) -> tuple[Slot, ...]:
         found = self._node_of(slot)
@@ -208,7 +223,7 @@ class Cleaner:
 
     def _clean_source(self, data: bytes) -> bytes:
         text = data.decode("utf-8", "surrogatepass")
-        return self._redactor.clean(text).encode("utf-8", "surrogatepass")
+        return self._redactor.clean_source(text).encode("utf-8", "surrogatepass")
 
     def clean_code(self, code: types.CodeType) -> types.CodeType:
         """A code object whose constants are without them."""

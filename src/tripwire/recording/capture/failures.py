@@ -133,6 +133,9 @@ def record_failure(
         note_last(WrittenCall(path, name, ended.outcome), error)
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
             error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
+    except OSError as trouble:
+        log.error("The failing call of %s could not be recorded: %s", name, trouble)
+        return None
     except Exception:
         log.exception("The failing call of %s could not be recorded.", name)
         return None
@@ -304,6 +307,8 @@ class InBlock:
             try:
                 ended = Ended(self._beginning, "block", Returned(""))
                 self.path = ended.write(self._writing)
+            except OSError as trouble:
+                log.error("The block could not be recorded: %s", trouble)
             except Exception:
                 log.exception("The block could not be recorded.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -88,11 +89,23 @@ class StripAnsiFormatter(logging.Formatter):
 
 
 class _OwnFileHandler(logging.FileHandler):
-    """A file for this user alone; a link in its place is an error."""
+    """A file for this user alone; a link in its place is an error.
+
+    Nothing waits in a buffer. A file that can't be written is dropped, and that is said once.
+    """
 
     def _open(self) -> TextIOWrapper:
-        handle = open_to_append(self.baseFilename)
-        return TextIOWrapper(os.fdopen(handle, "ab"), self.encoding, self.errors)
+        raw = os.fdopen(open_to_append(self.baseFilename), "ab", buffering=0)
+        return TextIOWrapper(raw, self.encoding, self.errors, write_through=True)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logger = logging.getLogger("tripwire")
+        logger.removeHandler(self)
+        logger.warning("nothing more is logged into %s: %s", self.baseFilename, error)
 
 
 def strip_colours(text: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import os
 import stat
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -180,6 +184,60 @@ def test_a_replay_leaves_the_lines_that_later_records_are_made_of(tmp_path):
         assert find_in(path, "LOGINS = (lambda x: ")
         with pytest.raises(AttributeError):
             tripwire.replay(path, trust=True)
+
+
+@dataclasses.dataclass
+class Login:
+    user: str = "bob"
+    password: str = "-".join(["of", "a", "dataclass"])
+
+
+class Pair(NamedTuple):
+    user: str
+    api_key: str
+
+
+class Account(enum.Enum):
+    PASSWORD = "-".join(["of", "an", "enum"])
+
+
+HOLDERS = [
+    Login(password="-".join(["of", "an", "instance"])),
+    Pair("bob", "-".join(["of", "a", "pair"])),
+    Account.PASSWORD,
+    functools.partial(print, password="-".join(["of", "a", "partial"])),
+    {"name": "DB_PASSWORD", "value": "-".join(["of", "a", "setting"])},
+    {"key": "api_key", "value": "-".join(["of", "a", "key"])},
+]
+
+
+def holds(x):
+    raise ValueError(str(len(HOLDERS)))
+
+
+def test_fields_keywords_and_named_settings_tell_secrets(tmp_path):
+    with pytest.raises(ValueError):
+        tripwire.record_on_error(tmp_path)(holds)(torch.ones(1))
+    (path,) = tmp_path.glob("*.rec")
+    of = ("a-dataclass", "an-instance", "a-pair", "an-enum", "a-partial", "a-setting", "a-key")
+    assert [text for text in of if find_in(path, f"of-{text}")] == []
+    with pytest.raises(ValueError, match=str(len(HOLDERS))):
+        tripwire.replay(path, trust=True)
+
+
+def hand_on(x, secret, password="connect"):
+    connect = x.log_in
+    return connect(secret=secret, password=connect, api_key=x)
+
+
+def test_what_code_hands_on_under_a_secrets_name_stays_code(tmp_path, monkeypatch):
+    with pytest.raises(AttributeError, match="log_in"):
+        tripwire.record_on_error(tmp_path)(hand_on)(torch.ones(1), "return")
+    (path,) = tmp_path.glob("*.rec")
+    assert find_in(path, "return connect(secret=secret, password=connect, api_key=x)")
+    monkeypatch.setattr("importlib.util.MAGIC_NUMBER", b"other")  # so that the source is compiled
+    with pytest.raises(AttributeError, match="log_in"):
+        tripwire.replay(path, trust=True)
 
 
 def test_a_call_that_needs_the_secret_is_told_to_differ(tmp_path):
