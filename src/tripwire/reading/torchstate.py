@@ -225,38 +225,41 @@ PRECISIONS = (
     _precision("mkldnn", "rnn", "mkldnn.rnn."),
 )
 _REDUCED = "reduced_precision_reduction"
+_KEPT = (
+    ("_get_cudnn_enabled", "cudnn.enabled", True),
+    ("_get_cudnn_benchmark", "cudnn.benchmark", False),
+    ("_get_cudnn_deterministic", "cudnn.deterministic", False),
+    ("_get_cudnn_allow_tf32", "cudnn.allow_tf32", True),
+    ("_get_cublas_allow_tf32", "cuda.matmul.allow_tf32", False),
+    (f"_get_cublas_allow_fp16_{_REDUCED}", f"cuda.matmul.allow_fp16_{_REDUCED}", True),
+    (f"_get_cublas_allow_bf16_{_REDUCED}", f"cuda.matmul.allow_bf16_{_REDUCED}", True),
+    ("_get_mkldnn_enabled", "mkldnn.enabled", True),
+)
+_OTHERS = (
+    "_get_cudnn_depthwise_kernel",
+    "_get_cublas_allow_fp16_accumulation",
+    f"_get_cpu_allow_fp16_{_REDUCED}",
+    "_get_mkldnn_deterministic",
+    "_get_onednn_allow_tf32",
+    "_get_nnpack_enabled",
+    "_get_miopen_immediate",
+    "_get_qengine",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_math_sdp_enabled",
+    "_get_cudnn_sdp_enabled",
+    "_get_fa3_sdp_enabled",
+    "_get_overrideable_sdp_enabled",
+    "_get_sdp_priority_order",
+    "_get_math_sdp_allow_fp16_bf16_reduction",
+    "_get_blas_preferred_backend",
+    "_get_linalg_preferred_backend",
+    "_get_rocm_fa_preferred_backend",
+    "_get_sm_carveout_experimental",
+)
 SWITCHES = tuple(
-    Switch(word, getattr(torch._C, word), *kept)
-    for word, *kept in [
-        ("_get_cudnn_enabled", "cudnn.enabled", True),
-        ("_get_cudnn_benchmark", "cudnn.benchmark", False),
-        ("_get_cudnn_deterministic", "cudnn.deterministic", False),
-        ("_get_cudnn_allow_tf32", "cudnn.allow_tf32", True),
-        ("_get_cudnn_depthwise_kernel",),
-        ("_get_cublas_allow_tf32", "cuda.matmul.allow_tf32", False),
-        ("_get_cublas_allow_fp16_accumulation",),
-        (f"_get_cublas_allow_fp16_{_REDUCED}", f"cuda.matmul.allow_fp16_{_REDUCED}", True),
-        (f"_get_cublas_allow_bf16_{_REDUCED}", f"cuda.matmul.allow_bf16_{_REDUCED}", True),
-        (f"_get_cpu_allow_fp16_{_REDUCED}",),
-        ("_get_mkldnn_enabled", "mkldnn.enabled", True),
-        ("_get_mkldnn_deterministic",),
-        ("_get_onednn_allow_tf32",),
-        ("_get_nnpack_enabled",),
-        ("_get_miopen_immediate",),
-        ("_get_qengine",),
-        ("_get_flash_sdp_enabled",),
-        ("_get_mem_efficient_sdp_enabled",),
-        ("_get_math_sdp_enabled",),
-        ("_get_cudnn_sdp_enabled",),
-        ("_get_fa3_sdp_enabled",),
-        ("_get_overrideable_sdp_enabled",),
-        ("_get_sdp_priority_order",),
-        ("_get_math_sdp_allow_fp16_bf16_reduction",),
-        ("_get_blas_preferred_backend",),
-        ("_get_linalg_preferred_backend",),
-        ("_get_rocm_fa_preferred_backend",),
-        ("_get_sm_carveout_experimental",),
-    ]
+    Switch(word, getattr(torch._C, word), path, usual)
+    for word, path, usual in (*_KEPT, *((word, "", False) for word in _OTHERS))
     if hasattr(torch._C, word)  # some came with later versions
 )
 
