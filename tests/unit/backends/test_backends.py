@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import json
+import os
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -286,18 +290,45 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
 
 
 SETTLE = """
-import logging, os
-logging.basicConfig(level=logging.WARNING)
+import json, os, sys, tempfile
 from tripwire.backends.inductor import _settle_kernels, find_store
+tempfile.tempdir = None
+for line in sys.stdin:
+    if not os.fork():
+        break
+    os.wait()
+    print("ended", flush=True)
+else:
+    os._exit(0)
+os.environ.clear()
+os.environ.update(json.loads(line))
 for _ in range(2):
     _settle_kernels(find_store())
-print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"))
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def settle() -> Iterator[Callable[[dict[str, str]], list[str]]]:
+    """Where kernels go in a process with these variables. Inductor is imported once for all."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", SETTLE], text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        unnamed = {name: value for name, value in os.environ.items() if "_CACHE_DIR" not in name}
+
+        def ask(env: dict[str, str]) -> list[str]:
+            process.stdin.write(json.dumps({**unnamed, **env}) + "\n")
+            process.stdin.flush()
+            told, ended = process.stdout.readline(), process.stdout.readline()
+            assert ended == "ended\n"
+            return told.split()
+
+        yield ask
 
 
 @pytest.mark.parametrize("trick", ["none", "folder", "file", "link", "closed"])
 def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
-    tmp_path, trick
+    tmp_path, trick, settle
 ) -> None:
     named, triton, own = tmp_path / "named", tmp_path / "triton", tmp_path / "own"
     for folder in (named, triton):
@@ -320,26 +351,24 @@ def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
         "TRITON_CACHE_DIR": str(triton),
         "TRIPWIRE_CACHE_DIR": str(own),
     }
-    done = run_python(SETTLE, env=env)
-    wanted = f"{named} {triton}" if trick in ("none", "closed") else f"{own / 'torch'} None"
-    assert done.strip() == wanted
+    is_used = trick in ("none", "closed")
+    assert settle(env) == ([str(named), str(triton)] if is_used else [str(own / "torch"), "None"])
 
 
 @pytest.mark.parametrize("store", ["", "taken"])
 def test_without_a_store_torchs_own_folder_is_used_if_nobody_else_may_have_written_there(
-    tmp_path, store, monkeypatch
+    tmp_path, store, settle
 ) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     torchs = tmp_path / f"torchinductor_{getpass.getuser()}"
     if store:
         (tmp_path / "taken" / "something").mkdir(parents=True)
         store = str(tmp_path / "taken")
     env = {"TMPDIR": str(tmp_path), "TRIPWIRE_CACHE_DIR": store}
-    assert run_python(SETTLE, env=env).split() == [str(torchs), "None"]
+    assert settle(env) == [str(torchs), "None"]
     (torchs / "ab").mkdir()
     (torchs / "ab").chmod(0o777)
     torchs.chmod(0o755)
-    chosen = Path(run_python(SETTLE, env=env).split()[0])
+    chosen = Path(settle(env)[0])
     assert chosen.parent == tmp_path and chosen.name.startswith("tripwire-kernels-")
     assert not chosen.exists()
 
