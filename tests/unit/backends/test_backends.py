@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support import run_python
+from support import forking, run_python
 from torch import nn
 
 import tripwire
@@ -290,40 +288,20 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
 
 
 SETTLE = """
-import json, os, sys, tempfile
+import os
 from tripwire.backends.inductor import _settle_kernels, find_store
-tempfile.tempdir = None
-for line in sys.stdin:
-    if not os.fork():
-        break
-    os.wait()
-    print("ended", flush=True)
-else:
-    os._exit(0)
-os.environ.clear()
-os.environ.update(json.loads(line))
 for _ in range(2):
     _settle_kernels(find_store())
-print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"), flush=True)
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"))
 """
 
 
 @pytest.fixture(scope="module")
 def settle() -> Iterator[Callable[[dict[str, str]], list[str]]]:
-    """Where kernels go in a process with these variables. Inductor is imported once for all."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", SETTLE], text=True, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
+    """Where kernels go in a process with these variables."""
+    with forking("tripwire.backends.inductor") as run:
         unnamed = {name: value for name, value in os.environ.items() if "_CACHE_DIR" not in name}
-
-        def ask(env: dict[str, str]) -> list[str]:
-            process.stdin.write(json.dumps({**unnamed, **env}) + "\n")
-            process.stdin.flush()
-            told, ended = process.stdout.readline(), process.stdout.readline()
-            assert ended == "ended\n"
-            return told.split()
-
-        yield ask
+        yield lambda env: run(SETTLE, {**unnamed, **env}).stdout.split()
 
 
 @pytest.mark.parametrize("trick", ["none", "folder", "file", "link", "closed"])
