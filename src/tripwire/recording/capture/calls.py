@@ -46,7 +46,7 @@ log = logging.getLogger("tripwire.records")
 
 
 class Beginning:
-    """One call, as it began. Told of what the call does by whoever runs it (tracing.state.Kept).
+    """One call, as it began. Whoever runs it tells what it does (tracing.state.CallKeeper).
 
     An armed call makes one, so making it only notes the call; the rest comes when it is needed.
     """
