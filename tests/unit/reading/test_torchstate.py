@@ -167,11 +167,12 @@ KEPT = [switch for switch in (*SWITCHES, *PRECISIONS) if switch.path]
 def test_entries_notice_each_switch_that_a_record_keeps(switch) -> None:
     before, now = sample_backends(), switch.find()
     others = (now is False,) if isinstance(now, bool) else ("ieee", "tf32")
+    found = [(one, one.find()) for one in (switch, *PRECISIONS)]  # `allow_tf32` sets those, too
     switch.set(next(value for value in others if value != now))
     try:
         assert sample_backends() != before
         assert find_unusual([switch]) == {switch.path: switch.find()}
     finally:
-        for one in (switch, *PRECISIONS):  # `allow_tf32` sets precisions, too
-            one.set(now if one is switch else one.usual)
+        for one, value in found:
+            one.set(value)
     assert sample_backends() == before
