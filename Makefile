@@ -5,7 +5,8 @@ BUILT := .venv/.built
 # Tests run in two processes side by side, each in its own fixed order. pytest-xdist has a thread in
 # each, and a call during which another thread runs is refused now and then.
 BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
-LONG := $(addprefix tests/,laws models property unit/backends unit/training)
+LONG := $(addprefix tests/,laws models property) \
+	$(addprefix tests/unit/,backends training recording/format recording/replay)
 
 .PHONY: help demo quick test long rest lint bench coverage soak mutate screenshots clean
 
@@ -37,7 +38,7 @@ quick-%: $(BUILT)
 test: lint  ## lint, then every test but the slow ones
 	$(MAKE) $(BESIDE) long rest
 
-long: $(BUILT)  ## half of `make test`: laws, models, programs that nobody wrote, back ends, training
+long: $(BUILT)  ## half of `make test`: laws, models, programs that nobody wrote, back ends, training, files of records
 	$(BIN)/python -m pytest $(LONG)
 
 rest: $(BUILT)  ## the other half

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,6 +126,59 @@ def run_python(code: str, env: dict[str, str] | None = None) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+_FORKS = """
+import importlib, json, os, sys, tempfile
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    os._exit(0)
+task = json.loads(line)
+for number, path in enumerate([os.devnull, *task["out"]]):
+    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+os.chdir(task["cwd"])
+os.environ.clear()
+os.environ.update(task["env"])
+tempfile.tempdir = None
+exec(task["code"], {"__name__": "__main__"})
+"""
+
+
+@contextlib.contextmanager
+def forking(*modules: str) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs programs in processes of their own, in which these modules are imported already.
+
+    They are forks of one process: torch takes seconds to import, and Inductor more.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", _FORKS, *modules]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(command, text=True, **pipes) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+
+        def run(
+            code: str, env: Mapping[str, str] = os.environ, cwd: Path | str = "."
+        ) -> subprocess.CompletedProcess[str]:
+            out = [Path(folder, name) for name in ("stdout", "stderr")]
+            for path in out:
+                path.write_bytes(b"")
+            where = {"out": list(map(str, out)), "cwd": str(cwd)}
+            process.stdin.write(json.dumps({**where, "code": code, "env": dict(env)}) + "\n")
+            process.stdin.flush()
+            code_of_exit = int(process.stdout.readline())
+            return subprocess.CompletedProcess(
+                command, code_of_exit, *(path.read_text() for path in out)
+            )
+
+        yield run
 
 
 @dataclass(frozen=True)

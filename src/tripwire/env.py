@@ -9,6 +9,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import cache
 from types import CodeType
 
@@ -30,7 +31,13 @@ CAN_APPEND_NODES = all(
 
 def is_fx_tracing() -> bool:
     """Whether torch.fx traces symbolically, or with make_fx. Its own question warns each time."""
-    return fx._symbolic_trace._is_fx_tracing_flag
+    return _is_fx_tracing()
+
+
+# A global in torch 2.11 and 2.13; in 2.15 each thread has its own, and a function asks for it.
+_is_fx_tracing: Callable[[], bool] = getattr(
+    fx._symbolic_trace, "_get_is_fx_tracing", lambda: fx._symbolic_trace._is_fx_tracing_flag
+)
 
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -45,7 +45,7 @@ class Originals:
         self._memories: dict[int, tuple[torch.Tensor, Memory]] = {}
         self._generators = GeneratorStates()
 
-    # --- what the run tells (tracing.state.Kept) ---
+    # --- what the run tells (tracing.state.CallKeeper) ---
 
     def before_run(self) -> None:
         if self._inner is not None:

@@ -9,11 +9,14 @@ flags whose words are in the code that ran, or whose home that code can reach.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import operator
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -158,8 +161,7 @@ def find_matmul_precision() -> object:
 
 def find_precisions() -> object:
     """Of float32, in each back end."""
-    ask = torch._C._get_fp32_precision_getter
-    return tuple(ask(backend, op) for backend, op in _PRECISIONS)
+    return tuple(switch.ask() for switch in PRECISIONS)
 
 
 def _spell_matmul_precision(seen: object, constant: Spelling) -> str | None:
@@ -169,63 +171,134 @@ def _spell_matmul_precision(seen: object, constant: Spelling) -> str | None:
 
 
 _ask_matmul_precision = torch._C._get_float32_matmul_precision
-_PRECISIONS = (
-    *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
-    *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
-)
 
-_SWITCHES = {
-    name: getattr(torch._C, name)
-    for name in [
-        "_get_cudnn_enabled",
-        "_get_cudnn_benchmark",
-        "_get_cudnn_deterministic",
-        "_get_cudnn_depthwise_kernel",
-        "_get_cublas_allow_fp16_accumulation",
-        "_get_cublas_allow_fp16_reduced_precision_reduction",
-        "_get_cublas_allow_bf16_reduced_precision_reduction",
-        "_get_cpu_allow_fp16_reduced_precision_reduction",
-        "_get_mkldnn_enabled",
-        "_get_mkldnn_deterministic",
-        "_get_onednn_allow_tf32",
-        "_get_nnpack_enabled",
-        "_get_miopen_immediate",
-        "_get_qengine",
-        "_get_flash_sdp_enabled",
-        "_get_mem_efficient_sdp_enabled",
-        "_get_math_sdp_enabled",
-        "_get_cudnn_sdp_enabled",
-        "_get_fa3_sdp_enabled",
-        "_get_overrideable_sdp_enabled",
-        "_get_sdp_priority_order",
-        "_get_math_sdp_allow_fp16_bf16_reduction",
-        "_get_blas_preferred_backend",
-        "_get_linalg_preferred_backend",
-        "_get_rocm_fa_preferred_backend",
-        "_get_sm_carveout_experimental",
-    ]
-    if hasattr(torch._C, name)  # some came with later versions
-}
+# --- torch.backends ---
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A switch of torch.backends that changes what a call computes."""
+
+    word: str  # torch's name for the question
+    get: Callable[[], object]
+    path: str = ""  # below torch.backends, where a record keeps it
+    usual: bool | str = False  # where nobody set it
+
+    def ask(self) -> object:
+        """As it is; None where torch refuses to answer, once back ends were told apart."""
+        try:
+            return self.get()
+        except RuntimeError:
+            return None
+
+    def find(self) -> bool | str | None:
+        """The same as torch.backends gives it; None where this torch doesn't have it."""
+        try:
+            return type(self.usual)(getattr(*self._find()))
+        except (AttributeError, RuntimeError):
+            return None
+
+    def set(self, value: object) -> None:
+        """Set it, as users do."""
+        setattr(*self._find(), value)
+
+    def _find(self) -> tuple[Any, str]:
+        """What holds it, and its name there."""
+        path, _, last = self.path.rpartition(".")
+        return (operator.attrgetter(path)(torch.backends) if path else torch.backends), last
+
+
+def _precision(backend: str, operation: str, owner: str, usual: str = "none") -> Switch:
+    get = functools.partial(torch._C._get_fp32_precision_getter, backend, operation)
+    return Switch("fp32_precision", get, f"{owner}fp32_precision", usual)
+
+
+PRECISIONS = (
+    _precision("generic", "all", ""),
+    _precision("cuda", "all", "cudnn."),
+    _precision("cuda", "matmul", "cuda.matmul."),
+    _precision("cuda", "conv", "cudnn.conv.", "tf32"),
+    _precision("cuda", "rnn", "cudnn.rnn.", "tf32"),
+    _precision("mkldnn", "all", "mkldnn."),
+    _precision("mkldnn", "matmul", "mkldnn.matmul."),
+    _precision("mkldnn", "conv", "mkldnn.conv."),
+    _precision("mkldnn", "rnn", "mkldnn.rnn."),
+)
+_REDUCED = "reduced_precision_reduction"
+_KEPT = (
+    ("_get_cudnn_enabled", "cudnn.enabled", True),
+    ("_get_cudnn_benchmark", "cudnn.benchmark", False),
+    ("_get_cudnn_deterministic", "cudnn.deterministic", False),
+    ("_get_cudnn_allow_tf32", "cudnn.allow_tf32", True),
+    ("_get_cublas_allow_tf32", "cuda.matmul.allow_tf32", False),
+    (f"_get_cublas_allow_fp16_{_REDUCED}", f"cuda.matmul.allow_fp16_{_REDUCED}", True),
+    (f"_get_cublas_allow_bf16_{_REDUCED}", f"cuda.matmul.allow_bf16_{_REDUCED}", True),
+    ("_get_mkldnn_enabled", "mkldnn.enabled", True),
+)
+_OTHERS = (
+    "_get_cudnn_depthwise_kernel",
+    "_get_cublas_allow_fp16_accumulation",
+    f"_get_cpu_allow_fp16_{_REDUCED}",
+    "_get_mkldnn_deterministic",
+    "_get_onednn_allow_tf32",
+    "_get_nnpack_enabled",
+    "_get_miopen_immediate",
+    "_get_qengine",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_math_sdp_enabled",
+    "_get_cudnn_sdp_enabled",
+    "_get_fa3_sdp_enabled",
+    "_get_overrideable_sdp_enabled",
+    "_get_sdp_priority_order",
+    "_get_math_sdp_allow_fp16_bf16_reduction",
+    "_get_blas_preferred_backend",
+    "_get_linalg_preferred_backend",
+    "_get_rocm_fa_preferred_backend",
+    "_get_sm_carveout_experimental",
+)
+SWITCHES = tuple(
+    Switch(word, getattr(torch._C, word), path, usual)
+    for word, path, usual in (*_KEPT, *((word, "", False) for word in _OTHERS))
+    if hasattr(torch._C, word)  # some came with later versions
+)
 
 
 def sample_backends() -> object:
     """The switches of torch.backends that change what a call computes."""
     return (
-        [ask() for ask in _SWITCHES.values()],
-        # torch raises here once back ends were told apart
-        _ask_or_none(torch._C._get_cudnn_allow_tf32),
-        _ask_or_none(torch._C._get_cublas_allow_tf32),
-        find_precisions(),
+        [switch.ask() for switch in (*SWITCHES, *PRECISIONS)],
         torch.backends.opt_einsum.enabled,
         torch.backends.mha.get_fastpath_enabled(),
     )
 
 
-def _ask_or_none(ask: Callable[[], object]) -> object:
+def find_unusual(switches: Iterable[Switch]) -> dict[str, Any]:
+    """Those that a record keeps and that somebody set."""
+    found = {one.path: one.find() for one in switches if one.path}
+    usual = {one.path: one.usual for one in switches}
+    return {path: now for path, now in found.items() if now is not None and now != usual[path]}
+
+
+@contextlib.contextmanager
+def switched(switches: Iterable[Switch], wanted: Mapping[str, object]) -> Iterator[None]:
+    """Those that a record keeps as they are wanted, or as usual; put back afterwards."""
+    before = [(one, one.find()) for one in switches if one.path]
+    changed = [
+        (one, now)
+        for one, now in before
+        if now is not None and now != wanted.get(one.path, one.usual)
+    ]
     try:
-        return ask()
-    except RuntimeError:
-        return None
+        for one, _ in changed:
+            one.set(wanted.get(one.path, one.usual))
+        yield
+    finally:
+        for one, now in changed:
+            one.set(now)
+
+
+# --- further questions ---
 
 
 def _decimal_context() -> object:
@@ -367,8 +440,8 @@ NAMED = (
     _named(
         "torch.backends",
         "backends cudnn mkldnn opt_einsum mha flash_sdp_enabled mem_efficient_sdp_enabled "
-        "math_sdp_enabled cudnn_sdp_enabled fp32_precision allow_tf32 "
-        f"_get_cudnn_allow_tf32 _get_cublas_allow_tf32 {' '.join(_SWITCHES)}",
+        "math_sdp_enabled cudnn_sdp_enabled allow_tf32 "
+        + " ".join(switch.word for switch in (*SWITCHES, *PRECISIONS)),
         sample_backends,
         home="torch.backends",
     ),

@@ -399,7 +399,7 @@ def _identities(*values: object) -> tuple[int, ...]:
 
 
 def _are_others(values: tuple[object, ...], alike: tuple[Alike, ...]) -> bool:
-    return not any(value is one.value for value in values for one in alike)
+    return not any(value is one.get() for value in values for one in alike)
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:

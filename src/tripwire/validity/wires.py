@@ -215,11 +215,6 @@ class Kept:
         kept = self._value
         return kept is value or (id(type(kept)) in PLAIN and same_plain(kept, value))
 
-    @property
-    def value(self) -> object:
-        """The value, or None where it is gone."""
-        return self._value if self._ref is None else self._ref()
-
     def spell(self, found: str, constant: Callable[[object], str]) -> str:
         """A condition: what an expression gives is the value itself."""
         if self._ref is None:
@@ -234,8 +229,8 @@ class Kept:
         return self._ref if isinstance(self._ref, weakref.ref) else ABSENT
 
     def __str__(self) -> str:
-        gone = self._ref is not None and self.value is None
-        return f"{name_of(self._cls)} object" if gone else str(fingerprint(self.value))
+        gone = self._ref is not None and self.get() is None
+        return f"{name_of(self._cls)} object" if gone else str(fingerprint(self.get()))
 
 
 class Alike(Kept):
@@ -599,7 +594,7 @@ class PulledWire:
                 found = f"{constant(place)}._value" if place else constant(owner)
                 return f"{constant(same_items)}({found}, {constant(items)})"
         if isinstance(self._kind, MembersKind) and self._wanted is None:
-            values = tuple(k.value for k in kept)
+            values = tuple(k.get() for k in kept)
             if all(is_exactly(value, str, type) for value in values):  # equal means the same
                 return f"list({constant(self._owner)}() or ()) == {constant(list(values))}"
         if isinstance(self._kind, ContextKind):

@@ -1044,10 +1044,6 @@ static PyObject *is_spent(PyObject *self, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(((Sentry *)self)->state == SPENT);
 }
 
-static PyObject *knows_writers(PyObject *Py_UNUSED(self), void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(HAS_WATCHERS);
-}
-
 static int sentry_traverse(Sentry *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     for (Py_ssize_t i = 0; i < self->n_dicts + self->n_objects; i++) {
@@ -1094,7 +1090,6 @@ static PyMethodDef sentry_methods[] = {
 
 static PyGetSetDef sentry_getset[] = {
     {"is_spent", is_spent, NULL, NULL, NULL},
-    {"knows_writers", knows_writers, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

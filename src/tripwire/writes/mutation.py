@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import ClassVar, Protocol
 
+from tripwire.ranges import Frame
 from tripwire.writes import watching
 from tripwire.writes.subscriptions import can_refer, ensure_patched
 from tripwire.writes.watching import Change, Watch
@@ -38,6 +39,7 @@ class MutationTracker:
 
     def __init__(self) -> None:
         self.mutation_count = 0
+        self.writer: Frame | None = None  # of the latest mutation; None if a check found it
         self.watchers: list[weakref.ref[GuardedCode]] = []
         self._watch: Watch | None = None
 
@@ -88,6 +90,7 @@ class MutationTracker:
             fresh.cancel()
 
     def _changed(self, change: Change) -> None:
+        self.writer = change.where
         self.on_mutation(change.name)
 
     def _rest(self) -> None:

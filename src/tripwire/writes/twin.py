@@ -73,11 +73,6 @@ class Sentry:
         self._touches = []
 
     @property
-    def knows_writers(self) -> bool:
-        """Whether touches of dicts name who wrote."""
-        return False
-
-    @property
     def is_spent(self) -> bool:
         """Whether something watched has died, so that a new sentry would see more."""
         return False

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support import run_python
+from support import forking, run_python
 from torch import nn
 
 import tripwire
@@ -299,8 +301,7 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
 
 
 SETTLE = """
-import logging, os
-logging.basicConfig(level=logging.WARNING)
+import os
 from tripwire.backends.inductor import _settle_kernels, find_store
 for _ in range(2):
     _settle_kernels(find_store())
@@ -308,9 +309,17 @@ print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.get("TRITON_CACHE_DIR"))
 """
 
 
+@pytest.fixture(scope="module")
+def settle() -> Iterator[Callable[[dict[str, str]], list[str]]]:
+    """Where kernels go in a process with these variables."""
+    with forking("tripwire.backends.inductor") as run:
+        unnamed = {name: value for name, value in os.environ.items() if "_CACHE_DIR" not in name}
+        yield lambda env: run(SETTLE, {**unnamed, **env}).stdout.split()
+
+
 @pytest.mark.parametrize("trick", ["none", "folder", "file", "link", "closed"])
 def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
-    tmp_path, trick
+    tmp_path, trick, settle
 ) -> None:
     named, triton, own = tmp_path / "named", tmp_path / "triton", tmp_path / "own"
     for folder in (named, triton):
@@ -333,26 +342,24 @@ def test_a_folder_that_the_user_names_is_used_if_nobody_else_may_write_in_it(
         "TRITON_CACHE_DIR": str(triton),
         "TRIPWIRE_CACHE_DIR": str(own),
     }
-    done = run_python(SETTLE, env=env)
-    wanted = f"{named} {triton}" if trick in ("none", "closed") else f"{own / 'torch'} None"
-    assert done.strip() == wanted
+    is_used = trick in ("none", "closed")
+    assert settle(env) == ([str(named), str(triton)] if is_used else [str(own / "torch"), "None"])
 
 
 @pytest.mark.parametrize("store", ["", "taken"])
 def test_without_a_store_torchs_own_folder_is_used_if_nobody_else_may_have_written_there(
-    tmp_path, store, monkeypatch
+    tmp_path, store, settle
 ) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     torchs = tmp_path / f"torchinductor_{getpass.getuser()}"
     if store:
         (tmp_path / "taken" / "something").mkdir(parents=True)
         store = str(tmp_path / "taken")
     env = {"TMPDIR": str(tmp_path), "TRIPWIRE_CACHE_DIR": store}
-    assert run_python(SETTLE, env=env).split() == [str(torchs), "None"]
+    assert settle(env) == [str(torchs), "None"]
     (torchs / "ab").mkdir()
     (torchs / "ab").chmod(0o777)
     torchs.chmod(0o755)
-    chosen = Path(run_python(SETTLE, env=env).split()[0])
+    chosen = Path(settle(env)[0])
     assert chosen.parent == tmp_path and chosen.name.startswith("tripwire-kernels-")
     assert not chosen.exists()
 

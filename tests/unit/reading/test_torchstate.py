@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tripwire
+from tripwire.reading.torchstate import PRECISIONS, SWITCHES, find_unusual, sample_backends
 
 FUNCTORCH: Any = torch._C._functorch
 
@@ -157,3 +158,21 @@ def test_a_callable_that_is_called_in_a_backward_sees_that_it_is(backend) -> Non
         (x * 2).sum().backward()
     assert [got for _, got in seen] == [plain for plain, _ in seen] == [[3.0, 3.0]] * 3
     _same(inside, compiled)
+
+
+KEPT = [switch for switch in (*SWITCHES, *PRECISIONS) if switch.path]
+
+
+@pytest.mark.parametrize("switch", KEPT, ids=lambda switch: switch.path)
+def test_entries_notice_each_switch_that_a_record_keeps(switch) -> None:
+    before, now = sample_backends(), switch.find()
+    others = (now is False,) if isinstance(now, bool) else ("ieee", "tf32")
+    found = [(one, one.find()) for one in (switch, *PRECISIONS)]  # `allow_tf32` sets those, too
+    switch.set(next(value for value in others if value != now))
+    try:
+        assert sample_backends() != before
+        assert find_unusual([switch]) == {switch.path: switch.find()}
+    finally:
+        for one, value in found:
+            one.set(value)
+    assert sample_backends() == before

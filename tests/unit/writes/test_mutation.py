@@ -57,6 +57,23 @@ def test_code_is_told_after_the_write_and_once() -> None:
     assert tracker is MutationTracker.db[thing]
 
 
+def test_code_that_is_told_can_ask_who_wrote() -> None:
+    thing = Thing()
+    code = Code(lambda: tracker.writer)
+    tracker = watch(thing, code)
+    thing.x = 2
+    (writer,) = code.told
+    assert (writer.file, writer.line, writer.text) == (
+        __file__,
+        test_code_that_is_told_can_ask_who_wrote.__code__.co_firstlineno + 4,
+        "thing.x = 2",
+    )
+    watch(thing, code)
+    vars(thing)["x"] = 3  # no method sees it
+    assert tracker.check()
+    assert tracker.writer is None
+
+
 def test_the_class_is_as_it_was_once_all_code_is_told() -> None:
     thing = Thing()
     first, second = Code(), Code()

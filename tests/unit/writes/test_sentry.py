@@ -466,9 +466,8 @@ def test_writer_is_the_code_and_line_that_wrote():
     thing.__class__ = Other
     of_dict, of_object = guard.take()
     here = sys._getframe().f_code
-    assert of_dict.writer == ((here, line + 1) if guard.knows_writers else None)
+    assert of_dict.writer == ((here, line + 1) if HAS_WATCHERS else None)
     assert of_object.writer == (here, line + 2)
-    assert guard.knows_writers == HAS_WATCHERS
 
 
 @in_c
@@ -485,7 +484,6 @@ def test_first_writer_since_the_last_take_is_named():
 
 def test_twin_knows_no_writers_and_suspects_everything():
     guard = twin.Sentry([({}, None), ({}, frozenset())], [Plain()])
-    assert not guard.knows_writers
     for _ in range(2):
         assert not guard.is_quiet()
         assert guard.take() == [

@@ -8,10 +8,8 @@ write at all, and its tensors copied just before the first write to each.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import datetime
-import inspect
 import logging
 import os
 import random
@@ -24,41 +22,35 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.phases import RECORD
 from tripwire.reading.before import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
-from tripwire.reading.uses import find_uses
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.environment import describe, find_settings, fresh_packages
 from tripwire.recording.capture.habits import find_written
-from tripwire.recording.capture.origin import find_library, find_patches, is_library_file
+from tripwire.recording.capture.origin import find_patches
 from tripwire.recording.capture.outcomes import check_record, place_of
 from tripwire.recording.capture.policy import KEEP_ALL, Policy
-from tripwire.recording.capture.record import ExecutionRecord
+from tripwire.recording.capture.record import ExecutionRecorder, take_down
 from tripwire.recording.capture.tensors import put_back
-from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Compiled, Manifest, Omission, Outcome, Raised, Where
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
-from tripwire.values.callables import all_codes, find_code, find_function
 from tripwire.values.classes import ids_of, isinstance, short_name_of
-from tripwire.values.contents import own_dict
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 log = logging.getLogger("tripwire.records")
 
 
 class Beginning:
-    """One call, as it began. Told of what the call does by whoever runs it (tracing.state.Kept).
+    """One call, as it began. Whoever runs it tells what it does (tracing.state.CallKeeper).
 
     An armed call makes one, so making it only notes the call; the rest comes when it is needed.
     """
 
-    record: ExecutionRecord | None = None
     snapshot: RecordDraft | None = None
     built: NewRecord | None = None
     torch_state: tuple[Any, ...] | None = None
@@ -194,9 +186,9 @@ class Beginning:
     ) -> NewRecord:
         """Its record, now that it is over; made once, though writing it may fail."""
         if self.built is None:
-            draft, record = self._finish(), self._find_record()
-            record.locals = _bind(self.target, self.args, self.kwargs)
-            record.builtins = _find_builtins(self.target)
+            draft = self._finish()
+            recorder = ExecutionRecorder.of_call(self.target, self.args, self.kwargs)
+            record = recorder.get_record()
             record.generators = self._find_drawn()
             record.backend = backend
             record.patches = find_patches(draft.met)
@@ -264,15 +256,7 @@ class Beginning:
             )
 
     def _take_down(self) -> RecordDraft:
-        return self._find_record().take_down(self.policy)
-
-    def _find_record(self) -> ExecutionRecord:
-        if self.record is None:
-            code = find_code(self.target)
-            self.record = ExecutionRecord(
-                code, call=self.target, args=self.args, kwargs=self.kwargs
-            )
-        return self.record
+        return take_down(self.target, self.args, self.kwargs, self.policy)
 
 
 _VALUES = "values at the beginning"  # what an omission is about
@@ -493,33 +477,6 @@ def write_call(
 
 def _name_of_error(outcome: Outcome) -> str:
     return outcome.type if isinstance(outcome, Raised) else ""
-
-
-def _bind(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, object]:
-    """Arguments by the names that the function has for them."""
-    try:
-        signature = inspect.signature(target.forward if isinstance(target, nn.Module) else target)
-        return dict(signature.bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):
-        return {}
-
-
-def _find_builtins(target: object) -> dict[str, object]:
-    """The builtins that the called function's code names; a library's code isn't in a record.
-
-    What somebody put into builtins is among the globals.
-    """
-    function = find_function((own_dict(target) or {}).get(RECORDED, target))
-    if function is None or is_library_file(function.__code__.co_filename):
-        return {}
-    names = {name for code in all_codes(function.__code__) for name in find_uses(code).globals}
-    found = {
-        name: vars(builtins)[name]
-        for name in sorted(names & vars(builtins).keys() - function.__globals__.keys())
-    }
-    return {name: value for name, value in found.items() if find_library(value) is not None}
 
 
 def replay_command(path: Path) -> str:

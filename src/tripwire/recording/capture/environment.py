@@ -13,76 +13,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, TypeVar
+from typing import Any
 
 from tripwire.recording.format.manifest import Autocast, Environment, Omission
 from tripwire.values.classes import isinstance
-
-# Switches of torch.backends, as they are where nobody set them.
-USUAL = {
-    "cudnn.enabled": True,
-    "cudnn.benchmark": False,
-    "cudnn.deterministic": False,
-    "cudnn.allow_tf32": True,
-    "cuda.matmul.allow_tf32": False,
-    "cuda.matmul.allow_fp16_reduced_precision_reduction": True,
-    "cuda.matmul.allow_bf16_reduced_precision_reduction": True,
-    "mkldnn.enabled": True,
-}
-# How float32 is computed with, in each back end.
-PRECISIONS = {
-    "fp32_precision": "none",
-    "cuda.matmul.fp32_precision": "none",
-    "cudnn.fp32_precision": "none",
-    "cudnn.conv.fp32_precision": "tf32",
-    "cudnn.rnn.fp32_precision": "tf32",
-    "mkldnn.fp32_precision": "none",
-    "mkldnn.conv.fp32_precision": "none",
-    "mkldnn.matmul.fp32_precision": "none",
-    "mkldnn.rnn.fp32_precision": "none",
-}
-_T = TypeVar("_T", bool, str)
-
-
-def _find_unusual(usual: Mapping[str, _T]) -> dict[str, _T]:
-    """Each that isn't as usual: a record has only these."""
-    return {name: value for name, value in _read(usual).items() if value != usual[name]}
-
-
-@contextlib.contextmanager
-def _flags_set(recorded: Mapping[str, _T], usual: Mapping[str, _T]) -> Iterator[None]:
-    """These flags as they were recorded, all others as usual; put back afterwards."""
-    before = _read(usual)
-    wanted = {name: recorded.get(name, value) for name, value in usual.items()}
-    changed = {name: value for name, value in wanted.items() if before.get(name, value) != value}
-    try:
-        for name, value in changed.items():
-            setattr(*_find(name), value)
-        yield
-    finally:
-        for name in changed:
-            setattr(*_find(name), before[name])
-
-
-def _read(usual: Mapping[str, _T]) -> dict[str, _T]:
-    """Each that this torch has."""
-    found = {}
-    for name, value in usual.items():
-        with contextlib.suppress(AttributeError, RuntimeError):  # absent, or set in a newer form
-            found[name] = type(value)(getattr(*_find(name)))
-    return found
-
-
-def _find(name: str) -> tuple[Any, str]:
-    """What holds a flag, and its name there."""
-    import torch
-
-    *path, last = name.split(".")
-    owner: Any = torch.backends
-    for step in path:
-        owner = getattr(owner, step)
-    return owner, last
-
 
 # --- found, and set again ---
 
@@ -91,7 +25,7 @@ def describe(state: tuple[object, ...]) -> Environment:
     """torch's switches, from what `sample_quickly` found."""
     import torch
 
-    from tripwire.reading.torchstate import name_quickly
+    from tripwire.reading.torchstate import SWITCHES, find_unusual, name_quickly
 
     known = name_quickly(state)
     precision = known["float32 matmul precision"]
@@ -110,17 +44,28 @@ def describe(state: tuple[object, ...]) -> Environment:
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         matmul_precision=precision if isinstance(precision, str) else "highest",
         num_threads=int(known["number of threads"]),
-        flags=_find_unusual(USUAL),
+        flags=find_unusual(SWITCHES),
         precisions=_find_precisions(precision),
     )
 
 
 def _find_precisions(precision: object) -> dict[str, str]:
     """Precisions of single back ends, where the one word for all doesn't say everything."""
-    unusual = _find_unusual(PRECISIONS)
+    from tripwire.reading.torchstate import PRECISIONS, find_unusual
+
+    unusual = find_unusual(PRECISIONS)
     if isinstance(precision, str) and all("matmul" in name for name in unusual):
         return {}
     return unusual
+
+
+def is_switch(path: str) -> bool:
+    """Whether a record may name this switch of torch.backends. Nobody can say without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from tripwire.reading.torchstate import PRECISIONS, SWITCHES
+
+    return any(path == switch.path for switch in (*SWITCHES, *PRECISIONS) if switch.path)
 
 
 def _short(dtype: object) -> str:
@@ -135,7 +80,7 @@ def entered(wanted: Environment) -> Iterator[None]:
         return
     import torch
 
-    from tripwire.reading.torchstate import find_matmul_precision
+    from tripwire.reading.torchstate import PRECISIONS, SWITCHES, find_matmul_precision, switched
 
     precision = find_matmul_precision()
     before = (
@@ -156,9 +101,9 @@ def entered(wanted: Environment) -> Iterator[None]:
             wanted.num_threads or before[4],
             wanted.autocast_cache,
         )
-        stack.enter_context(_flags_set(wanted.flags, USUAL))
+        stack.enter_context(switched(SWITCHES, wanted.flags))
         if wanted.precisions:
-            stack.enter_context(_flags_set(wanted.precisions, PRECISIONS))
+            stack.enter_context(switched(PRECISIONS, wanted.precisions))
         device = torch.device(wanted.default_device)
         if device.type != "cpu" and (device.type == "meta" or torch.accelerator.is_available()):
             stack.enter_context(device)

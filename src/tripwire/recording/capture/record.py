@@ -1,8 +1,9 @@
 """Record: what one execution had: its code, its variables, the modules that it looked into.
 
-There is one model of it, `ExecutionRecord`: filled from a call that runs, by hand with an
-`ExecutionRecorder`, or from a file. One that comes from a file is inert: code and objects are
-descriptions. Each can be written, and what was written can be replayed.
+There is one model of it, `ExecutionRecord`. An `ExecutionRecorder` fills it, with a call that
+runs or with what it is told by hand; opening a file fills it, too. One that comes from a file is
+inert: code and objects are descriptions. Each can be written, and what was written can be
+replayed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -20,9 +21,11 @@ from typing import IO, Any, BinaryIO, cast
 
 import msgspec
 
+from tripwire.reading.uses import find_uses
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.origin import Patch
+from tripwire.recording.capture.origin import Patch, find_library, is_library_file
 from tripwire.recording.capture.policy import KEEP_ALL, Policy
+from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.container import Content, write_members, write_new
 from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record
@@ -34,7 +37,9 @@ from tripwire.recording.format.views import (
     ObjectView,
     PartsView,
 )
+from tripwire.values.callables import all_codes, find_function
 from tripwire.values.classes import isinstance
+from tripwire.values.contents import own_dict
 
 
 @dataclass
@@ -98,14 +103,8 @@ class ExecutionRecord:
                 _write(record.contents(), file)
         else:
             whole = self if self.call is not None else self._with_call()
-            _write(whole.build(whole.take_down()).members(), file)
-
-    def take_down(self, policy: Policy = KEEP_ALL) -> RecordDraft:
-        """The call and what it is given, as they are now. Bytes of tensors are read at `build`."""
-        draft = RecordDraft(policy)
-        for name in ("call", "args", "kwargs"):
-            draft.add(name, getattr(self, name))
-        return draft
+            draft = take_down(whole.call, whole.args, whole.kwargs)
+            _write(whole.build(draft).members(), file)
 
     def build(self, draft: RecordDraft) -> NewRecord:
         """The file of it: what was taken down, and the rest as it is now."""
@@ -170,6 +169,17 @@ class ExecutionRecord:
             patches if isinstance(patches, list) else [],
             origin,
         )
+
+
+def take_down(
+    call: object, args: tuple[Any, ...], kwargs: Variables, policy: Policy = KEEP_ALL
+) -> RecordDraft:
+    """A call and what it is given, as they are now. Bytes of tensors are read when it is built."""
+    draft = RecordDraft(policy)
+    draft.add("call", call)
+    draft.add("args", args)
+    draft.add("kwargs", kwargs)
+    return draft
 
 
 def _open(origin: Path | bytes) -> Record:
@@ -261,15 +271,35 @@ def _as_module(value: object) -> object:
 
 @dataclass
 class ExecutionRecorder:
-    """Collects what an execution reads."""
+    """Collects what an execution has: what is told of it, or all that a call brings."""
 
-    code: CodeType
+    code: CodeType | None
     closure: tuple[CellType, ...] = ()
     globals: Variables = field(default_factory=dict)
     locals: Variables = field(default_factory=dict)
     builtins: Variables = field(default_factory=dict)
     code_options: Variables = field(default_factory=dict)
     name_to_modrec: dict[str, ModuleRecord] = field(default_factory=dict)
+    call: object = None
+    args: tuple[Any, ...] = ()
+    kwargs: Variables = field(default_factory=dict)
+
+    @classmethod
+    def of_call(
+        cls, call: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Variables | None = None
+    ) -> ExecutionRecorder:
+        """That of one call. What its code finds by name is found again when it is written."""
+        function = find_function((own_dict(call) or {}).get(RECORDED, call))
+        kwargs = kwargs or {}
+        return cls(
+            None if function is None else function.__code__,
+            () if function is None else function.__closure__ or (),
+            locals=_find_locals(call, args, kwargs),
+            builtins=_find_builtins(function),
+            call=call,
+            args=args,
+            kwargs=kwargs,
+        )
 
     def add_local_var(self, name: str, var: Any) -> None:
         """A local variable; a module becomes the one record of that module."""
@@ -302,6 +332,9 @@ class ExecutionRecorder:
             {name: _resolve(value, dummies) for name, value in self.locals.items()},
             dict(self.builtins),
             dict(self.code_options),
+            args=self.args,
+            kwargs=self.kwargs,
+            call=self.call,
         )
 
     def _recorded(self, value: Any) -> Any:
@@ -325,6 +358,32 @@ def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:
         for attribute, held in value.accessed_attrs.items():
             found.take(attribute, _resolve(held, dummies))
     return found
+
+
+def _find_locals(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Variables) -> Variables:
+    """Arguments by the names that the function has for them."""
+    torch = sys.modules.get("torch")
+    is_module = torch is not None and isinstance(call, torch.nn.Module)
+    try:
+        signature = inspect.signature(cast("Any", call).forward if is_module else call)
+        return dict(signature.bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _find_builtins(function: FunctionType | None) -> Variables:
+    """The builtins that a function's code names; a library's code isn't in a record.
+
+    What somebody put into builtins is among the globals.
+    """
+    if function is None or is_library_file(function.__code__.co_filename):
+        return {}
+    names = {name for code in all_codes(function.__code__) for name in find_uses(code).globals}
+    found = {
+        name: vars(builtins)[name]
+        for name in sorted(names & vars(builtins).keys() - function.__globals__.keys())
+    }
+    return {name: value for name, value in found.items() if find_library(value) is not None}
 
 
 def load_record(path: str | os.PathLike[str]) -> ExecutionRecord:

@@ -73,7 +73,7 @@ class Environment(msgspec.Struct, frozen=True):
     deterministic_warn_only: bool = False
     matmul_precision: str = "highest"
     num_threads: int = 0
-    flags: dict[str, bool] = {}  # of torch.backends, where they aren't as in environment.py
+    flags: dict[str, bool] = {}  # of torch.backends, where they aren't as usual
     precisions: dict[str, str] = {}  # of float32 in single back ends, where told apart; likewise
 
 

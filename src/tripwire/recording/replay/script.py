@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from tripwire.recording.capture import shelf
-from tripwire.recording.capture.environment import PRECISIONS, USUAL
+from tripwire.recording.capture.environment import is_switch
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, TORCH_NAMES
 from tripwire.recording.format.checks import slots_of
@@ -511,7 +511,7 @@ def _source_of(module: object) -> str:
 def _main(call: dict[str, str], wanted: Environment, next_hook: int) -> str:
     dtypes = (wanted.default_dtype, *(one.dtype for one in wanted.autocast.values()))
     flags = {**wanted.flags, **wanted.precisions}
-    if not ITEM_SIZES.keys() >= set(dtypes) or not {*USUAL, *PRECISIONS} >= flags.keys():
+    if not ITEM_SIZES.keys() >= set(dtypes) or not all(map(is_switch, flags)):
         raise Unwritable("its environment has names that torch doesn't have")
     lines = [
         f"torch.set_default_dtype(torch.{wanted.default_dtype})",

@@ -426,6 +426,32 @@ def test_a_call_can_be_put_into_a_record_by_hand(tmp_path) -> None:
     assert load_record(tmp_path / "x.rec").code.name == "area"
 
 
+def scaled_by(weight):
+    def scaled(x):
+        return max(x.tolist()[0]) * weight * LIMIT
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    "call",
+    [largest, Largest(), Largest().forward, functools.partial(largest), scaled_by(2.0)],
+    ids=["function", "module", "method", "partial", "closure"],
+)
+def test_a_recorder_of_a_call_collects_what_the_record_of_that_call_shows(tmp_path, call) -> None:
+    x = torch.ones(1, 2)
+    collected = ExecutionRecorder.of_call(call, (x,)).get_record()
+    collected.dump(tmp_path / "by_hand.rec")
+    by_hand = load_record(tmp_path / "by_hand.rec")
+    recorded = load_record(tripwire.record_call(tmp_path)(call, x))
+    assert by_hand.code.name == recorded.code.name == collected.code.co_qualname
+    assert len(by_hand.closure) == len(recorded.closure) == len(collected.closure)
+    assert by_hand.locals.keys() == recorded.locals.keys() == collected.locals.keys()
+    assert by_hand.builtins.keys() == recorded.builtins.keys() == collected.builtins.keys()
+    assert by_hand.globals.keys() == recorded.globals.keys()
+    assert tripwire.replay(tmp_path / "by_hand.rec", trust=True) == call(x)
+
+
 def test_a_replay_needs_nothing_that_a_record_only_shows(tmp_path) -> None:
     record = ExecutionRecord(None, call=area, args=(2,))
     record.builtins["gone"] = os.getcwd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from cornershop import prices
 from replaying import fail
+from support import forking
 from torch import nn
 
 import tripwire
@@ -112,22 +113,25 @@ CALLS = {
 }
 
 
-def run_alone(path: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    text, why = write_repro(path)
-    assert not why
-    script = tmp_path / "repro.py"
-    script.write_text(text)
-    return subprocess.run(
-        [sys.executable, "-c", ALONE.format(script=str(script))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def run_alone() -> Iterator[Callable[[Path, Path], subprocess.CompletedProcess[str]]]:
+    """Runs a record's script where there is torch, and no tripwire."""
+
+    def run(path: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+        text, why = write_repro(path)
+        assert not why
+        script = tmp_path / "repro.py"
+        script.write_text(text)
+        return fork(ALONE.format(script=str(script)), cwd=tmp_path)
+
+    with forking("torch") as fork:
+        yield run
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_a_script_shows_the_same_exception_without_tripwire(case, tmp_path, monkeypatch) -> None:
+def test_a_script_shows_the_same_exception_without_tripwire(
+    case, tmp_path, monkeypatch, run_alone
+) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     call, args = CALLS[case]
     path = tripwire.record_call(tmp_path / "x.rec")(call, *args)
@@ -140,7 +144,7 @@ def test_a_script_shows_the_same_exception_without_tripwire(case, tmp_path, monk
     assert f'"{outcome.file}", line {outcome.line}' in done.stderr
 
 
-def test_a_script_shows_the_same_result(tmp_path, monkeypatch) -> None:
+def test_a_script_shows_the_same_result(tmp_path, monkeypatch, run_alone) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     x = torch.randn(1, 3)
@@ -149,7 +153,9 @@ def test_a_script_shows_the_same_result(tmp_path, monkeypatch) -> None:
     assert done.stdout.strip() == str(model(x)), done.stderr
 
 
-def test_a_user_exception_of_a_compiled_call_needs_no_tripwire(tmp_path, monkeypatch) -> None:
+def test_a_user_exception_of_a_compiled_call_needs_no_tripwire(
+    tmp_path, monkeypatch, run_alone
+) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
     fail(tripwire.compile(fails, record_on_error=tmp_path / "r"), torch.ones(2), {"low": 1})
     (path,) = (tmp_path / "r").iterdir()
