@@ -173,26 +173,41 @@ def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
 _MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
 
 
+def _has_attributes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and bool(value.__dict__)
+
+
 def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo.
 
     An argument that is handed back keeps the marks that it came with, in the same sets.
     """
 
+    # Positions of results, each with that of the input that it is, if any: the graph decides.
+    places: list[tuple[int, int | None]] | None = None
+
     def run(*inputs: Any) -> Any:
-        named = [given for given in inputs if getattr(given, "__dict__", None)]
-        before = {id(given): _find_marks(given) for given in named}
+        nonlocal places
+        looked_at = (
+            range(len(inputs)) if places is None else [i for _, i in places if i is not None]
+        )
+        before = {i: _find_marks(inputs[i]) for i in looked_at if _has_attributes(inputs[i])}
         outputs = runtime(*inputs)
-        for output in outputs:
-            if isinstance(output, torch.Tensor) and output.__dict__:
-                marks = before.get(id(output), {})
+        if places is None:
+            given = {id(one): i for i, one in enumerate(inputs)}
+            found = ((i, o) for i, o in enumerate(outputs) if isinstance(o, torch.Tensor))
+            places = [(i, given.get(id(output))) for i, output in found]
+        for index, origin in places:
+            attributes = outputs[index].__dict__
+            if attributes:
+                marks = {} if origin is None else before.get(origin, {})
                 for name in _MARKS:
                     if name not in marks:
-                        output.__dict__.pop(name, None)
+                        attributes.pop(name, None)
                     else:
                         of_user, dims = marks[name]
                         of_user.intersection_update(dims)
-                        output.__dict__[name] = of_user
+                        attributes[name] = of_user
         return outputs
 
     return run

@@ -108,7 +108,8 @@ class Dispatcher(Followed):
                         if probed is None:
                             probed = {}
                         if probe.key not in probed:
-                            probed[probe.key] = probe.values(entry.join(fetched, state))
+                            inputs = fetched if probe.is_of_ints else entry.join(fetched, state)
+                            probed[probe.key] = probe.values(inputs)
                         if not probe.agrees(probed[probe.key]):
                             continue
                     entry.hits += 1

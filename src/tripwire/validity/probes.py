@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,8 @@ class Probe:
     expected: tuple[object, ...]
     branches: tuple[Branch, ...]
     is_opaque: bool  # code of somebody's runs inside, which may draw random numbers
+    compute: Callable[..., tuple[object, ...]]  # not the module: fx would print what goes wrong
+    is_of_ints: bool  # which come first among what guards fetch: no other inputs are needed
 
     def values(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         """The values on this call; None where they can't be computed."""
@@ -77,10 +79,7 @@ class Probe:
 
     def _compute(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         try:
-            with torch.no_grad():
-                # Not the module itself: fx would print what goes wrong.
-                values: tuple[object, ...] = self.module.forward(*[inputs[i] for i in self.indices])
-                return values
+            return self.compute(*[inputs[i] for i in self.indices])
         except Exception:  # another way through the program: shapes needn't fit
             return None
 
@@ -150,7 +149,22 @@ def build_probe(trace: Trace) -> Probe | None:
     key = (module.code, sources, *targets)
     expected = tuple(branch.value for branch in branches)
     opaque = any(node.meta[FACTS].opaque for node in needed)
-    return Probe(key, indices, module, expected, tuple(branches), opaque)
+    compute: Callable[..., Any] = torch.no_grad()(module.forward)
+    of_ints = not opaque and _is_of_ints(trace, indices, module)
+    if of_ints:  # 12 layers of Qwen3, a hit: 153 → 20 µs, bench_open.py::hits
+        compute = functools.lru_cache(_REMEMBERED)(compute)
+    return Probe(key, indices, module, expected, tuple(branches), opaque, compute, of_ints)
+
+
+_REMEMBERED = 256  # sizes of which a probe knows the answers
+
+
+def _is_of_ints(trace: Trace, indices: tuple[int, ...], module: fx.GraphModule) -> bool:
+    """Whether nothing but open ints decides on what a probe finds."""
+    ints = {i for i, number in enumerate(trace.numbers) if not number.is_float}
+    if not ints.issuperset(indices) or any(map(is_random, module.graph.nodes)):
+        return False
+    return not any(node.op == "get_attr" for node in module.graph.nodes)
 
 
 def _target_of(node: fx.Node, module: fx.GraphModule) -> object:

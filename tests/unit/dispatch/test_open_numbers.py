@@ -561,6 +561,22 @@ def test_a_program_that_asks_for_the_type_of_a_number_gets_plain_ones() -> None:
     check_compiles(strict, [(torch.ones(2), n) for n in (2, 3, 4)], traces=3)
 
 
+def test_a_value_that_open_sizes_alone_decide_is_computed_once_for_each() -> None:
+    def fn(x):
+        return x * 2 if (torch.arange(x.shape[0]).cumsum(0) < 20).all() else x + 1
+
+    compiled = tripwire.compile(fn, dynamic=True, backend="aot_eager")  # drops what has no use
+    sizes = (3, 4, 3, 9, 4, 3, 9)
+    for n in sizes:
+        x = torch.randn(n)
+        check_same(fn(x), compiled(x))
+    assert compiled.statistics().traces == 2
+    with torch.profiler.profile() as seen:
+        for n in sizes:
+            compiled(torch.ones(n))
+    assert "aten::cumsum" not in {event.key for event in seen.key_averages()}
+
+
 # --- options and marks ---
 
 
