@@ -488,7 +488,7 @@ class Shadow:
                 self._kept.append(number)
         return self._nodes[key]
 
-    def _find_computed(self, number: OpenFloat) -> fx.Node:
+    def _find_computed(self, number: OpenInt | OpenFloat) -> fx.Node:
         """A float that Python computes before the graph runs: a compiler would reorder sums."""
         text = self._print(number)
         if text not in self._computed:
