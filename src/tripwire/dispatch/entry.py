@@ -24,7 +24,7 @@ from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
-from tripwire.reading.structure import Building, TensorPlan
+from tripwire.reading.structure import Building, PartPlan, TensorPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
 from tripwire.tracing.modes import sample_depth
@@ -136,6 +136,7 @@ class Entry:
         "_compares",
         "_contexts",
         "_direct",
+        "_divisors",
         "_effects",
         "_expressions",
         "_fetched",
@@ -191,6 +192,7 @@ class Entry:
         """Lay out how a result is built, and effects are repeated."""
         self._outputs = trace.outputs
         self._effects = completion.effects.steps
+        self._divisors = completion.divisors
         self._binding = trace.binding
         self._namespaces = trace.namespaces
         self._fetched = completion.fetched
@@ -323,6 +325,8 @@ class Entry:
                 tensors = self._run_comparing(fetched, state)
             else:
                 tensors = call(self._runtime, fetched, state)
+            if self._divisors:
+                _check_divisors(self._divisors, tensors, numbers)
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
@@ -368,6 +372,16 @@ class Entry:
             ) from changed
         finally:
             end(before)
+
+
+def _check_divisors(
+    divisors: tuple[PartPlan, ...], tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]
+) -> None:
+    """Raise as Python does: compiled code gives infinity."""
+    building = Building(tensors, _NO_ROOTS, {}, {}, numbers)
+    for divisor in divisors:
+        if divisor.build(building) == 0:
+            raise ZeroDivisionError("division by zero, of a number that was taken out of a tensor")
 
 
 def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, object]]:

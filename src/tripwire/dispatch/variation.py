@@ -51,6 +51,7 @@ class Variation:
         self._static: set[tuple[str, int | None]] = set()  # what a run had to close, or is marked
         self._namespaces: dict[str, dict[str, Any]] = {}
         self._gave_up = False
+        self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._asks_for_types = False
 
     def look(
@@ -94,7 +95,9 @@ class Variation:
             if self._asks_for_types
             else {spot: found[spot] for spot in self._moving - self._fixed}
         )
-        opening = Opening({path: found for path, found in dims.items() if found}, numbers, spots)
+        opening = Opening(
+            {path: found for path, found in dims.items() if found}, numbers, spots, self._takes
+        )
         return opening or None
 
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
@@ -159,6 +162,7 @@ class Variation:
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
         self._note_numbers(trace)
+        self._takes |= any(branch.op in ("item", "tolist") for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
             if spot in self._world and type(volatile.before) is type(volatile.after):

@@ -260,6 +260,27 @@ class NumberPlan(PartPlan):
 
 
 @dataclass(frozen=True, slots=True)
+class TakenPlan(PartPlan):
+    """A number out of a tensor that the graph returns for it."""
+
+    tensor: PartPlan
+
+    def build(self, building: Building) -> object:
+        return self.tensor.build(building).item()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPlan(PartPlan):
+    """What Python computes of such numbers."""
+
+    function: Callable[..., object]
+    operands: tuple[PartPlan, ...]
+
+    def build(self, building: Building) -> object:
+        return self.function(*[operand.build(building) for operand in self.operands])
+
+
+@dataclass(frozen=True, slots=True)
 class SamePlan(PartPlan):
     """An object that came in with the call goes out as itself."""
 
@@ -321,9 +342,9 @@ class Planner:
         find_source: Callable[[object], Source | None],
         was_written: Callable[[object], bool] = lambda _: False,
         hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
-        place: Callable[[Any], int] | None = None,
+        plan_number: Callable[[Any, Callable[[object], PartPlan]], PartPlan] | None = None,
     ) -> None:
-        self._place = place  # of an open number, among those that a call computes
+        self._plan_number = plan_number  # an open one
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
@@ -343,8 +364,8 @@ class Planner:
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
         if find_ledger(value) is not None:
-            assert self._place is not None
-            return NumberPlan(self._place(value))
+            assert self._plan_number is not None
+            return self._plan_number(value, self.plan)
         value = plain(value)  # one that another run left in a C object
         if type(value) is torch.Size and any(map(is_open, value)):
             parts = tuple(map(self.plan, value))

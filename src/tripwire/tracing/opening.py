@@ -29,9 +29,10 @@ class Opening:
     numbers: frozenset[str] = frozenset()
     # Of the world, which is the same on every call: what lies where, before the call.
     spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
+    takes: bool = False  # numbers out of tensors
 
     def __bool__(self) -> bool:
-        return bool(self.dims or self.numbers or self.spots)
+        return bool(self.dims or self.numbers or self.spots or self.takes)
 
 
 @dataclass(frozen=True, slots=True)

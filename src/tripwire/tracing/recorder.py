@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -73,6 +73,9 @@ from tripwire.tracing.writes import (
 )
 from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
 from tripwire.values.numbers import close_values, is_open
+
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -134,6 +137,9 @@ class Recorder(TorchFunctionMode):
             if state.shadow is not None:
                 value = state.shadow.answer(rule, given, args, kwargs, value)
             return value
+        shadow = state.shadow
+        if shadow is not None and type(rule) is Call and shadow.takes(rule, args, kwargs):
+            return self._take_out(shadow, args[0])
         observer = state.observer
         if observer is None:
             return self._call(rule, func, args, kwargs, given)
@@ -169,6 +175,8 @@ class Recorder(TorchFunctionMode):
         CURRENT.state = None  # what runs inside an op isn't the run's, nor is what recording asks
         try:
             rule = spell_original(rule, func)
+            if shadow is not None:
+                shadow.close_sizes(rule, given)
             try:
                 nodes = build_arguments(state, rule, *given, self._range)
                 varies = shadow is not None and shadow.has_open(given)
@@ -193,6 +201,20 @@ class Recorder(TorchFunctionMode):
             return value
         finally:
             CURRENT.state = state
+
+    def _take_out(self, shadow: Shadow, tensor: torch.Tensor) -> Any:
+        """What `item()` or `tolist()` gives, open: from a copy that nobody else can change."""
+        copy = self.__torch_function__(torch.Tensor.detach, (), (tensor,))
+        copy = self.__torch_function__(torch.Tensor.clone, (), (copy,))
+        if self.state.refusal is not None:
+            return copy.tolist()  # of one element it is a number, where it has no dimension
+        if tensor.dim() == 0:
+            return shadow.hand_out(copy)
+        copies = [
+            self.__torch_function__(torch.Tensor.__getitem__, (), (copy, i))
+            for i in range(tensor.numel())
+        ]
+        return [shadow.hand_out(one) for one in copies]
 
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__

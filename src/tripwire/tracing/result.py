@@ -90,6 +90,7 @@ class Completion:
     in_torch_ns: int  # what the run's torch calls took, without what watched them
     once_ns: int  # of that, in calls with no other like them
     handed_out: frozenset[int]  # identities of state that result and effects hold as it is
+    divisors: tuple[PartPlan, ...]  # numbers out of tensors that must not be zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
+from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
-from tripwire.rulebook.rules import SETATTR, Call, Query
+from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.opening import (
     LARGEST_OPEN,
     Decision,
@@ -46,6 +47,7 @@ from tripwire.tracing.opening import (
     OpenTensor,
     Planted,
 )
+from tripwire.tracing.recorder import add_branch
 from tripwire.tracing.state import CURRENT, FACTS, NodeFacts, TracingState
 from tripwire.values.classes import class_dict, is_exactly, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
@@ -55,6 +57,7 @@ from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
     is_open,
+    is_taken,
     iter_leaves,
     map_leaves,
     of_run,
@@ -78,10 +81,12 @@ class Shadow:
         self._has_ended = False
         # Sizes that are equal by chance may differ, and what values decide on is no size.
         self.env = ShapeEnv(
-            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+            duck_shape=False,
+            allow_scalar_outputs=opening.takes,
+            allow_dynamic_output_shape_ops=False,
         )
         self.mode = FakeTensorMode(shape_env=self.env, static_shapes=False)
-        # The memo keeps what is asked again. 12 layers: 1.24 → 1.05 s, bench_open.py::capture
+        # The memo keeps what is asked again.
         self._caches, self.mode.cache_enabled = self.mode.cache_enabled, False
         self.tensors: dict[str, OpenTensor] = {}  # of the call, by path
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
@@ -103,6 +108,11 @@ class Shadow:
         # Floats that the graph gets, by expression: the symbol there, and that of the run.
         self._computed: dict[str, tuple[torch.SymFloat, Any]] = {}
         self._kept: list[object] = []  # numbers with a node, whose identity must not come again
+        self._carriers: dict[type, Any] = {}
+        # Numbers out of tensors: alive, with the tensor that has the value.
+        self._taken: dict[int, tuple[Any, torch.Tensor]] = {}
+        self.divisors: dict[int, OpenInt | OpenFloat] = {}  # those that must not be zero
+        self._asked: set[int] = set()  # those of them that were closed
         self._told = 0  # conditions that the environment had when it was last looked at
 
     # --- what is open from the beginning ---
@@ -221,9 +231,80 @@ class Shadow:
     def compute(self, made: tuple[Any, ...], value: Number) -> Any:
         """What comes of a function and its operands, as an open number where it is one."""
         with self._aside():
+            if any(map(is_taken, made[1:])):
+                return self._wrap_taken(value, made)
             symbol = made[0](*map(symbolic, made[1:]))
             self._note_decisions()
             return self._wrap(symbol, value, made)
+
+    # --- numbers out of tensors ---
+
+    def takes(self, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what a call gives is left open: the number, or a few, in a tensor."""
+        if not self._opening.takes or kwargs or len(args) != 1 or not self.is_live():
+            return False
+        (tensor,) = args
+        if id(type(tensor)) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+            return False
+        if tensor.dtype not in _TAKEN_OF:
+            return False
+        if rule.name == "item":
+            return bool(tensor.numel() == 1)
+        return rule.name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
+
+    def note_divisor(self, number: OpenInt | OpenFloat) -> None:
+        """A number out of a tensor may not be zero, once it is known."""
+        self.divisors.setdefault(id(number), number)
+
+    def close_sizes(self, rule: Call, given: Any) -> None:
+        """Close numbers out of tensors that a call may take for a size, a dimension or an index."""
+        for leaf in filter(is_taken, iter_leaves(given)):
+            is_size = rule.name not in _ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
+            if is_size or rule.name in _SIZED_BY_FLOATS:
+                self.close(leaf, rule.name)
+
+    def hand_out(self, tensor: torch.Tensor) -> Any:
+        """A number for a tensor of one element that is the shadow's own: nobody changes it."""
+        with self._aside():
+            number = self._wrap_taken(tensor.item(), None)
+            self._taken[id(number)] = number, tensor
+            return number
+
+    def _wrap_taken(self, value: Any, made: Made) -> Any:
+        cls: Any = OpenFloat if is_exactly(value, float) else OpenInt
+        number = cls(value, value, self, made, self._find_carrier(type(value)))
+        self._handed_out.append(weakref.ref(number))
+        return number
+
+    def _find_carrier(self, kind: type) -> Any:
+        """A symbol that is there only because torch wants one."""
+        if kind not in self._carriers:
+            value = kind(3)
+            source = self._name_source(f"taken_{kind.__name__}")
+            symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+            make: Any = self.env.create_symintnode
+            if kind is float:
+                make = self.env.create_symfloatnode
+            self._carriers[kind] = make(symbol, hint=value, source=source)
+        return self._carriers[kind]
+
+    def _ask(self, take: Callable[..., object], numbers: tuple[Any, ...], value: object) -> None:
+        """What a program made of numbers out of tensors is asked again before each call."""
+        nodes = tuple(self.node_of(n) if is_open(n) else n for n in numbers)
+        where = self._where()
+        add_branch(self._state, getattr(take, "__name__", "item"), take, nodes, {}, value, where)
+
+    def _find_taken_node(self, number: OpenInt | OpenFloat) -> fx.Node:
+        if id(number) not in self._nodes:
+            if number.made is None:
+                source = self._state.node_of(self._taken[id(number)][1])
+                node = self._state.graph().call_method("item", (source,))
+            else:
+                operands = tuple(self.node_of(o) if is_open(o) else o for o in number.made[1:])
+                node = self._state.graph().call_function(number.made[0], operands)
+            self._nodes[id(number)] = self._describe(node, number.value)
+            self._kept.append(number)
+        return self._nodes[id(number)]
 
     def _wrap(self, symbol: Any, value: Any, made: Made = None) -> Any:
         if not _is_open_symbol(symbol):
@@ -238,7 +319,13 @@ class Shadow:
 
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
-        self._close(number.symbol, by)
+        if not is_taken(number):
+            self._close(number.symbol, by)
+        elif id(number) not in self._asked:
+            self._asked.add(id(number))
+            self._kept.append(number)
+            with self._aside():
+                self._ask(_itself, (number,), number.value)
 
     def _close(self, symbol: Any, by: str) -> None:
         with self._aside():
@@ -255,6 +342,10 @@ class Shadow:
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
+        if is_taken(left) or is_taken(right):
+            with self._aside():
+                self._ask(compare, (left, right), answer)
+            return answer
         with self._aside():
             found = bool(compare(symbolic(left), symbolic(right)))
             self._note_decisions()
@@ -470,6 +561,8 @@ class Shadow:
 
     def node_of(self, number: OpenInt | OpenFloat) -> Any:
         """The node that computes a number; its value where it was closed meanwhile."""
+        if is_taken(number):
+            return self._find_taken_node(number)
         expr = number.symbol.node.expr
         if not expr.free_symbols:
             return number.value
@@ -551,10 +644,16 @@ class Shadow:
 
     # --- the end of the run ---
 
-    def plan_output(self, number: OpenInt | OpenFloat) -> int:
-        """The place of a number among those that the result, or an effect, holds."""
-        self.outputs.append(self._print(number))
-        return len(self.outputs) - 1
+    def plan_number(
+        self, number: OpenInt | OpenFloat, plan: Callable[[object], PartPlan]
+    ) -> PartPlan:
+        """How a call gets a number that the result, or an effect, holds."""
+        if not is_taken(number):
+            self.outputs.append(self._print(number))
+            return NumberPlan(len(self.outputs) - 1)
+        if number.made is None:
+            return TakenPlan(plan(self._taken[id(number)][1]))
+        return ComputedPlan(number.made[0], tuple(map(plan, number.made[1:])))
 
     def _print(self, number: Any) -> str:
         """A number in the guard function's words."""
@@ -576,9 +675,11 @@ class Shadow:
         """Put plain numbers in the place of open ones, wherever the run left some."""
         self.end()
         self._state.reach.holders.uproot()
+        self._kept.clear()
+        self._taken.clear()
+        self.divisors.clear()
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
-        self._kept.clear()
         if alive:
             result = _Sweep(alive).run(result)
         return result
@@ -611,6 +712,7 @@ class Shadow:
         """Symbols of floats."""
         opened = [one.symbol for one in self.numbers.values()]
         symbols = [*opened, *(made for made, _ in self._computed.values())]
+        symbols += self._carriers.values()
         return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
 
     def _note_closed_floats(self) -> None:
@@ -667,6 +769,23 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
         return self._origins[expr]
+
+
+def _itself(number: object) -> object:
+    return number
+
+
+_TAKEN_OF = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+)
+_ARITHMETIC = words(
+    "add add_ sub sub_ mul mul_ div div_ true_divide rsub __radd__ __rsub__ __rmul__ __rtruediv__ "
+    "__add__ __sub__ __mul__ __truediv__ __iadd__ __isub__ __imul__ __itruediv__ "
+    "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
+)
+_SIZED_BY_FLOATS = words("arange range linspace logspace interpolate upsample full")
+_MOST_TAKEN = 16  # numbers of a list
 
 
 def _spell_place(path: str, dim: int | None) -> str:

@@ -458,6 +458,8 @@ class _Session:
                     None if shadow is None else shadow.is_open_at,
                 )
             plan = planner.plan(result)
+            divisors = () if state.shadow is None else tuple(state.shadow.divisors.values())
+            self._divisors = tuple(map(planner.plan, divisors))
             if effects is not None:
                 effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
         except Unbuildable as error:
@@ -505,7 +507,7 @@ class _Session:
             return Planner(
                 self.state.reach.find_source,
                 hold=lambda value: None if id(value) in fresh else refer_to(value),
-                place=None if shadow is None else shadow.plan_output,
+                plan_number=None if shadow is None else shadow.plan_number,
             )
         return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 
@@ -616,6 +618,7 @@ class _Session:
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
             frozenset(planner.handed_out),
+            self._divisors,
         )
 
     def _asks_for_types(self) -> bool:

@@ -151,7 +151,7 @@ def build_probe(trace: Trace) -> Probe | None:
     opaque = any(node.meta[FACTS].opaque for node in needed)
     compute: Callable[..., Any] = torch.no_grad()(module.forward)
     of_ints = not opaque and _is_of_ints(trace, indices, module)
-    if of_ints:  # 12 layers of Qwen3, a hit: 153 → 20 µs, bench_open.py::hits
+    if of_ints:
         compute = functools.lru_cache(_REMEMBERED)(compute)
     return Probe(key, indices, module, expected, tuple(branches), opaque, compute, of_ints)
 

@@ -37,6 +37,9 @@ class Ledger(Protocol):
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
 
+    def note_divisor(self, number: OpenInt | OpenFloat) -> None:
+        """A number out of a tensor may not be zero, once it is known."""
+
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
 
@@ -44,6 +47,14 @@ class Ledger(Protocol):
 def is_open(value: object) -> bool:
     """Whether a value is an open number."""
     return is_exactly(value, OpenInt, OpenFloat)
+
+
+def is_taken(value: object) -> bool:
+    """Whether a number was taken out of a tensor, or computed with one that was.
+
+    It has no symbol: only the graph knows its value on another call.
+    """
+    return is_open(value) and is_exactly(value.symbol, int, float)  # type: ignore[attr-defined]
 
 
 def plain(value: Any) -> Any:
@@ -96,8 +107,10 @@ class OpenInt(torch.SymInt):
     ledger: Ledger
     made: Made
 
-    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+    def __init__(
+        self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
+    ) -> None:
+        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[no-untyped-call]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: int)
@@ -112,8 +125,10 @@ class OpenFloat(torch.SymFloat):
     ledger: Ledger
     made: Made
 
-    def __init__(self, symbol: Any, value: Number, ledger: Ledger, made: Made = None) -> None:
-        super().__init__(symbol.node)  # type: ignore[no-untyped-call]
+    def __init__(
+        self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
+    ) -> None:
+        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[no-untyped-call]
         self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
 
     __class__ = property(lambda self: float)
@@ -138,12 +153,16 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         if ledger is None:
             return value
         left, right = of_run(ledger, left), of_run(ledger, right)
+        if divides and is_taken(right):
+            ledger.note_divisor(right)
+        elif divides and is_open(right):  # compiled code would give infinity, or end the process
+            ledger.decide(operator.ne, right, 0, True)
+        if is_taken(left) or is_taken(right):
+            return ledger.compute((compute, left, right), value)
         has_float = is_exactly(value, float) and not opens_floats
         is_zero = is_exactly(value, float) and value == 0  # whose sign no condition tells
         if has_float or is_zero or not all(map(_is_finite, (plain(left), plain(right), value))):
             return _close_all(self, other, name, value)
-        if divides and is_open(right):  # compiled code would give infinity, or end the process
-            ledger.decide(operator.ne, right, 0, True)
         return ledger.compute((compute, left, right), value)
 
     return method
@@ -158,6 +177,12 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
         if modulus is not None or not _is_number(other):
             mine = (plain(base), plain(exponent), plain(modulus))
             return _close_for(self, other, "pow", lambda: pow(*mine))
+        ledger = find_ledger(self, other)
+        if ledger is not None and (is_taken(self) or is_taken(other)):
+            made = (operator.pow, of_run(ledger, base), of_run(ledger, exponent))
+            value = plain(base) ** plain(exponent)
+            if is_exactly(value, int, float):
+                return ledger.compute(made, value)
         natural = is_exactly(exponent, int) and 0 <= exponent <= _LARGEST_POWER
         if natural and is_exactly(base, OpenInt):
             return open_power(self, other)
@@ -214,7 +239,9 @@ def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
         ledger = find_ledger(self, other)
         if ledger is None:
             return answer
-        if not _is_finite(plain(other)) or not _is_finite(self.value):
+        is_from_tensor = is_taken(self) or is_taken(other)
+        is_finite = _is_finite(plain(other)) and _is_finite(self.value)
+        if not is_from_tensor and not is_finite:
             if is_exactly(self, OpenInt) and not is_open(other):
                 return answer  # every int compares alike with infinity, and with nan
             return bool(_close_all(self, other, name, answer))

@@ -222,7 +222,7 @@ def test_a_container_on_a_tensor_that_is_state_is_watched(sentry, hold) -> None:
         weight.label[key] = value
         for _ in range(2):
             assert call(torch.ones(2)).tolist() == [value] * 2
-    assert call.statistics().hits == 3
+    assert call.statistics().hits >= 3
 
 
 @pytest.mark.parametrize("hold", [lambda v: v, lambda v: [v]], ids=["itself", "in a list"])
