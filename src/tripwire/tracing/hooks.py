@@ -137,8 +137,9 @@ def _observe(
             acts = False  # a compiler may know all that it does
             _watch_functions(state, functions)
             rule = replace(rule, opaque=False)
-            if python is not None and _can_look_inside(state, python.function, functions, value):
-                rule = replace(rule, as_it_is=None)
+            if python is not None and not _asks_for_classes(functions, args):
+                if _can_look_inside(state, python.function, functions, value):
+                    rule = replace(rule, as_it_is=None)
         if acts:
             state.inner.note(written)
             can_answer = state.inner.is_as(written) and not (state.regions or kwargs)
@@ -278,6 +279,13 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
         for function in functions:
             for code in all_codes(function.__code__):
                 state.observer.adopt(code, function.__globals__)
+
+
+def _asks_for_classes(functions: Functions, args: tuple[Any, ...]) -> bool:
+    """Whether a function may ask whether it got a parameter: a compiler gives it none."""
+    named = {name for function in functions for name in function.__code__.co_names}
+    asks = not named.isdisjoint({"isinstance", "issubclass", "type", "__class__"})
+    return asks and any(type(given) is not torch.Tensor for given in iter_given(args))
 
 
 def _can_look_inside(state: TracingState, cls: Any, functions: Functions, value: object) -> bool:

@@ -340,6 +340,7 @@ _OF_EVERY_OBJECT = frozenset(
 
 _complete(OpenInt, int, "add sub mul truediv floordiv mod")
 _complete(OpenFloat, float, "add sub mul truediv")
+OpenInt.__name__, OpenFloat.__name__ = "int", "float"  # in the words of errors that they raise
 
 
 # --- arguments of a call ------------------------------------------------------------------------

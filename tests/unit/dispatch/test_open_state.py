@@ -451,3 +451,20 @@ def test_a_number_that_a_memo_keeps_is_plain_to_later_calls() -> None:
         double.cache_clear()
         assert torch.equal(compiled(torch.ones(2), name), expected)
         assert torch.equal(torch.ones(2) * double(name), torch.ones(2) * config.scale * 2)
+
+
+def test_errors_speak_of_ints_and_floats() -> None:
+    config = Config()
+
+    def call(x):
+        if config.shift > 5:
+            return config.scale.view(-1)
+        return x * config.scale + config.shift
+
+    compiled = tripwire.compile(call, backend="eager")
+    for shift in (3, 4, 5):
+        config.scale, config.shift = 1.0 + shift, shift
+        compiled(torch.ones(2))
+    config.shift = 6
+    with pytest.raises(AttributeError, match="'float' object has no attribute 'view'"):
+        compiled(torch.ones(2))

@@ -662,3 +662,36 @@ def test_a_model_with_one_in_its_middle_trains(backend) -> None:
             step.step()
         torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
     assert calls[0].statistics().hits == 4
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("ask", ["isinstance(x, nn.Parameter)", "type(x) is nn.Parameter"])
+def test_a_custom_function_may_ask_whether_it_got_a_parameter(ask, backend) -> None:
+    space = {"torch": torch, "nn": torch.nn}
+    exec(
+        f"class Asks(torch.autograd.Function):\n"
+        f"    @staticmethod\n"
+        f"    def forward(ctx, x):\n"
+        f"        return x * 2 if {ask} else x * 3\n"
+        f"    @staticmethod\n"
+        f"    def backward(ctx, grad):\n"
+        f"        return grad * 5\n",
+        space,
+    )
+    asks = space["Asks"]
+
+    def call(x):
+        return asks.apply(x) + 1
+
+    compiled = tripwire.compile(call, backend=backend)
+    for make in (
+        lambda: torch.ones(2, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.ones(2)),
+    ):
+        for _ in range(3):
+            x, y = make(), make()
+            result, expected = compiled(x), call(y)
+            assert torch.equal(result, expected)
+            result.sum().backward()
+            expected.sum().backward()
+            assert torch.equal(x.grad, y.grad)
