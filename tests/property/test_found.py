@@ -140,6 +140,11 @@ FOUND = {
         "    return x * (2 if keep.last.tag() is None else 3)",
         ["key = two", "one = None; gc.collect()"],
     ),
+    "mock that is looked up in a dict": (
+        "from unittest import mock\nmocked = mock.NonCallableMagicMock()\nby_key = {}\n"
+        "def call(x, y): return x * by_key.get(mocked, 1.0)",
+        ["by_key[mocked] = 3.0", "by_key.clear()"],
+    ),
 }
 
 # Each is called with an argument that makes its torch call raise after a flag was set.
@@ -185,6 +190,23 @@ BEHIND_AOT = {
             "def call(x, y): return H.apply(x * 2, b)"
         )
         for change in ("b.mul_(2)", "b += 1", "torch.mul(b, 2, out=b)", "b[:2] = 3")
+    },
+    **{
+        f"a forward that changes its argument: {change}": (
+            "class H(torch.autograd.Function):\n"
+            f"    @staticmethod\n    def forward(ctx, t, x, y):\n        {change}\n"
+            "        return t * 1\n"
+            "    @staticmethod\n    def backward(ctx, g): return g * 3, None, None\n"
+            "def call(x, y):\n    t = x\n    for _ in range(2): t = H.apply(t, x, y)\n"
+            "    return t + x"
+        )
+        for change in (
+            "t = F.dropout(x, 0.5, training=False); t += y",
+            "x += y",
+            "x[1:].add_(1)",
+            "ctx.mark_dirty(F.dropout(x, 0.5, False).mul_(2))",
+            "F.relu(x, inplace=True)",
+        )
     },
     "two results, one without a gradient": (
         "class H(torch.autograd.Function):\n"

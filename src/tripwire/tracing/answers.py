@@ -108,14 +108,18 @@ def _spell(form: Form) -> str:
     return " ".join([name_of(cls) if isinstance(cls, type) else str(cls), *map(str, rest)])
 
 
-def keeps_apart(args: tuple[Any, ...], versions: list[int | None], value: Any) -> bool:
-    """Whether a function left its arguments alone, and returned memory that they don't have."""
-    given = list(iter_given(args))
-    if [version_of(tensor) for tensor in given] != versions:
-        return False
-    mine = {storage_of(tensor) for tensor in given if tensor.layout is torch.strided}
-    results = [tensor for tensor in iter_given(value) if tensor.layout is torch.strided]
-    return mine.isdisjoint(map(storage_of, results))
+def changes(args: tuple[Any, ...], versions: list[int | None]) -> bool:
+    """Whether a function changed an argument, whose versions before are given."""
+    return [version_of(tensor) for tensor in iter_given(args)] != versions
+
+
+def hands_out(args: Any, value: Any) -> bool:
+    """Whether a function returned memory of its arguments."""
+    mine, results = (
+        {storage_of(tensor) for tensor in iter_given(held) if tensor.layout is torch.strided}
+        for held in (args, value)
+    )
+    return not mine.isdisjoint(results)
 
 
 def can_answer(graph: fx.Graph) -> bool:

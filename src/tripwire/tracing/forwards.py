@@ -43,6 +43,9 @@ _ABSENT = object()
 _OF_TENSORS = words(
     "requires_grad grad_fn grad is_leaf _version _base _is_view data_ptr is_inference"
 )
+# What returns its argument where it has nothing to do, and a compiler makes a copy. A forward
+# shows it as it runs.
+_COPIED = words("dropout")
 # What a forward asks of autograd that a compiler answers otherwise.
 _OF_AUTOGRAD = words("mark_dirty set_materialize_grads")
 
@@ -61,7 +64,7 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
-    found = _find_all({cls.backward: None}, _OF_TENSORS)
+    found = _find_all({cls.backward: None}, _OF_TENSORS | _COPIED)
     if found is None or any(_writes_in_place(c) for f in found for c in all_codes(f.__code__)):
         return None  # a compiler keeps what the forward saved, and lets nobody change it
     return found

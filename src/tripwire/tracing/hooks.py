@@ -40,7 +40,7 @@ from tripwire.reading.torchstate import find_autocast
 from tripwire.reading.uses import RECORDED
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing.answers import Own, find_answer, form_of, keeps_apart
+from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
 from tripwire.tracing.forwards import Functions, find_backward, find_functions
 from tripwire.tracing.recorder import (
     AUTOCAST_BY_HAND,
@@ -122,7 +122,7 @@ def _observe(
         if acts:  # what is met from now on may be what it wrote
             state.reach.holders.open_number = None
         written = state.inner.look() if acts else {}
-        versions = list(map(version_of, iter_given(args))) if acts else []
+        versions = list(map(version_of, iter_given(args))) if python is not None else []
         place: int | None = state.custom_calls
         state.custom_calls += python is not None
         state.inside = inside = Inside(is_plain=functions is not None)
@@ -136,14 +136,17 @@ def _observe(
         if functions is not None and inside.is_plain:
             acts = False  # a compiler may know all that it does
             _watch_functions(state, functions)
-            rule = replace(rule, opaque=False)
-            if python is not None and not _asks_for_classes(functions, args):
-                if _can_look_inside(state, python.function, functions, value):
-                    rule = replace(rule, as_it_is=None)
+            assert python is not None
+            why = _COPIED.format(inside.copied) if inside.copied else None
+            if why is None and _asks_for_classes(functions, args):
+                why = _PARAMETER
+            if why is None and any(tensor.requires_grad for tensor in iter_given(value)):
+                why = _find_hindrance(state, python.function, functions, args, versions, value)
+            rule = replace(rule, opaque=False, as_it_is=why)
         if acts:
             state.inner.note(written)
             can_answer = state.inner.is_as(written) and not (state.regions or kwargs)
-            if not (can_answer and keeps_apart(args, versions, value)):
+            if not can_answer or changes(args, versions) or hands_out(args, value):
                 place = None
             target: Any = rule.target
             own = Own(target.call, target.__name__, form_of(value), place)
@@ -261,7 +264,10 @@ def _wrap_apply(plain: Any) -> Any:
     return classmethod(apply_observed)
 
 
+_PARAMETER = "its code may ask whether it got a parameter, and a compiler gives it none"
 _OWN_CODE = "its code reads or writes something besides its arguments, or may do so"
+_CHANGES = "it changes an argument in place, or returns one out of a tuple, where gradients are on"
+_COPIED = "`{}` returns its argument itself in there, and a compiler would make a copy"
 
 
 def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
@@ -288,16 +294,24 @@ def _asks_for_classes(functions: Functions, args: tuple[Any, ...]) -> bool:
     return asks and any(type(given) is not torch.Tensor for given in iter_given(args))
 
 
-def _can_look_inside(state: TracingState, cls: Any, functions: Functions, value: object) -> bool:
-    """Whether a compiler may run a custom function once, for all calls."""
-    if not any(tensor.requires_grad for tensor in iter_given(value)):
-        return True
+def _find_hindrance(
+    state: TracingState,
+    cls: Any,
+    functions: Functions,
+    args: tuple[Any, ...],
+    versions: list[int | None],
+    value: object,
+) -> str | None:
+    """Why a compiler may not run a custom function with gradients once, for all calls."""
+    hidden = [arg for arg in args if isinstance(arg, tuple)]  # from autograd
+    if changes(args, versions) or hands_out(hidden, value):
+        return _CHANGES
     backward = find_backward(cls, functions)
     if backward is None:
-        return False
+        return _OWN_CODE
     _watch_functions(state, backward)
     state.computed_names.add("backward")
-    return True
+    return None
 
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:

@@ -47,6 +47,7 @@ from tripwire.rulebook.rules import (
     find_original,
     rule_for,
     spell_original,
+    words,
 )
 from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import Branch, warn_of
@@ -285,6 +286,7 @@ def _look_inside(
 ) -> Any:
     """Run a call of a custom autograd function's own; it may show that values decide sizes."""
     inside.is_plain = False  # if it raises
+    given = [(tensor, version_of(tensor)) for tensor in iter_given((args, kwargs))]
     value = _run_plainly(state, func, args, kwargs)
     rule = rule_for(func)
     if type(rule) is Query:
@@ -299,8 +301,17 @@ def _look_inside(
             or find_decisive(rule, args, kwargs) != ()
             or find_inherited(state, rule, args, kwargs)
         )
+        if not rule.writes and rule.name not in _HANDS_BACK_COMPILED:
+            if any(value is one and version_of(one) == version for one, version in given):
+                inside.copied = rule.name
     return value
 
+
+# What returns its argument itself where it has nothing to do, behind compilers as well.
+_HANDS_BACK_COMPILED = words(
+    "contiguous to type type_as float double half bfloat16 int long bool cpu flatten positive "
+    "real conj resolve_conj resolve_neg sum_to_size atleast_1d"
+)
 
 _GRAD_FN = (
     "`grad_fn` gives access to the autograd graph. Hooks on it, and what is read from it, would "

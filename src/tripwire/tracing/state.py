@@ -101,6 +101,7 @@ class Inside:
     """A forward that runs, and whether all its sizes follow from shapes so far."""
 
     is_plain: bool
+    copied: str | None = None  # a call that returned its argument: compilers may make a copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
@@ -628,6 +629,208 @@ def test_with_gradients_the_graph_is_cut_around_it(caplog) -> None:
     assert compiled.statistics().hits == 2
     assert caplog.text.count("`Doubling`") == 1
     assert "[graph-cut]" in caplog.text
+
+
+# --- those that change an argument, or hand it out -----------------------------------------------
+
+
+def changes_what_dropout_hands_back(ctx, x, y):
+    t = F.dropout(x, 0.5, training=False)
+    t += y
+    return t * 1
+
+
+def changes_what_dropout_hands_back_of_its_own(ctx, x, y):
+    t = x * 1
+    F.dropout(t, 0.5, training=False).add_(y)
+    return t
+
+
+def changes_what_dropout_hands_back_and_says_so(ctx, x, y):
+    t = F.dropout(x, 0.5, training=False)
+    t += y
+    ctx.mark_dirty(t)
+    return t
+
+
+def asks_whether_dropout_handed_it_back(ctx, x, y):
+    return x * y if F.dropout(x, 0.5, training=False) is x else x + y
+
+
+def returns_what_dropout_hands_back(ctx, x, y):
+    return F.dropout(x, 0.5, training=False)
+
+
+def changes_it(ctx, x, y):
+    x += y
+    return x * 1
+
+
+def changes_it_and_says_so(ctx, x, y):
+    ctx.mark_dirty(x)
+    return x.add_(y)
+
+
+def changes_a_view_of_it(ctx, x, y):
+    x[1:] += y[1:]
+    return x * 1
+
+
+def changes_it_in_a_loop(ctx, x, y):
+    for _ in range(2):
+        x.view(2, 2).mul_(2)
+    return x + y
+
+
+def changes_it_and_returns_it(ctx, x, y):
+    x += y
+    return x
+
+
+def changes_what_relu_hands_back(ctx, x, y):
+    t = F.relu(x, inplace=True)
+    t += y
+    return t * 1
+
+
+def plain_backward(ctx, grad):
+    return grad * 3, grad * 2
+
+
+def once(custom, x, y):
+    return custom.apply(x, y)
+
+
+def twice_with_one_argument(custom, x, y):
+    custom.apply(x, y)
+    return custom.apply(x, y)
+
+
+def in_a_loop(custom, x, y):
+    t = x
+    for _ in range(2):
+        t = custom.apply(t, y)
+    return t
+
+
+def with_something_made(custom, x, y):
+    z = x * 2
+    return custom.apply(z, y) + z
+
+
+def as_leaf(x):
+    return x.requires_grad_()
+
+
+def without_gradient(x):
+    return x
+
+
+def look(call, prepare):
+    """What a caller sees of a call: results, arguments, gradients, and who shares memory."""
+    x, y = (prepare(torch.arange(4.0) + n) for n in (1, 2))
+    try:
+        results = call(x, y)
+    except RuntimeError as error:  # torch's: a leaf that is changed by one who says so
+        return type(error), str(error)
+    if results[0].requires_grad:
+        sum(result.sum() for result in results).backward()
+    tensors = (x, y, *results)
+    memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return (
+        [tensor.tolist() for tensor in tensors],
+        [one.is_leaf and one.grad is not None and one.grad.tolist() for one in (x, y)],
+        [memory.index(place) for place in memory],
+    )
+
+
+def check_sight(f, prepare, backend):
+    """Whether a caller sees the same of compiled calls."""
+    compiled = tripwire.compile(f, backend=backend)
+    for _ in range(3):
+        assert look(compiled, prepare) == look(f, prepare)
+
+
+CHANGING = [
+    changes_what_dropout_hands_back,
+    changes_what_dropout_hands_back_of_its_own,
+    changes_what_dropout_hands_back_and_says_so,
+    asks_whether_dropout_handed_it_back,
+    returns_what_dropout_hands_back,
+    changes_it,
+    changes_it_and_says_so,
+    changes_a_view_of_it,
+    changes_it_in_a_loop,
+    changes_it_and_returns_it,
+    changes_what_relu_hands_back,
+]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("prepare", [without_gradient, as_leaf])
+@pytest.mark.parametrize("use", [once, twice_with_one_argument, in_a_loop, with_something_made])
+@pytest.mark.parametrize("forward", CHANGING)
+def test_arguments_are_changed_and_handed_out_as_in_plain_code(
+    forward, use, prepare, backend
+) -> None:
+    custom = make_function(forward, plain_backward)
+    check_sight(lambda x, y: (use(custom, x, y), x * 2, y + 1), prepare, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", [without_gradient, as_leaf])
+def test_arguments_are_changed_and_handed_out_behind_inductor(prepare) -> None:
+    for forward in CHANGING:
+        custom = make_function(forward, plain_backward)
+        check_sight(
+            lambda x, y, custom=custom: (in_a_loop(custom, x, y), x * 2), prepare, "inductor"
+        )
+
+
+def test_a_tensor_that_comes_out_of_a_tuple_shares_its_memory() -> None:
+    custom = make_function(lambda ctx, pair, y: pair[0], lambda ctx, grad: (None, grad * 2))
+    check_sight(lambda x, y: (custom.apply((x,), y), x * 2), as_leaf, "aot_eager")
+
+
+def test_a_backward_changes_what_dropout_hands_back() -> None:
+    def backward(ctx, grad):
+        own = grad * 1
+        F.dropout(own, 0.5, training=False)[0] = 7.0
+        return own, grad
+
+    custom = make_function(lambda ctx, x, y: x * y, backward)
+    check_sight(lambda x, y: (custom.apply(x, y),), as_leaf, "aot_eager")
+
+
+HANDED_BACK = [
+    *("x.contiguous()", "x.to(torch.float32)", "x.type(torch.float32)", "x.type_as(y)"),
+    *("x.float()", "x.cpu()", "x.flatten()", "torch.positive(x)", "torch.real(x)"),
+    *("torch.conj(x)", "x.resolve_conj()", "x.resolve_neg()", "x.sum_to_size(4)"),
+    "torch.atleast_1d(x)",
+]
+
+
+@pytest.mark.parametrize("expression", HANDED_BACK)
+def test_what_compilers_hand_back_as_well_cuts_no_graph(expression) -> None:
+    space = {"torch": torch}
+    code = f"t = {expression}\n    assert t is x\n    t += y\n    return t * 1"
+    exec(f"def forward(ctx, x, y):\n    {code}\n", space)
+    custom = make_function(space["forward"], plain_backward)
+
+    def f(x, y):
+        return custom.apply(x, y), x * 2
+
+    compiled = tripwire.compile(f, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        assert look(compiled, without_gradient) == look(f, without_gradient)
+    assert compiled.statistics().hits == 2
+
+
+def test_a_cut_says_what_would_be_copied(caplog) -> None:
+    custom = make_function(changes_what_dropout_hands_back, plain_backward)
+    compiled = tripwire.compile(lambda x: custom.apply(x.sin(), x) + 1, backend="aot_eager")
+    compiled(torch.ones(2))
+    assert "`dropout` returns its argument itself" in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
