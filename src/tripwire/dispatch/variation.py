@@ -52,6 +52,7 @@ class Variation:
         self._namespaces: dict[str, dict[str, Any]] = {}
         self._gave_up = False
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
+        self._may_take = True
         self._asks_for_types = False
 
     def look(
@@ -96,7 +97,10 @@ class Variation:
             else {spot: found[spot] for spot in self._moving - self._fixed}
         )
         opening = Opening(
-            {path: found for path, found in dims.items() if found}, numbers, spots, self._takes
+            {path: found for path, found in dims.items() if found},
+            numbers,
+            spots,
+            self._takes and self._may_take,
         )
         return opening or None
 
@@ -201,13 +205,14 @@ class Variation:
         return all(one.spot in opening for one in volatile)
 
     def note_refused(self, slug: str) -> None:
-        """A run with something open was refused. It may be taken where nothing is."""
+        """A run with something open was refused. It may be taken where less is."""
         if slug != "another-thread":  # bad luck
-            self._gave_up = True
+            self.give_up()
 
     def give_up(self) -> None:
-        """Leave nothing open any more."""
-        self._gave_up = True
+        """Leave less open: no numbers out of tensors, then nothing at all."""
+        takes, self._may_take = self._takes and self._may_take, False
+        self._gave_up |= not takes
 
 
 @dataclass(frozen=True, slots=True)

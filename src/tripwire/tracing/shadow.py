@@ -291,8 +291,8 @@ class Shadow:
     def _ask(self, take: Callable[..., object], numbers: tuple[Any, ...], value: object) -> None:
         """What a program made of numbers out of tensors is asked again before each call."""
         nodes = tuple(self.node_of(n) if is_open(n) else n for n in numbers)
-        where = self._where()
-        add_branch(self._state, getattr(take, "__name__", "item"), take, nodes, {}, value, where)
+        name = "item" if take is _itself else take.__name__
+        add_branch(self._state, name, take, nodes, {}, value, self._where())
 
     def _find_taken_node(self, number: OpenInt | OpenFloat) -> fx.Node:
         if id(number) not in self._nodes:

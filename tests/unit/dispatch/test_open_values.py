@@ -241,3 +241,20 @@ def test_what_python_needs_as_a_plain_number_is_asked_again() -> None:
         x = torch.full((1,), value)
         assert repr(compiled(x)) == repr(call(x))
     assert compiled.statistics().hits >= 2
+
+
+def test_a_back_end_that_takes_no_such_numbers_still_gets_open_sizes() -> None:
+    def backend(module, examples):
+        if any(node.target == "item" for node in module.graph.nodes):
+            raise RuntimeError("no numbers out of tensors")
+        return module.forward
+
+    def call(x, flag):
+        return x * flag.item() + x.shape[0]
+
+    compiled = tripwire.compile(call, backend=backend)
+    for size in range(2, 12):
+        x, flag = torch.randn(size), torch.tensor(float(size % 2))
+        assert torch.equal(call(x, flag), compiled(x, flag))
+    assert compiled.statistics().traces <= 5
+    assert compiled.statistics().hits >= 5
