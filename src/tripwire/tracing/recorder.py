@@ -140,7 +140,7 @@ class Recorder(TorchFunctionMode):
             return value
         shadow = state.shadow
         if shadow is not None and type(rule) is Call and shadow.takes(rule, args, kwargs):
-            return self._take_out(shadow, args[0])
+            return self._take_out(shadow, rule, args[0])
         observer = state.observer
         if observer is None:
             return self._call(rule, func, args, kwargs, given)
@@ -203,19 +203,22 @@ class Recorder(TorchFunctionMode):
         finally:
             CURRENT.state = state
 
-    def _take_out(self, shadow: Shadow, tensor: torch.Tensor) -> Any:
+    def _take_out(self, shadow: Shadow, rule: Call, tensor: torch.Tensor) -> Any:
         """What `item()` or `tolist()` gives, open: from a copy that nobody else can change."""
-        copy = self.__torch_function__(torch.Tensor.detach, (), (tensor,))
-        copy = self.__torch_function__(torch.Tensor.clone, (), (copy,))
-        if self.state.refusal is not None:
-            return copy.tolist()  # of one element it is a number, where it has no dimension
-        if tensor.dim() == 0:
-            return shadow.hand_out(copy)
-        copies = [
-            self.__torch_function__(torch.Tensor.__getitem__, (), (copy, i))
-            for i in range(tensor.numel())
-        ]
-        return [shadow.hand_out(one) for one in copies]
+        copy = self._record(torch.Tensor.detach, tensor)
+        copy = self._record(torch.Tensor.clone, copy)
+        if rule.name == "tolist":
+            count = tensor.numel()
+            copies = [self._record(torch.Tensor.__getitem__, copy, i) for i in range(count)]
+        else:
+            copies = [self._record(torch.Tensor.reshape, copy, ()) if tensor.dim() else copy]
+        plain = self.state.refusal is not None
+        found = [one.item() if plain else shadow.hand_out(one) for one in copies]
+        return found[0] if rule.name == "item" else found
+
+    def _record(self, func: Callable[..., Any], *args: Any) -> torch.Tensor:
+        result: torch.Tensor = self.__torch_function__(func, (), args)
+        return result
 
     def _range(self) -> SourceRange:
         return self.state.capture_range(3)  # past this, _call and __torch_function__

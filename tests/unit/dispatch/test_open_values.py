@@ -38,6 +38,10 @@ def write_later(x):
     return x * total
 
 
+def take_from_rows(x):
+    return x * x.mean(0, keepdim=True).item() + x[None, :1].item()
+
+
 def clip(x):
     norm = x.norm().item()
     return x / max(norm, 1.0)
@@ -87,6 +91,7 @@ MAKERS = {
     "a list": lambda: spread,
     "a branch": lambda: branch,
     "a tensor that is written later": lambda: write_later,
+    "of one element, with dimensions": lambda: take_from_rows,
     "a clip": lambda: clip,
     "an int": lambda: count,
     "a power": lambda: power,

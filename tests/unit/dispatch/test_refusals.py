@@ -198,7 +198,7 @@ def test_a_callable_whose_world_keeps_changing_stays_plain(caplog) -> None:
     def scaled(x):
         return x * Box.scale
 
-    compiled = tripwire.compile(scaled)
+    compiled = tripwire.compile(scaled, dynamic=False)
     with caplog.at_level(logging.WARNING, logger="tripwire.refusals"):
         for n in range(40):
             Box.scale = float(n)
