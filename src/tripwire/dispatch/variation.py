@@ -26,7 +26,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.opening import Opening
 from tripwire.values.classes import is_exactly, isinstance
-from tripwire.values.contents import own_dict
+from tripwire.values.contents import at_once, own_dict
 
 if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
@@ -241,7 +241,7 @@ def _iter_tensors(value: Any, source: Source) -> Iterator[tuple[str, torch.Tenso
             yield str(source), value
         elif is_exactly(value, dict, list, tuple) and id(value) not in seen:
             seen.add(id(value))
-            items = value.items() if is_exactly(value, dict) else enumerate(value)
+            items = at_once(value.items) if is_exactly(value, dict) else enumerate(tuple(value))
             found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
 
 

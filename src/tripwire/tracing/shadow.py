@@ -79,6 +79,7 @@ class Shadow:
         self._awaited = set(opening.dims)  # tensors that the run hasn't come to yet
         self._thread = get_ident()
         self._has_ended = False
+        _forget_environments()  # of runs that came to nothing
         # Sizes that are equal by chance may differ, and what values decide on is no size.
         self.env = ShapeEnv(
             duck_shape=False,
@@ -741,6 +742,7 @@ class Shadow:
         self._fakes.clear()
         self._memo.clear()
         self._forms.clear()
+        _forget_environments()
         describer = self.mode.fake_tensor_converter.meta_converter.describer
         describer.lookup_tensor.clear()
         describer.lookup_storage.clear()
@@ -769,6 +771,14 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
         return self._origins[expr]
+
+
+def _forget_environments() -> None:
+    """Empty the caches that torch keeps for all shape environments: they hold each for ever."""
+    for member in vars(ShapeEnv).values():
+        clear = getattr(member, "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def _itself(number: object) -> object:
