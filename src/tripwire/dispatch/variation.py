@@ -9,6 +9,7 @@ to close isn't opened again.
 from __future__ import annotations
 
 import functools
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Sou
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.opening import Opening
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import is_exactly, isinstance, module_of
 from tripwire.values.contents import at_once, own_dict
 
 if TYPE_CHECKING:
@@ -91,11 +92,8 @@ class Variation:
             if (path, None) not in self._static and not self._asks_for_types
         )
         found = self._look_at_world(roots)
-        spots = (
-            {}
-            if self._asks_for_types
-            else {spot: found[spot] for spot in self._moving - self._fixed}
-        )
+        may_plant_there = not self._asks_for_types and _is_alone()
+        spots = {s: found[s] for s in self._moving - self._fixed} if may_plant_there else {}
         opening = Opening(
             {path: found for path, found in dims.items() if found},
             numbers,
@@ -199,7 +197,7 @@ class Variation:
 
     def will_open(self, volatile: Iterable[Volatile]) -> bool:
         """Whether all that a run read and left changed are numbers, which will be open next."""
-        if self._dynamic is False or self._gave_up or self._asks_for_types:
+        if self._dynamic is False or self._gave_up or self._asks_for_types or not _is_alone():
             return False
         opening = self._moving - self._fixed
         return all(one.spot in opening for one in volatile)
@@ -213,6 +211,15 @@ class Variation:
         """Leave less open: no numbers out of tensors, then nothing at all."""
         takes, self._may_take = self._takes and self._may_take, False
         self._gave_up |= not takes
+
+
+def _is_alone() -> bool:
+    """Whether no other thread may write to the world while a run has open numbers in it.
+
+    Putting a number in its place, and back, isn't one step: the other's write could be lost.
+    """
+    others = (t for t in threading.enumerate() if t is not threading.current_thread())
+    return all(module_of(type(thread)).startswith("tqdm.") for thread in others)  # its monitor
 
 
 @dataclass(frozen=True, slots=True)
