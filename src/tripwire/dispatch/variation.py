@@ -72,7 +72,7 @@ class Variation:
         for path, tensor in self._find_tensors(roots):
             self._look_at_marks(path, tensor)
             self._compare(path, tensor)
-        for path, source in self._held.items():
+        for path, source in at_once(self._held.items):  # other threads trace, too
             self._look_at_number(path, _find(source, roots))
         for value, source in binding.sources(bound):
             if isinstance(source, Local) and source.name not in passed:
@@ -84,7 +84,7 @@ class Variation:
                     self._compare(path, tensor)
         dims = {
             path: frozenset(d for d in found if (path, d) not in self._static)
-            for path, found in self._dims.items()
+            for path, found in at_once(self._dims.items)
         }
         numbers = frozenset(
             path
@@ -104,7 +104,7 @@ class Variation:
 
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of this call that are where earlier traces found some."""
-        for path, source in self._sources.items():
+        for path, source in at_once(self._sources.items):
             found = _find(source, roots)
             if isinstance(found, torch.Tensor):
                 yield path, found
@@ -123,10 +123,10 @@ class Variation:
     def _look_at_world(self, roots: Roots) -> dict[Spot, object]:
         """See which numbers that the world holds differ from what traces found; all as they are."""
         found: dict[Spot, object] = {}
-        for spot, held in list(self._world.items()):
+        for spot, held in at_once(self._world.items):
             owner = held.find_owner(roots)
             if owner is None or held.kind.spot(owner, held.key) != spot:
-                del self._world[spot]  # an identity may come again
+                self._world.pop(spot, None)  # an identity may come again
                 self._moving.discard(spot)
                 self._fixed.discard(spot)
                 continue
