@@ -38,6 +38,8 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file, is_library_module
+from tripwire.reading.account import RECORDED
+from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import (
     ABSENT,
     ARRAY,
@@ -89,7 +91,7 @@ from tripwire.reading.sources import (
 )
 from tripwire.reading.structure import has_pytree, iter_pytree
 from tripwire.reading.tensors import PLAIN_TENSORS
-from tripwire.reading.uses import RECORDED, Step, StepKind, Uses, find_uses
+from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
 from tripwire.values.belongings import (

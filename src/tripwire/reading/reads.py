@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file
+from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import (
     ABSENT,
     AttributesKind,
@@ -42,7 +43,7 @@ from tripwire.reading.reach import PROXIES, SPECIAL, Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.reading.tensors import meta_of
-from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
 from tripwire.values.callables import all_codes, functions_behind

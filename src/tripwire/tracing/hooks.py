@@ -33,11 +33,11 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
 from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.reading.account import RECORDED
 from tripwire.reading.reach import MADE_BY_PYTHON
 from tripwire.reading.reader import add_go_between
 from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
 from tripwire.reading.torchstate import find_autocast
-from tripwire.reading.uses import RECORDED
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out

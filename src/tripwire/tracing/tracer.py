@@ -23,6 +23,7 @@ from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.reading.binding import Binding, build_binding
+from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
 from tripwire.reading.reach import MADE_BY_PYTHON
@@ -43,7 +44,6 @@ from tripwire.reading.torchstate import (
     sample_quickly,
     sample_torch_state,
 )
-from tripwire.reading.uses import find_uses
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import hooks

@@ -4,8 +4,9 @@ import dis
 import functools
 import types
 
-from tripwire.reading import uses as module
-from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.reading import bytecode as module
+from tripwire.reading.bytecode import find_uses
+from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 
 CFG = {"a": {"b": 1}}
 COUNT = 0

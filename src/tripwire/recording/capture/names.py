@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, GeneratorType
 from typing import NamedTuple, cast
 
-from tripwire.reading.uses import Step, StepKind, Use, Uses, find_uses, join, merge
+from tripwire.reading.bytecode import find_uses
+from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.recording.capture.origin import find_library, is_installed_module, module_dict
 from tripwire.values.callables import all_codes, functions_behind
 from tripwire.values.classes import class_dict, isinstance, mro

@@ -21,7 +21,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import msgspec
 
-from tripwire.reading.uses import find_uses
+from tripwire.reading.bytecode import find_uses
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.origin import Patch, find_library, is_library_file
 from tripwire.recording.capture.policy import KEEP_ALL, Policy
