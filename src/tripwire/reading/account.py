@@ -135,7 +135,7 @@ class StackValue:
 NULL = StackValue()  # the empty slot beside a callable that isn't a method
 
 
-class Constant(StackValue):
+class Literal(StackValue):
     """A value that the code object itself holds."""
 
     __slots__ = ("value",)
@@ -146,7 +146,7 @@ class Constant(StackValue):
 
 def is_singleton(value: StackValue | None) -> bool:
     """Whether a value is one that Python has once."""
-    return isinstance(value, Constant) and (
+    return isinstance(value, Literal) and (
         value.value is None or value.value is ... or isinstance(value.value, bool)
     )
 
@@ -255,10 +255,10 @@ class Account:
     def pop(self) -> StackValue | None:
         return self.stack.pop() if self.stack else None
 
-    def pop_const(self) -> Constant | None:
+    def pop_const(self) -> Literal | None:
         """The constant on top; anything else there is used as a whole."""
         value = self.pop()
-        if isinstance(value, Constant):
+        if isinstance(value, Literal):
             return value
         if value is not None:
             value.escape()
@@ -315,7 +315,7 @@ class Account:
         elif owner is not None:
             owner.escape()
         if name in ("format", "format_map"):  # "{0.scale}".format(x) loads `scale`
-            if isinstance(owner, Constant) and isinstance(owner.value, str):
+            if isinstance(owner, Literal) and isinstance(owner.value, str):
                 for part in _FORMAT_ATTRIBUTE.findall(owner.value):
                     self.load_named(part)
             else:

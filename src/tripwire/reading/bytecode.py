@@ -24,9 +24,9 @@ from tripwire.reading.account import (
     REFUSED_GLOBALS,
     TAKES_NAMES,
     Account,
-    Constant,
     Grown,
     Increment,
+    Literal,
     Loaded,
     LoadedMethod,
     StackValue,
@@ -108,7 +108,7 @@ class _Walk(Account):
         if isinstance(constant, (str, tuple, frozenset)) and self.raw[self.at + 2] != _CALL_KW:
             for name in names_in(constant):
                 self.attributes.setdefault(name, self.at)
-        self.stack.append(Constant(constant))
+        self.stack.append(Literal(constant))
 
     def return_const(self, argument: int) -> None:
         for name in names_in(self.consts[argument]):
@@ -405,7 +405,7 @@ class _Walk(Account):
         if not isinstance(called, LoadedMethod):
             return False
         owner = called.owner
-        if name == "get" and 1 <= len(arguments) <= 2 and isinstance(arguments[0], Constant):
+        if name == "get" and 1 <= len(arguments) <= 2 and isinstance(arguments[0], Literal):
             result: StackValue = self.item_of(owner, arguments[0].value)
         elif name in _GROWING and isinstance(owner, Loaded):
             result = Grown(owner)
@@ -420,7 +420,7 @@ class _Walk(Account):
         """Carry out `getattr` and its kin, if the attribute's name is a constant."""
         index = NAME_ARGUMENT.get(name, 0)
         spelled = arguments if name == "attrgetter" else arguments[index:][:1]
-        words = [value.value for value in spelled if isinstance(value, Constant)]
+        words = [value.value for value in spelled if isinstance(value, Literal)]
         if not words or len(words) < len(spelled) or not all(isinstance(w, str) for w in words):
             return False
         word = str(words[0])

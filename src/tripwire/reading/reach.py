@@ -2,10 +2,9 @@
 
 It follows the run step by step. Arguments are met when the run begins, the globals that a function
 names when it first starts, and with them its cells and defaults. What an object holds is copied
-when the object is met; what lies behind an attribute is met when the attribute is read (reader.py).
-Containers are met with all that they hold. A tensor that was neither met nor made by a recorded
-call has no known origin. Nothing here runs a property, a `__getattr__` or a method of the user's,
-pytree functions excepted.
+when the object is met (meeting.py); what lies behind an attribute is met when the attribute is read
+(reader.py). Containers are met with all that they hold. A tensor that was neither met nor made by a
+recorded call has no known origin.
 
 What is reached through a module, a class or a function is *anchored*: the same things on every
 call, as long as nobody writes to what leads there. What is reached through other arguments
@@ -14,224 +13,110 @@ comes anew with every call, by its path.
 
 from __future__ import annotations
 
-import abc
-import array
 import builtins
-import datetime
 import functools
-import gc
-import logging
 import operator
-import re
-import struct
 import sys
-import threading
 import types
-import weakref
-from collections import defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from decimal import Decimal
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tripwire.env import is_library_file, is_library_module
+from tripwire.env import is_library_module
 from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import (
     ABSENT,
-    ARRAY,
     ATTRIBUTES,
-    CELLS,
-    CLASS_DICT,
     CODE,
-    CONTEXT,
-    ELEMENTS,
-    FACTORY,
-    ITEMS,
-    LIBRARY_CLASS,
     MEMBERS,
-    MEMO,
     SLOTS,
-    THREAD_LOCAL,
-    WEAK,
     Holder,
-    Holders,
     LibraryNamesKind,
     NamesKind,
     TableKind,
-    is_link,
     strong,
 )
+from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached
 from tripwire.reading.names import find_global_names
 from tripwire.reading.reader import (
     ACCESSORS,
-    HOOK_TABLES,
     LOOKUPS,
     MODULE_TABLES,
     Twin,
-    answers_itself,
     build_reader,
-    can_be_read,
-    is_shadowed,
     may_be_made,
 )
 from tripwire.reading.sources import (
     Attr,
-    Cell,
     Global,
     Imported,
-    Item,
     Referent,
     Running,
     Source,
     TypeOf,
 )
-from tripwire.reading.structure import has_pytree, iter_pytree
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
 from tripwire.values.belongings import (
     CONTAINERS,
-    hides_state,
-    is_array,
-    is_library_class,
-    is_library_function,
     is_librarys,
-    is_looked_into,
-    is_numpy_constant,
     is_pythons,
     name_of_module,
 )
-from tripwire.values.callables import functions_behind
 from tripwire.values.classes import (
-    can_be_written,
+    MADE_BY_PYTHON,
     class_dict,
-    ids_of,
-    is_namedtuple,
     isinstance,
-    module_of,
     mro,
 )
 from tripwire.values.contents import (
-    PARTED,
-    at_once,
-    bound_cells,
+    PROXIES,
+    behind_proxy,
     copy_dict,
     elements_of,
     own_dict,
-    parts_of,
-    slots_of,
 )
-from tripwire.values.numbers import OpenFloat, OpenInt
 from tripwire.writes.patches import unhooked
 
-# A container past this size is not looked into: its tensors, if any, have no known origin.
-LARGEST_CONTAINER = 10_000
-
-_LEAVES = ids_of(
-    *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
-    *(type(NotImplemented), OpenInt, OpenFloat),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(types.GetSetDescriptorType, types.MemberDescriptorType),
-    types.ClassMethodDescriptorType,
-    type(namedtuple("_", "x").x),  # type: ignore[attr-defined]  # a field's descriptor
-    type(abc.ABC._abc_impl),  # type: ignore[attr-defined]  # a guard asks for its token
-)
-# In classes: what Python, abc, typing and dataclasses keep there for themselves.
-MADE_BY_PYTHON = words(
-    "__dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __slots__ __match_args__ "
-    "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
-    "_abc_impl __dataclass_fields__ __dataclass_params__"
-)
-# Looked up on classes by the interpreter itself, without a name in any code.
-SPECIAL = frozenset(
-    f"__{name}__"
-    for name in words(
-        "call getattr getattribute setattr delattr get set delete set_name len bool iter "
-        "next contains getitem setitem delitem missing eq ne lt le gt ge hash add radd "
-        "iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv "
-        "itruediv floordiv rfloordiv ifloordiv mod rmod imod pow rpow ipow and rand iand "
-        "or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift neg pos "
-        "abs invert int float complex index round trunc floor ceil enter exit repr str "
-        "format bytes instancecheck subclasscheck new init reversed length_hint "
-        "class_getitem init_subclass prepare torch_function dict slots match_args del"
-    )
-)
-_INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
-_KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
-_IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
 # Functions of nn.Module that go through its tables key by key.
 _TABLE_WALKERS = words(
     "named_modules modules named_children children _named_members named_parameters "
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-PROXIES = ids_of(weakref.ProxyType, weakref.CallableProxyType)
-BYTES = (bytearray, array.array)
-_MEMO_TYPE = type(functools.lru_cache(len))
-
-Reached = Iterator[tuple[object, Source]]
+_GETS_ATTRIBUTES = object.__getattribute__
+_LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 
-class Reach:
-    """Tensors go to `on_tensor`; other objects are kept alive and known by identity."""
+class Reach(Meeting):
+    """Tensors go to `on_tensor`; other objects are met."""
 
     def __init__(
         self,
         on_tensor: Callable[[torch.Tensor, Source, bool], None],
         aside: Callable[..., None],
     ) -> None:
+        super().__init__()
+        self.reader = build_reader(self._on_read, self._on_name, self._waiting)
         self._on_tensor = on_tensor
         self._aside = aside  # calls a function, and records nothing meanwhile
-        self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
-        self.reader = build_reader(self._on_read, self._on_name, self._waiting)
         self.names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
         self._found_own: set[tuple[int, str]] = set()  # what the run wrote before it read it
-        self._held: dict[int, list[Holder]] = {}  # of objects that were met, by identity
-        self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
-        self._started: set[int] = set()  # code objects, by identity
-        self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
-        self._hashes_by_code = False  # a class was met that may compare itself with such a member
-        self._entered: set[int] = set()  # functions whose cells and defaults are known
-        self._walked: set[int] = set()  # classes
-        self._watched: set[int] = set()  # classes through which lookups are told
-        self._looks_unseen = False  # a class answers itself, or was met after the run
-        self._is_over = False
-        self._is_open = False  # attributes may be looked up behind the reader's back
-        self._met: dict[int, object] = {}  # objects whose reads are told
-        self._sources: dict[int, Source] = {}
-        self._alive: list[object] = []  # an id means something only while its object lives
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
-        self._classes: set[int] = set()
         self._python_modules: dict[int, types.ModuleType] = {}
         self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
         self._uses: Uses | None = None  # of the function that begins
         self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
-        self._names: set[str] = set()  # attribute names of the code that ran so far
-        self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
-        self.holders = Holders()
         self.paths: dict[int, list[Source]] = {}  # every path of a container
-        self.object_at: dict[int, tuple[object, int]] = {}  # by the identity of its first path
-        self.spelled_names: set[str] = set()  # by attrgetter and its like
-        self.hides_names = False  # an alias of getattr was bound before the run
-        self.modules: list[tuple[nn.Module, Source, bool]] = []
-        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
-        self.classes: list[tuple[type, Source]] = []
-        self.functions: list[tuple[types.FunctionType, Source]] = []
-        self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
         self.aliases: list[object] = []  # arguments, and below them, that are state as well
-        self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
-        # Tables of modules that held nothing: whoever fills one changes what the module does.
-        self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
         self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
         self._passed: dict[str, str] = {}  # names that are handed to calls, and where
-        self.homes: set[str] = set()  # modules of what was reached: of modules, classes, arrays
-        self.known_code: set[int] = set()  # of reached functions, and of functions made inside
         self._remember_library_class(torch.Tensor, Global("torch", "Tensor"))
 
     def close(self) -> None:
@@ -267,25 +152,12 @@ class Reach:
         # Python asks for this when a class is made: its slot is its own, and nothing of it is told.
         return None if names is not None and "__init_subclass__" in names else names
 
-    def _watch_class(self, cls: type) -> None:
-        """Have lookups told that pass a class: of its objects, of itself, and of those below it."""
-        waiting = [cls]
-        while waiting:
-            one = waiting.pop()
-            if id(one) not in self._watched:
-                self._watched.add(id(one))
-                self._alive.append(one)
-                self._looks_unseen |= answers_itself(one) or answers_itself(type(one))
-                self._looks_unseen |= self._is_over
-                self.reader.watch(one)
-                waiting += type.__subclasses__(one)
-
     def attributes_of(self, owner: object) -> frozenset[str]:
         """The names of attributes of its own that an object had before the run."""
         held = (h.keys for h in self._held.get(id(owner), ()) if h.kind is ATTRIBUTES)
         return frozenset().union(*held)
 
-    # --- reads ---
+    # --- reads, told as they happen ---
 
     def _on_read(self, owner: Any, name: str, value: object) -> None:
         # Half of what is told, a method of the owner's class, leads nowhere once its name is known.
@@ -328,11 +200,6 @@ class Reach:
                 return holder.step(name) if strong(kept) is value else None
         return None
 
-    def _walk_holder(self, holder: Holder, anchored: bool) -> None:
-        """Meet all that something held when it was met."""
-        for value, step in _children_of(holder):
-            self.walk(value, step, anchored)
-
     def _walk_waiting(self, names: frozenset[str]) -> None:
         """Meet what classes hold under these names."""
         for name in names & self._waiting.keys():
@@ -368,7 +235,7 @@ class Reach:
                 self._open_all()
             if item is operator.attrgetter:
                 self._hide_names()
-            if id(type(item)) in _LEAVES:
+            if id(type(item)) in LEAVES:
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
                 self._hide_names()
@@ -414,10 +281,12 @@ class Reach:
         if attributes and id(attributes) not in self._tags:
             self._tags[id(attributes)] = attributes
             for name, value in copy_dict(attributes).items():
-                if id(type(value)) not in _LEAVES:
+                if id(type(value)) not in LEAVES:
                     yield value, Attr(path, name)
         if id(type(tensor)) not in PLAIN_TENSORS:
             yield from self._class_of(tensor, path)
+
+    # --- functions that start, and the names in their code ---
 
     def walk_function(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         """Reach the globals that a function's code names, before it runs."""
@@ -488,16 +357,6 @@ class Reach:
         if isinstance(self.reader, Twin):
             self._open_all()
 
-    def _open_all(self) -> None:
-        """Everything that was met, and will be, counts as read whole."""
-        if not self._is_open:
-            self._is_open = self.hides_names = True
-            for key, item in tuple(self._met.items()):
-                del self._met[key]
-                below = key not in self.fresh or isinstance(item, PINNED)
-                for holder in self._held[key]:
-                    self._walk_holder(holder, below)
-
     def _start(self, code: types.CodeType) -> None:
         """A function's cells and defaults are read from its start on."""
         self._started.add(id(code))
@@ -520,12 +379,6 @@ class Reach:
             refuse = find_impurity(value, library=False)
             if refuse is not None:
                 self.handed_on.append((refuse, self._passed[name]))
-
-    def _judge_held(self, function: object, holder: object, path: Source) -> None:
-        """The same of one in a container or a partial: code that calls it from there can be C."""
-        if isinstance(function, types.BuiltinFunctionType):
-            if find_impurity(function, library=False) is not None:
-                self.opaque.append((holder, path))
 
     def _walk_loaded_modules(self, uses: Uses, path: Source) -> None:
         """Reach what a function takes from `sys.modules` by constant names."""
@@ -578,17 +431,6 @@ class Reach:
                 for value, step in self._annotations_of(owner, path):
                     self.walk(value, step, True)
 
-    def _annotations_of(self, owner: Any, path: Source) -> Reached:
-        """What annotations lead to; the forms of torch's and of `typing` never change."""
-        found, step = owner.__annotations__, Attr(path, "__annotations__")
-        if id(found) not in self._sources:
-            self._sources[id(found)] = step
-            self._alive.append(found)
-            self.holders.remember(found, ITEMS, step, True)
-            for key, value in copy_dict(found).items():
-                if id(type(value)) not in _LEAVES and not is_librarys(value):
-                    yield value, Item(step, key)
-
     def _find_taken(self, path: Source) -> frozenset[str] | None:
         """The names that the function that begins takes from a Python module; None: any."""
         if self._uses is None or not isinstance(path, (Global, Attr)):
@@ -621,14 +463,6 @@ class Reach:
             self._closed[id(item)] = item
         return True
 
-    def _open_sets(self) -> None:
-        """Meet the members of all sets: they are handed to the `__eq__` of what is asked for."""
-        self._hashes_by_code = True
-        while self._closed:
-            _, item = self._closed.popitem()
-            for value, path in self._members(item, self._sources[id(item)]):
-                self.walk(value, path, True)
-
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs, and the packages around it."""
         parts = name.split(".")
@@ -654,98 +488,6 @@ class Reach:
             self.walk(function.__kwdefaults__, Attr(path, "__kwdefaults__"), True)
         for value, source in self._attributes(function, path, True):
             self.walk(value, source, True)
-
-    def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
-        cls = type(item)
-        if isinstance(item, torch.jit.ScriptModule):  # its tables are in C, and look like dicts
-            self.opaque.append((item, path))
-            return
-        if isinstance(item, nn.Module):
-            yield from self._meet_module(item, path, anchored)
-            yield from self._class_of(item, path)
-            return
-        if issubclass(cls, type):
-            yield from self._class_children(item, path)
-            return
-        elif issubclass(cls, types.FunctionType):
-            yield from self._function_children(item, path)
-            return
-        elif issubclass(cls, dict):
-            yield from self._items(item, path, anchored)
-            if isinstance(item, defaultdict):
-                self.holders.remember(item, FACTORY, path, anchored)
-                yield item.default_factory, Attr(path, "default_factory")
-        elif issubclass(cls, (list, tuple, deque)):
-            yield from self._elements(item, path, anchored)
-        elif issubclass(cls, set):
-            self.holders.remember(item, MEMBERS, path, anchored)
-            yield from self._members(item, path)
-        elif issubclass(cls, frozenset):
-            yield from self._members(item, path)
-        elif issubclass(cls, PARTED):
-            if issubclass(cls, functools.partial):
-                self._judge_held(item.func, item, path)
-            is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
-            for name, value in parts_of(item):
-                yield value, path if is_static else Attr(path, name)
-        elif issubclass(cls, torch.Generator):
-            self.generators.append((item, item.initial_seed()))
-        elif issubclass(cls, weakref.ReferenceType):
-            self.holders.remember(item, WEAK, path, anchored)
-            yield item(), Referent(path)
-        elif issubclass(cls, ContextVar):
-            self.holders.remember(item, CONTEXT, path, anchored)
-            yield _value_of(item), Referent(path)
-        elif isinstance(item, threading.local):
-            self.holders.remember(item, THREAD_LOCAL, path, anchored)
-            for name, value in copy_dict(item.__dict__).items():
-                yield value, Attr(path, name)
-            yield from self._class_of(item, path)
-            return
-        elif isinstance(item, _MEMO_TYPE):
-            self.holders.remember(item, MEMO, path, anchored)
-            yield from self._memo_children(item, path)
-        elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
-            if isinstance(path, Item):
-                self._judge_held(item, item, path)
-            if not isinstance(item.__self__, types.ModuleType):
-                yield item.__self__, Attr(path, "__self__")
-        elif issubclass(cls, types.MethodWrapperType):
-            if item.__name__ == "__getattribute__":
-                self._open_all()
-            yield item.__self__, Attr(path, "__self__")
-        elif issubclass(cls, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
-            self._spelled_by(item, path)
-        elif issubclass(cls, types.MappingProxyType):
-            yield dict_behind(item), path
-        elif id(cls) in _IMMUTABLE or is_numpy_constant(item):
-            self.homes.add(module_of(cls).partition(".")[0])
-            return
-        elif is_array(item) and item.dtype.hasobject:
-            self.opaque.append((item, path))
-        elif is_array(item) or isinstance(item, BYTES):
-            self.homes.add(module_of(cls))
-            self.holders.remember(item, ARRAY, path, anchored)
-        elif has_pytree(item):
-            yield from iter_pytree(item, path)
-        elif issubclass(cls, logging.Logger):
-            self._remember_logger(item, path, anchored)
-            return
-        elif module_of(cls).partition(".")[0] in _MACHINERY:
-            if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
-                self.opaque.append((item, path))  # an event, a future, a thread, ...
-            return
-        elif module_of(cls) == _COMPILED:  # a compiled function's own attributes
-            yield from self._attributes(item, path, anchored)
-            return
-        elif not is_looked_into(cls):
-            return
-        elif hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
-            self.opaque.append((item, path))
-        if own_dict(item) is not None or can_be_written(cls):
-            self.objects.append((item, path, anchored))
-            yield from self._attributes(item, path, anchored)
-            yield from self._class_of(item, path)
 
     def _module_class(self, module: types.ModuleType, path: Source) -> Reached:
         """What the class of a user's Python module holds: it may be the user's own."""
@@ -776,223 +518,6 @@ class Reach:
             elif isinstance(value, type):
                 self._remember_library_class(value, Attr(path, name))
 
-    def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
-        """What decides whether a logger is on: its level, or the nearest above it that has one."""
-        self.holders.remember(logger, ATTRIBUTES, path, anchored)
-        manager = Attr(path, "manager")
-        self.holders.remember(logger.manager, ATTRIBUTES, manager, anchored)
-        self.holders.remember(vars(logger.manager), LibraryNamesKind(_OF_MANAGER), manager, True)
-        above: logging.Logger | None = logger
-        while above is not None:
-            self.holders.remember(vars(above), LibraryNamesKind(_OF_LOGGER), path, True)
-            above, path = above.parent, Attr(path, "parent")
-
-    def _class_of(self, item: object, path: Source) -> Reached:
-        """What an object's class holds, once per class."""
-        if id(type(item)) not in self._walked:
-            yield from self._class_children(type(item), TypeOf(path))
-
-    def _class_children(self, cls: type, path: Source) -> Reached:
-        """Attributes of a class and its bases that aren't torch's or the standard library's."""
-        self._walked.add(id(cls))
-        self._alive += cls, path
-        for base in mro(cls):
-            self.homes.add(module_of(base))
-            if is_library_class(base):
-                self._remember_library_class(base, path)
-                continue
-            if id(base) in self._classes:
-                continue
-            self._classes.add(id(base))
-            self.object_at.setdefault(id(path), (base, id(base)))
-            self._alive.append(base)
-            self.classes.append((base, path))
-            self.holders.remember(base, CLASS_DICT, path, True)
-            self._watch_class(base)
-            yield from self._held_by_class(base, path)
-        if type(cls) is not type and not is_library_class(type(cls)):
-            yield from self._class_children(type(cls), TypeOf(path))
-
-    def _held_by_class(self, cls: type, path: Source) -> Reached:
-        """What a class holds, under the names that are in use; the rest has to wait."""
-        if class_dict(cls).get("__hash__") is not None:
-            self._open_sets()
-        names = self._names | (self.reader.names_looked_up or frozenset())
-        for name, value in at_once(class_dict(cls).items):
-            if id(type(value)) in _LEAVES or (name in MADE_BY_PYTHON and name not in names):
-                continue
-            starts = [self._await_start(f, path, name) for f in functions_behind(value)]
-            is_special = name in SPECIAL and not (starts and all(starts))
-            if name in names or is_special:
-                yield value, Attr(path, name)
-            else:
-                self._waiting.setdefault(name, []).append((value, Attr(path, name)))
-
-    def _await_start(
-        self, function: types.FunctionType, path: Source, name: str | None = None
-    ) -> bool:
-        """What a function reads counts from its start on; whether that will be told.
-
-        A class holds the function under a name.
-        """
-        code = function.__code__
-        self.known_code.add(id(code))
-        if is_library_file(code.co_filename) or id(code) in self._started:
-            return False
-        self._by_code.setdefault(id(code), []).append((function, path, name))
-        return True
-
-    def _remember_library_class(self, cls: type, path: Source) -> None:
-        """A method of torch's that somebody replaces counts; what it holds isn't walked."""
-        if id(cls) not in self._classes and can_be_written(cls):
-            self._classes.add(id(cls))
-            self._alive.append(cls)
-            self.holders.remember(cls, LIBRARY_CLASS, path, True)
-
-    def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
-        self.modules.append((module, path, anchored))
-        if isinstance(module, CONTAINERS):  # a list as well, say
-            self.opaque.append((module, path))
-        held = self._held[id(module)] = [
-            self.holders.remember(module, ATTRIBUTES, path, anchored),
-            *self._remember_slots(module, path, anchored),
-        ]
-        cls = type(module)
-        space: dict[str, Any] = own_dict(module) or {}
-        if _DISPATCHER in class_dict(cls):  # a compiled module runs the one that it stands for
-            yield object.__getattribute__(module, _DISPATCHER).target, path
-        keyed_table = _KEYED_TABLE.get(cls)
-        for name in MODULE_TABLES:
-            table = space.get(name)
-            if table:
-                indexed = issubclass(cls, _INDEXED_MODULES) and _is_numbered(table)
-                kind = _TABLES[name, indexed, name == keyed_table]
-                held.append(self.holders.remember(module, kind, path, anchored))
-            else:
-                self.empty_tables.append((module, name, path, anchored))
-        for name in HOOK_TABLES:
-            if not space.get(name):
-                self.empty_tables.append((module, name, path, anchored))
-        yield from self._meet(module)
-
-    def _meet(self, item: object) -> Reached:
-        """From now on reads are told; or else all that is held was read."""
-        if can_be_read(type(item)) and not self._is_open:
-            self._met[id(item)] = item
-            self.reader.meet(item)
-            return
-        for holder in self._held[id(item)]:
-            yield from _children_of(holder)
-
-    def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
-        self.holders.remember(item, ITEMS, path, anchored)
-        held = copy_dict(item)
-        if self._is_too_large(item, held.values(), path):
-            return
-        for key, value in held.items():
-            if id(type(key)) not in _LEAVES:
-                yield key, Item(path, key)
-            if id(type(value)) not in _LEAVES:
-                yield value, Item(path, key)
-
-    def _elements(self, item: Any, path: Source, anchored: bool) -> Reached:
-        if is_namedtuple(type(item)):
-            for name, value in zip(type(item)._fields, elements_of(item), strict=False):
-                yield value, Attr(path, name)
-            return
-        if not isinstance(item, tuple):
-            self.holders.remember(item, ELEMENTS, path, anchored)
-        elements = elements_of(item)
-        if self._is_too_large(item, elements, path):
-            return
-        for index, value in enumerate(elements):
-            if id(type(value)) not in _LEAVES:
-                yield value, Item(path, index)
-
-    def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
-        """Whether a container isn't looked into; what it holds must then show all there is."""
-        if len(values) <= LARGEST_CONTAINER:
-            return False
-        if not _LEAVES.issuperset(map(id, map(type, values))):
-            self.opaque.append((item, path))
-        return True
-
-    def _members(self, item: Any, path: Source) -> Reached:
-        elements = elements_of(item)
-        if not self._is_too_large(item, elements, path):
-            for element in elements:
-                yield element, Item(path, element)
-
-    def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
-        held = self._held[id(item)] = self._remember_slots(item, path, anchored)
-        if own_dict(item) is not None:
-            held.append(self.holders.remember(item, ATTRIBUTES, path, anchored))
-        if held:
-            yield from self._meet(item)
-
-    def _remember_slots(self, item: Any, path: Source, anchored: bool) -> list[Holder]:
-        if not slots_of(type(item)):
-            return []
-        return [self.holders.remember(item, SLOTS, path, anchored)]
-
-    def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
-        waits = self._await_start(function, path)
-        if is_library_function(function) and not function.__closure__:
-            return
-        self.functions.append((function, path))
-        yield from self._attributes(function, path, True)  # those that aren't there, too
-        if "__annotations__" in self._names:
-            yield from self._annotations_of(function, path)
-        if not waits:
-            self._entered.add(id(function))
-            yield from self._inside(function, path)
-
-    def _inside(self, function: types.FunctionType, path: Source) -> Reached:
-        """What a function has with it when it runs."""
-        self.holders.remember(function, CODE, path, True)
-        yield from self._cells(function, path)
-        if function.__defaults__:
-            yield function.__defaults__, Attr(path, "__defaults__")
-        if function.__kwdefaults__:
-            yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
-
-    def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
-        if function.__closure__:
-            self.holders.remember(function, CELLS, path, True)
-        for name, value in bound_cells(function).items():
-            yield value, Cell(path, name)
-
-    def _spelled_by(self, getter: Any, path: Source) -> None:
-        """Names that C code will look up: they are in no code object."""
-        parts = getter.__reduce__()[1]
-        self.spelled_names.update(
-            name for part in parts if isinstance(part, str) for name in part.split(".")
-        )
-        if any(id(type(part)) not in _LEAVES for part in parts):  # arguments of a methodcaller
-            self.opaque.append((getter, path))
-
-    def _memo_children(self, memo: Any, path: Source) -> Reached:
-        yield memo.__wrapped__, Attr(path, "__wrapped__")
-        # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
-        own, space = own_dict(memo), MEMO.space_of(memo)
-        for value in (*space, *space.values(), *gc.get_referents(memo)):
-            if value is not own and value is not space and not is_link(value):
-                yield value, Attr(path, "cache")
-
-
-# What a call must find unchanged itself, not an equal one.
-PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
-_TABLES = {
-    (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
-    for name in MODULE_TABLES
-    for indexed in (False, True)
-    for keyed in (False, True)
-}
-
-
-_GETS_ATTRIBUTES = object.__getattribute__
-_LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
-
 
 def _is_plain_class(item: object) -> bool:
     """Whether it is a class that no code of its own compares with others."""
@@ -1003,47 +528,5 @@ def _is_plain_class(item: object) -> bool:
     )
 
 
-def _value_of(variable: ContextVar[object]) -> object:
-    try:
-        return variable.get()  # given a default, it would pass over its own
-    except LookupError:
-        return None
-
-
 def _ignore(*_: object) -> None:
     """The run is over."""
-
-
-def _is_numbered(table: dict[str, Any]) -> bool:
-    """Whether the keys of a table are the positions of what it holds."""
-    return all(key == str(index) for index, key in enumerate(at_once(table.keys)))
-
-
-def _children_of(holder: Holder) -> Reached:
-    """What something held when it was met, under the names by which it can be reached again."""
-    for key, value in holder.before().items():
-        if id(type(value)) in _LEAVES or key in MODULE_TABLES:
-            continue
-        in_table = isinstance(holder.kind, TableKind)
-        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
-            yield value, holder.step(key)
-
-
-_COMPILED, _DISPATCHER = "tripwire.dispatch.compiled", "_tripwire_dispatcher"
-_OF_LOGGER = frozenset({"level", "disabled", "parent"})
-_OF_MANAGER = frozenset({"_disable"})
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue")
-
-
-def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
-    """The mapping that a proxy shows."""
-    return gc.get_referents(proxy)[0]
-
-
-def behind_proxy(proxy: Any) -> object:
-    """What a weak proxy stands for; None once that is gone."""
-    try:
-        return proxy.__repr__.__self__
-    except ReferenceError:
-        return None

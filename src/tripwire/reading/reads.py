@@ -39,7 +39,7 @@ from tripwire.reading.holders import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.reach import PROXIES, SPECIAL, Reach
+from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.reading.tensors import meta_of
@@ -47,8 +47,16 @@ from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
 from tripwire.values.callables import all_codes, functions_behind
-from tripwire.values.classes import class_dict, find_in_class, is_exactly, isinstance, mro, name_of
-from tripwire.values.contents import at_once
+from tripwire.values.classes import (
+    SPECIAL,
+    class_dict,
+    find_in_class,
+    is_exactly,
+    isinstance,
+    mro,
+    name_of,
+)
+from tripwire.values.contents import PROXIES, at_once
 from tripwire.values.sameness import PLAIN
 
 # What functions and classes are called; no dict of theirs holds all of it.

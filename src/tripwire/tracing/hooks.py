@@ -34,7 +34,6 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from tripwire.env import torch_path
 from tripwire.ranges import SourceRange, is_library_caller
 from tripwire.reading.account import RECORDED
-from tripwire.reading.reach import MADE_BY_PYTHON
 from tripwire.reading.reader import add_go_between
 from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
 from tripwire.reading.torchstate import find_autocast
@@ -60,7 +59,14 @@ from tripwire.tracing.state import (
     all_plain,
 )
 from tripwire.values.callables import all_codes
-from tripwire.values.classes import find_in_class, ids_of, isinstance, name_of, short_name_of
+from tripwire.values.classes import (
+    MADE_BY_PYTHON,
+    find_in_class,
+    ids_of,
+    isinstance,
+    name_of,
+    short_name_of,
+)
 from tripwire.values.numbers import OpenInt, close_values, is_open
 from tripwire.writes.patches import Patch, Patches
 

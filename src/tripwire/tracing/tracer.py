@@ -26,7 +26,6 @@ from tripwire.reading.binding import Binding, build_binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
-from tripwire.reading.reach import MADE_BY_PYTHON
 from tripwire.reading.reads import ReadSet, fingerprint
 from tripwire.reading.sources import Local, Running, Source
 from tripwire.reading.structure import (
@@ -54,7 +53,7 @@ from tripwire.tracing.opening import OPEN_INPUT, Opening
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
-from tripwire.values.classes import find_in_class, isinstance, name_of
+from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
 from tripwire.values.contents import own_dict
 
 

@@ -30,7 +30,7 @@ from tripwire.reading.holders import (
     Holder,
     Kind,
 )
-from tripwire.reading.reach import BYTES, PINNED, PROXIES, behind_proxy, dict_behind
+from tripwire.reading.meeting import BYTES, PINNED
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet, fingerprint
 from tripwire.reading.tensors import (
@@ -48,7 +48,14 @@ from tripwire.tracing.opening import LARGEST_OPEN, OpenNumber
 from tripwire.validity.wires import Cause, Kept, Mismatch
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
-from tripwire.values.contents import own_dict, slots_of, spell_key
+from tripwire.values.contents import (
+    PROXIES,
+    behind_proxy,
+    dict_behind,
+    own_dict,
+    slots_of,
+    spell_key,
+)
 from tripwire.values.sameness import PLAIN, same_plain
 
 if TYPE_CHECKING:

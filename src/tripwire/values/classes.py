@@ -28,6 +28,26 @@ _type_flags = type.__dict__["__flags__"].__get__
 
 _ABSENT = object()
 
+# In classes: what Python, abc, typing and dataclasses keep there for themselves.
+_MADE = (
+    "__dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __slots__ __match_args__ "
+    "__type_params__ __static_attributes__ __orig_bases__ __parameters__ __abstractmethods__ "
+    "_abc_impl __dataclass_fields__ __dataclass_params__"
+)
+MADE_BY_PYTHON = frozenset(_MADE.split())
+# Looked up on classes by the interpreter itself, without a name in any code.
+_SPECIAL = (
+    "call getattr getattribute setattr delattr get set delete set_name len bool iter "
+    "next contains getitem setitem delitem missing eq ne lt le gt ge hash add radd "
+    "iadd sub rsub isub mul rmul imul matmul rmatmul imatmul truediv rtruediv "
+    "itruediv floordiv rfloordiv ifloordiv mod rmod imod pow rpow ipow and rand iand "
+    "or ror ior xor rxor ixor lshift rlshift ilshift rshift rrshift irshift neg pos "
+    "abs invert int float complex index round trunc floor ceil enter exit repr str "
+    "format bytes instancecheck subclasscheck new init reversed length_hint "
+    "class_getitem init_subclass prepare torch_function dict slots match_args del"
+)
+SPECIAL = frozenset(f"__{name}__" for name in _SPECIAL.split())
+
 
 def mro(cls: type) -> tuple[type, ...]:
     """A class's bases, itself first; a metaclass with an `__mro__` isn't asked."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -16,7 +17,14 @@ from functools import partial
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
-from tripwire.values.classes import class_dict, find_in_class, isinstance, mro, size_of
+from tripwire.values.classes import (
+    class_dict,
+    find_in_class,
+    ids_of,
+    isinstance,
+    mro,
+    size_of,
+)
 
 # --- containers ---
 
@@ -201,6 +209,24 @@ def bound_cells(function: object) -> dict[str, object]:
         except ValueError:
             continue
     return bound
+
+
+# --- proxies ---
+
+PROXIES = ids_of(weakref.ProxyType, weakref.CallableProxyType)
+
+
+def dict_behind(proxy: types.MappingProxyType[Any, Any]) -> object:
+    """The mapping that a proxy shows."""
+    return gc.get_referents(proxy)[0]
+
+
+def behind_proxy(proxy: Any) -> object:
+    """What a weak proxy stands for; None once that is gone."""
+    try:
+        return proxy.__repr__.__self__
+    except ReferenceError:
+        return None
 
 
 # --- all of it ---

@@ -1,0 +1,562 @@
+"""Meeting: what is noted of an object that a run comes to, and what lies directly below it.
+
+An object is met once. What it holds is copied before the run can change it, and what lies
+below it is handed out with a path; attributes of objects that tell of their reads (reader.py) are
+handed out when they are read. Nothing here runs a property, a `__getattr__` or a method of the
+user's, pytree functions excepted.
+"""
+
+from __future__ import annotations
+
+import abc
+import array
+import datetime
+import functools
+import gc
+import logging
+import operator
+import re
+import struct
+import threading
+import types
+import weakref
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque, namedtuple
+from collections.abc import Iterator
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any
+
+import torch
+from torch import nn
+
+from tripwire.env import is_library_file
+from tripwire.reading.holders import (
+    ARRAY,
+    ATTRIBUTES,
+    CELLS,
+    CLASS_DICT,
+    CODE,
+    CONTEXT,
+    ELEMENTS,
+    FACTORY,
+    ITEMS,
+    LIBRARY_CLASS,
+    MEMBERS,
+    MEMO,
+    SLOTS,
+    THREAD_LOCAL,
+    WEAK,
+    Holder,
+    Holders,
+    LibraryNamesKind,
+    TableKind,
+    is_link,
+)
+from tripwire.reading.reader import (
+    HOOK_TABLES,
+    MODULE_TABLES,
+    Reader,
+    answers_itself,
+    can_be_read,
+    is_shadowed,
+)
+from tripwire.reading.sources import (
+    Attr,
+    Cell,
+    Item,
+    Referent,
+    Source,
+    TypeOf,
+)
+from tripwire.reading.structure import has_pytree, iter_pytree
+from tripwire.rulebook.purity import find_impurity
+from tripwire.values.belongings import (
+    CONTAINERS,
+    hides_state,
+    is_array,
+    is_library_class,
+    is_library_function,
+    is_librarys,
+    is_looked_into,
+    is_numpy_constant,
+)
+from tripwire.values.callables import functions_behind
+from tripwire.values.classes import (
+    MADE_BY_PYTHON,
+    SPECIAL,
+    can_be_written,
+    class_dict,
+    ids_of,
+    is_namedtuple,
+    isinstance,
+    module_of,
+    mro,
+)
+from tripwire.values.contents import (
+    PARTED,
+    at_once,
+    bound_cells,
+    copy_dict,
+    dict_behind,
+    elements_of,
+    own_dict,
+    parts_of,
+    slots_of,
+)
+from tripwire.values.numbers import OpenFloat, OpenInt
+
+# A container past this size is not looked into: its tensors, if any, have no known origin.
+LARGEST_CONTAINER = 10_000
+LEAVES = ids_of(
+    *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
+    *(type(NotImplemented), OpenInt, OpenFloat),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    types.ClassMethodDescriptorType,
+    type(namedtuple("_", "x").x),  # type: ignore[attr-defined]  # a field's descriptor
+    type(abc.ABC._abc_impl),  # type: ignore[attr-defined]  # a guard asks for its token
+)
+_INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
+_KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
+_IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
+BYTES = (bytearray, array.array)
+_MEMO_TYPE = type(functools.lru_cache(len))
+# What a call must find unchanged itself, not an equal one.
+PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
+_TABLES = {
+    (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
+    for name in MODULE_TABLES
+    for indexed in (False, True)
+    for keyed in (False, True)
+}
+_COMPILED, _DISPATCHER = "tripwire.dispatch.compiled", "_tripwire_dispatcher"
+_OF_LOGGER = frozenset({"level", "disabled", "parent"})
+_OF_MANAGER = frozenset({"_disable"})
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue")
+
+Reached = Iterator[tuple[object, Source]]
+
+
+class Meeting(ABC):
+    """Objects are kept alive and known by identity; `walk` goes on with what is handed out."""
+
+    reader: Reader
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[object, Source]]] = {}  # in classes, until named
+        self._held: dict[int, list[Holder]] = {}  # of objects that were met, by identity
+        self._by_code: dict[int, list[tuple[types.FunctionType, Source, str | None]]] = {}
+        self._started: set[int] = set()  # code objects, by identity
+        self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
+        self._hashes_by_code = False  # a class was met that may compare itself with such a member
+        self._entered: set[int] = set()  # functions whose cells and defaults are known
+        self._walked: set[int] = set()  # classes
+        self._watched: set[int] = set()  # classes through which lookups are told
+        self._looks_unseen = False  # a class answers itself, or was met after the run
+        self._is_over = False
+        self._is_open = False  # attributes may be looked up behind the reader's back
+        self._met: dict[int, object] = {}  # objects whose reads are told
+        self._sources: dict[int, Source] = {}
+        self._alive: list[object] = []  # an id means something only while its object lives
+        self._classes: set[int] = set()
+        self._names: set[str] = set()  # attribute names of the code that ran so far
+        self.generators: list[tuple[torch.Generator, int]] = []  # with their seeds
+        self.holders = Holders()
+        self.object_at: dict[int, tuple[object, int]] = {}  # by the identity of its first path
+        self.spelled_names: set[str] = set()  # by attrgetter and its like
+        self.hides_names = False  # an alias of getattr was bound before the run
+        self.modules: list[tuple[nn.Module, Source, bool]] = []
+        self.objects: list[tuple[object, Source, bool]] = []  # with attributes; no nn.Module
+        self.classes: list[tuple[type, Source]] = []
+        self.functions: list[tuple[types.FunctionType, Source]] = []
+        self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
+        self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
+        # Tables of modules that held nothing: whoever fills one changes what the module does.
+        self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
+        self.homes: set[str] = set()  # modules of what was reached: of modules, classes, arrays
+        self.known_code: set[int] = set()  # of reached functions, and of functions made inside
+
+    @abstractmethod
+    def walk(self, value: object, source: Source, anchored: bool) -> None:
+        """Meet a value and everything below it."""
+
+    def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
+        cls = type(item)
+        if isinstance(item, torch.jit.ScriptModule):  # its tables are in C, and look like dicts
+            self.opaque.append((item, path))
+            return
+        if isinstance(item, nn.Module):
+            yield from self._meet_module(item, path, anchored)
+            yield from self._class_of(item, path)
+            return
+        if issubclass(cls, type):
+            yield from self._class_children(item, path)
+            return
+        elif issubclass(cls, types.FunctionType):
+            yield from self._function_children(item, path)
+            return
+        elif issubclass(cls, dict):
+            yield from self._items(item, path, anchored)
+            if isinstance(item, defaultdict):
+                self.holders.remember(item, FACTORY, path, anchored)
+                yield item.default_factory, Attr(path, "default_factory")
+        elif issubclass(cls, (list, tuple, deque)):
+            yield from self._elements(item, path, anchored)
+        elif issubclass(cls, set):
+            self.holders.remember(item, MEMBERS, path, anchored)
+            yield from self._members(item, path)
+        elif issubclass(cls, frozenset):
+            yield from self._members(item, path)
+        elif issubclass(cls, PARTED):
+            if issubclass(cls, functools.partial):
+                self._judge_held(item.func, item, path)
+            is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
+            for name, value in parts_of(item):
+                yield value, path if is_static else Attr(path, name)
+        elif issubclass(cls, torch.Generator):
+            self.generators.append((item, item.initial_seed()))
+        elif issubclass(cls, weakref.ReferenceType):
+            self.holders.remember(item, WEAK, path, anchored)
+            yield item(), Referent(path)
+        elif issubclass(cls, ContextVar):
+            self.holders.remember(item, CONTEXT, path, anchored)
+            yield _value_of(item), Referent(path)
+        elif isinstance(item, threading.local):
+            self.holders.remember(item, THREAD_LOCAL, path, anchored)
+            for name, value in copy_dict(item.__dict__).items():
+                yield value, Attr(path, name)
+            yield from self._class_of(item, path)
+            return
+        elif isinstance(item, _MEMO_TYPE):
+            self.holders.remember(item, MEMO, path, anchored)
+            yield from self._memo_children(item, path)
+        elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
+            if isinstance(path, Item):
+                self._judge_held(item, item, path)
+            if not isinstance(item.__self__, types.ModuleType):
+                yield item.__self__, Attr(path, "__self__")
+        elif issubclass(cls, types.MethodWrapperType):
+            if item.__name__ == "__getattribute__":
+                self._open_all()
+            yield item.__self__, Attr(path, "__self__")
+        elif issubclass(cls, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
+            self._spelled_by(item, path)
+        elif issubclass(cls, types.MappingProxyType):
+            yield dict_behind(item), path
+        elif id(cls) in _IMMUTABLE or is_numpy_constant(item):
+            self.homes.add(module_of(cls).partition(".")[0])
+            return
+        elif is_array(item) and item.dtype.hasobject:
+            self.opaque.append((item, path))
+        elif is_array(item) or isinstance(item, BYTES):
+            self.homes.add(module_of(cls))
+            self.holders.remember(item, ARRAY, path, anchored)
+        elif has_pytree(item):
+            yield from iter_pytree(item, path)
+        elif issubclass(cls, logging.Logger):
+            self._remember_logger(item, path, anchored)
+            return
+        elif module_of(cls).partition(".")[0] in _MACHINERY:
+            if not isinstance(item, _LOCKS):  # which are held for a moment, and free again
+                self.opaque.append((item, path))  # an event, a future, a thread, ...
+            return
+        elif module_of(cls) == _COMPILED:  # a compiled function's own attributes
+            yield from self._attributes(item, path, anchored)
+            return
+        elif not is_looked_into(cls):
+            return
+        elif hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
+            self.opaque.append((item, path))
+        if own_dict(item) is not None or can_be_written(cls):
+            self.objects.append((item, path, anchored))
+            yield from self._attributes(item, path, anchored)
+            yield from self._class_of(item, path)
+
+    def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
+        """What decides whether a logger is on: its level, or the nearest above it that has one."""
+        self.holders.remember(logger, ATTRIBUTES, path, anchored)
+        manager = Attr(path, "manager")
+        self.holders.remember(logger.manager, ATTRIBUTES, manager, anchored)
+        self.holders.remember(vars(logger.manager), LibraryNamesKind(_OF_MANAGER), manager, True)
+        above: logging.Logger | None = logger
+        while above is not None:
+            self.holders.remember(vars(above), LibraryNamesKind(_OF_LOGGER), path, True)
+            above, path = above.parent, Attr(path, "parent")
+
+    # --- classes ---
+
+    def _class_of(self, item: object, path: Source) -> Reached:
+        """What an object's class holds, once per class."""
+        if id(type(item)) not in self._walked:
+            yield from self._class_children(type(item), TypeOf(path))
+
+    def _class_children(self, cls: type, path: Source) -> Reached:
+        """Attributes of a class and its bases that aren't torch's or the standard library's."""
+        self._walked.add(id(cls))
+        self._alive += cls, path
+        for base in mro(cls):
+            self.homes.add(module_of(base))
+            if is_library_class(base):
+                self._remember_library_class(base, path)
+                continue
+            if id(base) in self._classes:
+                continue
+            self._classes.add(id(base))
+            self.object_at.setdefault(id(path), (base, id(base)))
+            self._alive.append(base)
+            self.classes.append((base, path))
+            self.holders.remember(base, CLASS_DICT, path, True)
+            self._watch_class(base)
+            yield from self._held_by_class(base, path)
+        if type(cls) is not type and not is_library_class(type(cls)):
+            yield from self._class_children(type(cls), TypeOf(path))
+
+    def _held_by_class(self, cls: type, path: Source) -> Reached:
+        """What a class holds, under the names that are in use; the rest has to wait."""
+        if class_dict(cls).get("__hash__") is not None:
+            self._open_sets()
+        names = self._names | (self.reader.names_looked_up or frozenset())
+        for name, value in at_once(class_dict(cls).items):
+            if id(type(value)) in LEAVES or (name in MADE_BY_PYTHON and name not in names):
+                continue
+            starts = [self._await_start(f, path, name) for f in functions_behind(value)]
+            is_special = name in SPECIAL and not (starts and all(starts))
+            if name in names or is_special:
+                yield value, Attr(path, name)
+            else:
+                self._waiting.setdefault(name, []).append((value, Attr(path, name)))
+
+    def _await_start(
+        self, function: types.FunctionType, path: Source, name: str | None = None
+    ) -> bool:
+        """What a function reads counts from its start on; whether that will be told.
+
+        A class holds the function under a name.
+        """
+        code = function.__code__
+        self.known_code.add(id(code))
+        if is_library_file(code.co_filename) or id(code) in self._started:
+            return False
+        self._by_code.setdefault(id(code), []).append((function, path, name))
+        return True
+
+    def _remember_library_class(self, cls: type, path: Source) -> None:
+        """A method of torch's that somebody replaces counts; what it holds isn't walked."""
+        if id(cls) not in self._classes and can_be_written(cls):
+            self._classes.add(id(cls))
+            self._alive.append(cls)
+            self.holders.remember(cls, LIBRARY_CLASS, path, True)
+
+    def _watch_class(self, cls: type) -> None:
+        """Have lookups told that pass a class: of its objects, of itself, and of those below it."""
+        waiting = [cls]
+        while waiting:
+            one = waiting.pop()
+            if id(one) not in self._watched:
+                self._watched.add(id(one))
+                self._alive.append(one)
+                self._looks_unseen |= answers_itself(one) or answers_itself(type(one))
+                self._looks_unseen |= self._is_over
+                self.reader.watch(one)
+                waiting += type.__subclasses__(one)
+
+    # --- objects with attributes ---
+
+    def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
+        self.modules.append((module, path, anchored))
+        if isinstance(module, CONTAINERS):  # a list as well, say
+            self.opaque.append((module, path))
+        held = self._held[id(module)] = [
+            self.holders.remember(module, ATTRIBUTES, path, anchored),
+            *self._remember_slots(module, path, anchored),
+        ]
+        cls = type(module)
+        space: dict[str, Any] = own_dict(module) or {}
+        if _DISPATCHER in class_dict(cls):  # a compiled module runs the one that it stands for
+            yield object.__getattribute__(module, _DISPATCHER).target, path
+        keyed_table = _KEYED_TABLE.get(cls)
+        for name in MODULE_TABLES:
+            table = space.get(name)
+            if table:
+                indexed = issubclass(cls, _INDEXED_MODULES) and _is_numbered(table)
+                kind = _TABLES[name, indexed, name == keyed_table]
+                held.append(self.holders.remember(module, kind, path, anchored))
+            else:
+                self.empty_tables.append((module, name, path, anchored))
+        for name in HOOK_TABLES:
+            if not space.get(name):
+                self.empty_tables.append((module, name, path, anchored))
+        yield from self._meet(module)
+
+    def _meet(self, item: object) -> Reached:
+        """From now on reads are told; or else all that is held was read."""
+        if can_be_read(type(item)) and not self._is_open:
+            self._met[id(item)] = item
+            self.reader.meet(item)
+            return
+        for holder in self._held[id(item)]:
+            yield from children_of(holder)
+
+    def _open_all(self) -> None:
+        """Everything that was met, and will be, counts as read whole."""
+        if not self._is_open:
+            self._is_open = self.hides_names = True
+            for key, item in tuple(self._met.items()):
+                del self._met[key]
+                below = key not in self.fresh or isinstance(item, PINNED)
+                for holder in self._held[key]:
+                    self._walk_holder(holder, below)
+
+    def _walk_holder(self, holder: Holder, anchored: bool) -> None:
+        """Meet all that something held when it was met."""
+        for value, step in children_of(holder):
+            self.walk(value, step, anchored)
+
+    # --- containers ---
+
+    def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
+        self.holders.remember(item, ITEMS, path, anchored)
+        held = copy_dict(item)
+        if self._is_too_large(item, held.values(), path):
+            return
+        for key, value in held.items():
+            if id(type(key)) not in LEAVES:
+                yield key, Item(path, key)
+            if id(type(value)) not in LEAVES:
+                yield value, Item(path, key)
+
+    def _elements(self, item: Any, path: Source, anchored: bool) -> Reached:
+        if is_namedtuple(type(item)):
+            for name, value in zip(type(item)._fields, elements_of(item), strict=False):
+                yield value, Attr(path, name)
+            return
+        if not isinstance(item, tuple):
+            self.holders.remember(item, ELEMENTS, path, anchored)
+        elements = elements_of(item)
+        if self._is_too_large(item, elements, path):
+            return
+        for index, value in enumerate(elements):
+            if id(type(value)) not in LEAVES:
+                yield value, Item(path, index)
+
+    def _is_too_large(self, item: Any, values: Any, path: Source) -> bool:
+        """Whether a container isn't looked into; what it holds must then show all there is."""
+        if len(values) <= LARGEST_CONTAINER:
+            return False
+        if not LEAVES.issuperset(map(id, map(type, values))):
+            self.opaque.append((item, path))
+        return True
+
+    def _members(self, item: Any, path: Source) -> Reached:
+        elements = elements_of(item)
+        if not self._is_too_large(item, elements, path):
+            for element in elements:
+                yield element, Item(path, element)
+
+    def _open_sets(self) -> None:
+        """Meet the members of all sets: they are handed to the `__eq__` of what is asked for."""
+        self._hashes_by_code = True
+        while self._closed:
+            _, item = self._closed.popitem()
+            for value, path in self._members(item, self._sources[id(item)]):
+                self.walk(value, path, True)
+
+    def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
+        held = self._held[id(item)] = self._remember_slots(item, path, anchored)
+        if own_dict(item) is not None:
+            held.append(self.holders.remember(item, ATTRIBUTES, path, anchored))
+        if held:
+            yield from self._meet(item)
+
+    def _remember_slots(self, item: Any, path: Source, anchored: bool) -> list[Holder]:
+        if not slots_of(type(item)):
+            return []
+        return [self.holders.remember(item, SLOTS, path, anchored)]
+
+    # --- functions ---
+
+    def _function_children(self, function: types.FunctionType, path: Source) -> Reached:
+        waits = self._await_start(function, path)
+        if is_library_function(function) and not function.__closure__:
+            return
+        self.functions.append((function, path))
+        yield from self._attributes(function, path, True)  # those that aren't there, too
+        if "__annotations__" in self._names:
+            yield from self._annotations_of(function, path)
+        if not waits:
+            self._entered.add(id(function))
+            yield from self._inside(function, path)
+
+    def _inside(self, function: types.FunctionType, path: Source) -> Reached:
+        """What a function has with it when it runs."""
+        self.holders.remember(function, CODE, path, True)
+        yield from self._cells(function, path)
+        if function.__defaults__:
+            yield function.__defaults__, Attr(path, "__defaults__")
+        if function.__kwdefaults__:
+            yield function.__kwdefaults__, Attr(path, "__kwdefaults__")
+
+    def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
+        if function.__closure__:
+            self.holders.remember(function, CELLS, path, True)
+        for name, value in bound_cells(function).items():
+            yield value, Cell(path, name)
+
+    def _annotations_of(self, owner: Any, path: Source) -> Reached:
+        """What annotations lead to; the forms of torch's and of `typing` never change."""
+        found, step = owner.__annotations__, Attr(path, "__annotations__")
+        if id(found) not in self._sources:
+            self._sources[id(found)] = step
+            self._alive.append(found)
+            self.holders.remember(found, ITEMS, step, True)
+            for key, value in copy_dict(found).items():
+                if id(type(value)) not in LEAVES and not is_librarys(value):
+                    yield value, Item(step, key)
+
+    def _spelled_by(self, getter: Any, path: Source) -> None:
+        """Names that C code will look up: they are in no code object."""
+        parts = getter.__reduce__()[1]
+        self.spelled_names.update(
+            name for part in parts if isinstance(part, str) for name in part.split(".")
+        )
+        if any(id(type(part)) not in LEAVES for part in parts):  # arguments of a methodcaller
+            self.opaque.append((getter, path))
+
+    def _judge_held(self, function: object, holder: object, path: Source) -> None:
+        """The same of one in a container or a partial: code that calls it from there can be C."""
+        if isinstance(function, types.BuiltinFunctionType):
+            if find_impurity(function, library=False) is not None:
+                self.opaque.append((holder, path))
+
+    def _memo_children(self, memo: Any, path: Source) -> Reached:
+        yield memo.__wrapped__, Attr(path, "__wrapped__")
+        # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
+        own, space = own_dict(memo), MEMO.space_of(memo)
+        for value in (*space, *space.values(), *gc.get_referents(memo)):
+            if value is not own and value is not space and not is_link(value):
+                yield value, Attr(path, "cache")
+
+
+def _value_of(variable: ContextVar[object]) -> object:
+    try:
+        return variable.get()  # given a default, it would pass over its own
+    except LookupError:
+        return None
+
+
+def _is_numbered(table: dict[str, Any]) -> bool:
+    """Whether the keys of a table are the positions of what it holds."""
+    return all(key == str(index) for index, key in enumerate(at_once(table.keys)))
+
+
+def children_of(holder: Holder) -> Reached:
+    """What something held when it was met, under the names by which it can be reached again."""
+    for key, value in holder.before().items():
+        if id(type(value)) in LEAVES or key in MODULE_TABLES:
+            continue
+        in_table = isinstance(holder.kind, TableKind)
+        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
+            yield value, holder.step(key)
