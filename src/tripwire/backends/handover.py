@@ -51,7 +51,7 @@ def handing_over(
         examples = list(example_inputs)
         _add_examples(copied.graph, fake_mode)
     else:
-        fake_mode = shadow.mode
+        fake_mode = shadow.fakes.mode
         examples = _find_open_examples(copied.graph, shadow, example_inputs)
     _name_inputs(copied)
     try:
@@ -84,13 +84,15 @@ def _find_open_examples(
     graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
 ) -> list[Any]:
     inputs = graph.find_nodes(op="placeholder")
-    examples = [number.build_example(shadow.mode) for number in shadow.inputs.values()]
+    examples = [
+        number.build_example(shadow.fakes.mode) for number in shadow.formulas.inputs.values()
+    ]
     for node, tensor in zip(inputs[len(examples) :], tensors, strict=True):
         opened: OpenTensor | None = node.meta[OPEN_INPUT]
         if opened is not None:
             examples.append(opened.fake)
         else:
-            examples.append(shadow.make_static(tensor))
+            examples.append(shadow.fakes.make_static(tensor))
     for node, example in zip(inputs, examples, strict=True):
         node.meta["example_value"] = example
     return examples

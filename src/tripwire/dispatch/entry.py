@@ -69,7 +69,7 @@ class Summary:
             len(plan.dicts) + len(plan.objects) + len(plan.pulled),
             tuple(map(str, trace.branches)),
             tuple(map(str, trace.effects)),
-            () if trace.shadow is None else trace.shadow.list_open(),
+            () if trace.shadow is None else trace.shadow.symbols.list_open(),
             () if trace.shadow is None else tuple(map(str, trace.shadow.decisions)),
         )
 
@@ -181,7 +181,7 @@ class Entry:
         self._n_held = len(self._held.tensors)
         self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
-        self._n_numbers = 0 if trace.shadow is None else len(trace.shadow.outputs)
+        self._n_numbers = 0 if trace.shadow is None else len(trace.shadow.formulas.outputs)
         self._prepare_result(trace, completion)
         self._prepare_error(trace)
         # What was watched may have been written while the back end compiled.

@@ -172,8 +172,8 @@ class Variation:
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""
-        self._static.update(shadow.closed)
-        paths = {path for path, dim in shadow.closed if dim is None}
+        self._static.update(shadow.symbols.closed)
+        paths = {path for path, dim in shadow.symbols.closed if dim is None}
         self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
 
     def _note_numbers(self, trace: Trace) -> None:

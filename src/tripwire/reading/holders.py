@@ -612,6 +612,7 @@ class Holders:
         # Gives an open number for what a holder has under a key, or None.
         self.open_number: Callable[[Holder, Any, int | float], object] | None = None
         self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
+        self.planted: list[tuple[Holder, Any]] = []  # all that lead to one, and by which key
         self._switches = count_switches()
         self._types: set[int] = set()  # met so far, by identity, and no tensors
         self._kinds: list[type] = []  # the same, alive
@@ -623,7 +624,7 @@ class Holders:
         keys, values = self._read(owner, kind)
         holder = Holder(owner, kind, path, anchored, keys, self._keep(values))
         self.all.append(holder)
-        if self.open_number is not None and may_plant(owner, kind):
+        if (self.open_number is not None or self._planted) and may_plant(owner, kind):
             self._plant(holder)
         return holder
 
@@ -643,15 +644,18 @@ class Holders:
 
     def _plant(self, holder: Holder) -> None:
         """Put open numbers in the place of those that are to be open, until the run is over."""
-        assert self.open_number is not None
         owner, kind = holder.owner, holder.kind
         for key, value in zip(holder.keys, holder.kept, strict=True):
-            if is_exactly(value, int, float) and kind.spot(owner, key) not in self._planted:
+            if not is_exactly(value, int, float):
+                continue
+            spot = kind.spot(owner, key)
+            if spot not in self._planted and self.open_number is not None:
                 number = self.open_number(holder, key, value)
                 if number is not None:
-                    spot = kind.spot(owner, key)
                     self._planted[spot] = _Planted(holder, key, number, value)
                     kind.put(owner, key, number)
+            if spot in self._planted:
+                self.planted.append((holder, key))
 
     @contextmanager
     def planting_nothing(self) -> Iterator[None]:

@@ -172,7 +172,7 @@ class Trace:
     @property
     def numbers(self) -> tuple[NumberInput, ...]:
         """The graph's inputs that are numbers. They come first."""
-        return () if self.shadow is None else tuple(self.shadow.inputs.values())
+        return () if self.shadow is None else tuple(self.shadow.formulas.inputs.values())
 
     @property
     def graph(self) -> fx.Graph:

@@ -253,7 +253,7 @@ class TracingState:
         name = _input_name(next(iter(known.sources)))
         last = self.inputs[-1][0] if self.inputs else None
         if self.shadow is not None:
-            last = last or self.shadow.last_input
+            last = last or self.shadow.formulas.last_input
         known.node = create_node(self._graph, "placeholder", name, (), {}, name, last)
         known.node.target = known.node.name  # two sources can spell alike
         known.node.meta[FACTS] = NodeFacts(NOWHERE, self.scopes.current, meta_of(tensor))
@@ -262,7 +262,7 @@ class TracingState:
         self.traits[known.node] = traits_of(tensor)
         self.versions[known.node] = version_of(tensor)
         if self.shadow is not None:
-            self.shadow.open_tensor(tensor, str(next(iter(known.sources))))
+            self.shadow.fakes.open(tensor, str(next(iter(known.sources))))
         return known.node
 
     def _reach_tensor(self, tensor: torch.Tensor, source: Source, anchored: bool) -> None:
@@ -285,6 +285,21 @@ class TracingState:
         try:
             with torch._C.DisableTorchFunction():
                 function(*args)
+        finally:
+            if observer is not None:
+                observer.resume()
+            CURRENT.state = before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The same as a `with`, where gradients don't matter."""
+        before, CURRENT.state = CURRENT.state, None
+        observer = self.observer if self.observer and not self.observer.paused else None
+        if observer is not None:
+            observer.pause()
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                yield
         finally:
             if observer is not None:
                 observer.resume()

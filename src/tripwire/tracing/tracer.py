@@ -506,7 +506,7 @@ class _Session:
             return Planner(
                 self.state.reach.find_source,
                 hold=lambda value: None if id(value) in fresh else refer_to(value),
-                plan_number=None if shadow is None else shadow.plan_number,
+                plan_number=None if shadow is None else shadow.formulas.plan,
             )
         return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 
@@ -692,7 +692,7 @@ class _Session:
             traits = self.state.traits[node]
             node.meta[STATE] = any(known.sources.values())
             if self.state.shadow is not None:
-                found = map(self.state.shadow.tensors.get, map(str, known.sources))
+                found = map(self.state.shadow.fakes.opened.get, map(str, known.sources))
                 node.meta[OPEN_INPUT] = next(filter(None, found), None)
             node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
             rows.append(

@@ -205,7 +205,7 @@ class Admission:
             f"_as_tensor({number.expression})" if number.is_float else number.expression
             for number in self.trace.numbers
         ]
-        return [*inputs, *fetched, *shadow.outputs]
+        return [*inputs, *fetched, *shadow.formulas.outputs]
 
     def _write_inputs(self, writer: GuardWriter) -> list[str]:
         """Variables of the graph's inputs that come with the call."""
@@ -255,7 +255,7 @@ class Admission:
         """What compares the form of a tensor that the run replaces, and with what."""
         meta, traits = carried.facts.meta, carried.facts.traits
         shadow = self.trace.shadow
-        opened = None if shadow is None else shadow.tensors.get(str(carried.source))
+        opened = None if shadow is None else shadow.fakes.opened.get(str(carried.source))
         if opened is None:
             return writer.constant(_has_facts), writer.constant((meta, traits))
         writer.add_line(f"{opened.label} = {name}")

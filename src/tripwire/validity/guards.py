@@ -285,7 +285,7 @@ class GuardWriter:
     def check_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """A tensor's class and metadata."""
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
-        opened = None if self._shadow is None else self._shadow.find_opened(tensor)
+        opened = None if self._shadow is None else self._shadow.fakes.find_opened(tensor)
         if opened is not None:
             parts = [
                 *self._spell_kind(name, tensor, meta, traits),

@@ -160,11 +160,9 @@ class _Planner:
         for holder, key in completion.effects.written:
             if key not in self.before.get(holder, ()):
                 self.written.setdefault(holder, set()).add(key)
-        for one in self.reads.holders if trace.shadow is not None else ():
-            for key in one.keys if one.anchored else ():
-                is_planted = self.reach.holders.is_planted(one, key)
-                if is_planted and key not in self.before.get(id(one), ()):
-                    self.written.setdefault(id(one), set()).add(key)
+        for one, key in self.reach.holders.planted:
+            if one.anchored and key not in self.before.get(id(one), ()):
+                self.written.setdefault(id(one), set()).add(key)
         self.facts = [(wanted.meta, wanted.traits) for wanted in trace.inputs]
         # By tensor: what the run found, whatever it made of it.
         self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))

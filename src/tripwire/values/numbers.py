@@ -99,40 +99,32 @@ def _is_number(value: object) -> bool:
     return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
 
 
-class OpenInt(torch.SymInt):
+class _Open:
+    """What every open number has."""
+
+    symbol: Symbol
+    value: Number
+    ledger: Ledger
+    made: Made
+    __torch_function__ = _OffTheRun()
+
+    def __init__(
+        self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
+    ) -> None:
+        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[call-arg]
+        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
+
+
+class OpenInt(_Open, torch.SymInt):
     """An int that isn't fixed."""
 
-    symbol: Symbol
-    value: Number
-    ledger: Ledger
-    made: Made
-
-    def __init__(
-        self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
-    ) -> None:
-        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[no-untyped-call]
-        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
-
     __class__ = property(lambda self: int)
-    __torch_function__ = _OffTheRun()
 
 
-class OpenFloat(torch.SymFloat):
+class OpenFloat(_Open, torch.SymFloat):
     """A float that isn't fixed."""
 
-    symbol: Symbol
-    value: Number
-    ledger: Ledger
-    made: Made
-
-    def __init__(
-        self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
-    ) -> None:
-        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[no-untyped-call]
-        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
-
     __class__ = property(lambda self: float)
-    __torch_function__ = _OffTheRun()
 
 
 # --- arithmetic --------------------------------------------------------------------------------

@@ -267,6 +267,15 @@ def test_a_decision_about_a_number_is_a_condition() -> None:
     check_compiles(warm_up, calls, traces=3)
 
 
+def test_a_comparison_that_symbols_answer_otherwise_than_python_closes_its_numbers() -> None:
+    def beyond_precision(x, shift):  # to symbols this is `shift > 3.5`
+        return x * 2 if (shift + 1e16) - 1e16 > 3.5 else x + 1
+
+    shifts = (5.5, 3.3, 2.7, 3.1, 2.9, 3.3)
+    compiled = check_compiles(beyond_precision, calls=[(torch.ones(2), s) for s in shifts])
+    assert "by gt" in str(tripwire.explain(compiled))
+
+
 def test_sizes_zero_and_one_have_traces_of_their_own() -> None:
     calls = [torch.randn(n, 3) for n in (4, 5, 6, 1, 0, 1, 0, 7)]
     check_compiles(lambda x: x.sum(0, keepdim=True) + x, calls, traces=4)

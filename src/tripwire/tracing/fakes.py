@@ -1,0 +1,220 @@
+"""Fakes: a fake tensor with symbolic sizes goes beside each tensor whose sizes are open.
+
+A torch call that gets such a tensor runs a second time on the fakes, which takes no memory and
+computes shapes alone. Equal questions are asked once: layers that are alike cost little after the
+first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
+from tripwire.tracing.opening import OpenTensor
+from tripwire.tracing.state import TracingState
+from tripwire.tracing.symbols import Symbols, expression_of, is_open_symbol
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.numbers import is_open, map_leaves, symbolic
+
+
+class Fakes:
+    """Of one run."""
+
+    def __init__(
+        self, state: TracingState, symbols: Symbols, dims: Mapping[str, frozenset[int]]
+    ) -> None:
+        self._state = state
+        self._symbols = symbols
+        self._dims = dims  # to be left open, by path
+        self._awaited = set(dims)  # tensors that the run hasn't come to yet
+        self.mode = FakeTensorMode(shape_env=symbols.env, static_shapes=False)
+        # The memo keeps what is asked again.
+        self._caches, self.mode.cache_enabled = self.mode.cache_enabled, False
+        self.opened: dict[str, OpenTensor] = {}  # of the call, by path
+        self._fakes: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
+        self._forms: dict[object, FakeTensor] = {}
+        self._memo: dict[object, list[Any]] = {}
+
+    # --- tensors of the call ---
+
+    def open(self, tensor: torch.Tensor, path: str) -> None:
+        """Leave some sizes of a tensor of the call open, if they are to be."""
+        dims = self._dims.get(path)
+        if path not in self._awaited:
+            return
+        self._awaited.discard(path)
+        if not dims or tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
+            return
+        label = f"t{len(self.opened)}"
+        with self._state.aside():
+            shape = tensor.size()
+            if not any(d < len(shape) and shape[d] > 1 for d in dims):
+                return
+            kinds = [
+                DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(len(shape))
+            ]
+            context: Any = StatelessSymbolicContext(kinds)
+            source = self._symbols.name_source(label)
+            fake = self._make_fake(tensor, symbolic_context=context, source=source)
+            note = self._symbols.note
+            for index, size in enumerate(fake.size()):
+                note(size, f"{label}.size()[{index}]", (path, index))
+            for index, stride in enumerate(fake.stride()):
+                note(stride, f"{label}.stride()[{index}]")
+            note(fake.storage_offset(), f"{label}.storage_offset()")
+            self.opened[path] = OpenTensor(label, fake, weakref.ref(tensor))
+            self.put(tensor, fake)
+
+    def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
+        """What of a tensor of the call is open."""
+        opened = self.opened.values()
+        return next((one for one in opened if one.ref is not None and one.ref() is tensor), None)
+
+    def _make_fake(self, tensor: torch.Tensor, **how: Any) -> FakeTensor:
+        """A fake of a tensor, without its gradient: asking for that can warn, and raise."""
+        fake = self.mode.from_tensor(tensor.detach(), **how)
+        if tensor.requires_grad:
+            fake.requires_grad_()
+            if not find_leaf(tensor):
+                with torch.enable_grad(), self.mode:
+                    fake = cast("FakeTensor", fake.view_as(fake))
+        return fake
+
+    def make_static(self, tensor: torch.Tensor) -> FakeTensor:
+        """What a compiler gets for an input whose sizes are fixed."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            return self._make_fake(tensor, static_shapes=True)
+
+    # --- tensors of the run ---
+
+    def find(self, tensor: torch.Tensor) -> FakeTensor | None:
+        """The fake of a tensor with open sizes; None: all of its sizes are fixed."""
+        found = self._fakes.get(id(tensor))
+        if found is not None and found[0]() is tensor:
+            return found[1]
+        if self._awaited:  # it may be asked for its size before any call gets it
+            known = self._state.values.find(tensor)
+            for path in () if known is None else map(str, tuple(known.sources)):
+                if path in self._awaited:
+                    self.open(tensor, path)
+                    return self.find(tensor)
+        return None
+
+    def put(self, tensor: torch.Tensor, fake: Any) -> None:
+        """A tensor has the sizes of this fake, which may all be fixed."""
+        symbols = (*fake.size(), *fake.stride())
+        if not any(map(is_open_symbol, symbols)):
+            self._fakes.pop(id(tensor), None)
+            return
+        key = (*(fake.dtype, fake.device), *map(expression_of, symbols))
+        self._fakes[id(tensor)] = weakref.ref(tensor), self._forms.setdefault(key, fake)
+
+    # --- torch calls ---
+
+    def imitate(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, *, in_place: bool
+    ) -> list[Any] | None:
+        """What a call gives for fakes; None where torch can't tell without the values."""
+        key = None if in_place else self._key(func, args, kwargs)
+        found = None if key is None else self._memo.get(key)
+        if found is None:
+            fake = self._fake_of if not in_place else self._copy_of
+            try:
+                with self.mode, enable_python_dispatcher():
+                    made = func(*map_leaves(args, fake), **map_leaves(kwargs, fake))
+                found = list(iter_given(made))
+            except Exception:
+                return None
+            if key is not None:
+                self._memo[key] = found
+        return found
+
+    def _fake_of(self, value: Any) -> Any:
+        """An argument as the shadow has it."""
+        if not isinstance(value, torch.Tensor):
+            return symbolic(value)
+        found = self.find(value)
+        if found is not None:
+            return found
+        meta = meta_of(value)._replace(requires_grad=False)
+        if meta.stride is None or id(type(value)) not in PLAIN_TENSORS:
+            return self.mode.from_tensor(value, static_shapes=True)
+        found = self._forms.get(meta)
+        if found is None:
+            found = self._forms[meta] = cast("FakeTensor", meta.build())
+        return found
+
+    def _copy_of(self, value: Any) -> Any:
+        """The same for a call that may change the form of what it gets."""
+        fake = self._fake_of(value)
+        return fake.detach() if isinstance(fake, torch.Tensor) else fake
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> object | None:
+        """What the form of a call's result follows from."""
+        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        try:
+            key = (
+                func,
+                autocast,
+                torch.get_default_dtype(),
+                self._spell(args),
+                self._spell(kwargs),
+            )
+            hash(key)
+        except TypeError:  # something that can't be a key
+            return None
+        return key
+
+    def _spell(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            fake = self.find(value)
+            return id(fake) if fake is not None else (meta_of(value), value.layout)
+        if is_open(value):
+            return type(value).__name__, expression_of(value.symbol)
+        if isinstance(value, (tuple, list)):
+            return type(value), *map(self._spell, value)
+        if isinstance(value, dict):
+            return dict, *((key, self._spell(item)) for key, item in value.items())
+        if is_exactly(value, slice):
+            return slice, *map(self._spell, (value.start, value.stop, value.step))
+        return type(value), value
+
+    # --- the end of the run ---
+
+    def end(self) -> None:
+        """Leave the mode to compilers as they want it."""
+        self.mode.cache_enabled = self._caches
+
+    def forget(self) -> None:
+        """Let go of the run's tensors: weak references would get in the way of swap_tensors."""
+        del self._state  # compiled code may keep the fakes, and the run's state keeps much
+        for opened in self.opened.values():
+            opened.ref = None
+        self._fakes.clear()
+        self._memo.clear()
+        self._forms.clear()
+        describer = self.mode.fake_tensor_converter.meta_converter.describer
+        describer.lookup_tensor.clear()
+        describer.lookup_storage.clear()
+
+
+def are_alike(fakes: list[Any], tensors: list[torch.Tensor]) -> bool:
+    """Whether fake tensors have the forms of real ones, in this run."""
+    return len(fakes) == len(tensors) and all(
+        fake.layout is tensor.layout is torch.strided
+        and fake.dtype is tensor.dtype
+        and list(map(_hint, fake.size())) == list(tensor.size())
+        and list(map(_hint, fake.stride())) == list(tensor.stride())
+        for fake, tensor in zip(fakes, tensors, strict=True)
+    )
+
+
+def _hint(symbol: Any) -> Any:
+    return symbol.node.hint if isinstance(symbol, torch.SymInt) else symbol

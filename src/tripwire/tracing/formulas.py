@@ -1,0 +1,162 @@
+"""Formulas: how compiled code comes to the value of an open number.
+
+A number that the graph uses is a node there: an input, or computed from inputs. One that the result
+or an effect holds is computed by the guard function, or from a tensor that the graph returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from tripwire.ranges import NOWHERE
+from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
+from tripwire.tracing.opening import NumberInput
+from tripwire.tracing.state import FACTS, NodeFacts, TracingState
+from tripwire.tracing.symbols import Symbols
+from tripwire.values.classes import isinstance
+from tripwire.values.numbers import OpenFloat, OpenInt, is_open, is_taken
+
+
+class Formulas:
+    """Of one run."""
+
+    def __init__(self, state: TracingState, symbols: Symbols) -> None:
+        self._state = state
+        self._symbols = symbols
+        self.inputs: dict[str, NumberInput] = {}  # of the graph, before all tensors
+        self.outputs: list[str] = []  # numbers that the result holds, as expressions
+        self._placeholders: list[fx.Node] = []
+        self._nodes: dict[object, fx.Node] = {}  # of numbers, by expression or identity
+        # Floats that the graph gets, by expression: the symbol there, and that of the run.
+        self.computed: dict[str, tuple[torch.SymFloat, Any]] = {}
+        self._kept: list[object] = []  # numbers with a node, whose identity must not come again
+        # Numbers out of tensors: alive, with the tensor that has the value.
+        self._taken: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def keep(self, number: object) -> None:
+        """Keep a number alive until the run is over."""
+        self._kept.append(number)
+
+    def note_taken(self, number: Any, tensor: torch.Tensor) -> None:
+        """A number was taken out of a tensor, which has its value on each call."""
+        self._taken[id(number)] = number, tensor
+
+    # --- nodes ---
+
+    def node_of(self, number: OpenInt | OpenFloat) -> Any:
+        """The node that computes a number; its value where it was closed meanwhile."""
+        if is_taken(number):
+            return self._find_taken_node(number)
+        expr = number.symbol.node.expr
+        if not expr.free_symbols:
+            return number.value
+        made = number.made
+        key: Any = expr if made is None else id(number)
+        if key not in self._nodes:
+            if made is None:
+                self._nodes[key] = self._spell_expression(expr, number.symbol)
+            elif isinstance(number, OpenFloat):
+                self._nodes[key] = self._find_computed(number)
+                self.keep(number)
+            else:
+                self._nodes[key] = self._describe(self._call(made), number.symbol)
+                self.keep(number)
+        return self._nodes[key]
+
+    def _find_taken_node(self, number: OpenInt | OpenFloat) -> fx.Node:
+        if id(number) not in self._nodes:
+            if number.made is None:
+                source = self._state.node_of(self._taken[id(number)][1])
+                node = self._state.graph().call_method("item", (source,))
+            else:
+                node = self._call(number.made)
+            self._nodes[id(number)] = self._describe(node, number.value)
+            self.keep(number)
+        return self._nodes[id(number)]
+
+    def _call(self, made: tuple[Any, ...]) -> fx.Node:
+        operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
+        return self._state.graph().call_function(made[0], operands)
+
+    def _find_computed(self, number: OpenInt | OpenFloat) -> fx.Node:
+        """A float that Python computes before the graph runs: a compiler would reorder sums."""
+        text = self._symbols.print(number)
+        if text not in self.computed:
+            with self._state.aside():
+                made = self._symbols.make(number.value, text)
+                self._symbols.note(made, text)
+            self.computed[text] = made, number.symbol
+        made, _ = self.computed[text]
+        return self._find_input(made.node.expr, made)
+
+    def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
+        node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
+        node.meta["example_value"] = symbol
+        return node
+
+    def _spell_expression(self, expr: Any, symbol: Any) -> fx.Node:
+        """Nodes for the size of a tensor that the run made."""
+        if expr.is_Symbol:
+            return self._find_input(expr, symbol)
+        graph = self._state.graph()
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        found = {}
+        for one in sorted(expr.free_symbols, key=str):
+            found[one] = fx.Proxy(self._find_input(one, self._symbols.symbol_of(one)), tracer)
+        last = next(iter(reversed(graph.nodes)))  # torch 2.11 makes no iterator of it
+        proxy = sympy_interp(PythonReferenceAnalysis, found, expr)
+        while last.next.op != "root":
+            last = self._describe(last.next, None)
+        return self._describe(proxy.node, symbol)
+
+    def _find_input(self, expr: Any, symbol: Any) -> fx.Node:
+        """The node of a symbol: an input of the graph."""
+        if expr in self._nodes:
+            return self._nodes[expr]
+        graph, origin = self._state.graph(), self._symbols.origin_of(expr)
+        first = next(iter(graph.nodes), None)
+        if self._placeholders:
+            with graph.inserting_after(self._placeholders[-1]):
+                node = graph.placeholder(str(expr))
+        elif first is not None:
+            with graph.inserting_before(first):
+                node = graph.placeholder(str(expr))
+        else:
+            node = graph.placeholder(str(expr))
+        self._placeholders.append(self._describe(node, symbol))
+        self.inputs[origin] = NumberInput(node.name, origin, symbol)
+        if isinstance(symbol, torch.SymFloat):
+            node = self._describe(graph.call_method("item", (node,)), symbol)
+        self._nodes[expr] = node
+        return node
+
+    @property
+    def last_input(self) -> fx.Node | None:
+        """The last of the graph's inputs that are numbers."""
+        return self._placeholders[-1] if self._placeholders else None
+
+    # --- the end of the run ---
+
+    def plan(self, number: OpenInt | OpenFloat, plan: Callable[[object], PartPlan]) -> PartPlan:
+        """How a call gets a number that the result, or an effect, holds."""
+        if not is_taken(number):
+            self.outputs.append(self._symbols.print(number))
+            return NumberPlan(len(self.outputs) - 1)
+        if number.made is None:
+            return TakenPlan(plan(self._taken[id(number)][1]))
+        return ComputedPlan(number.made[0], tuple(map(plan, number.made[1:])))
+
+    def end(self) -> None:
+        """Let go of the run's numbers."""
+        self._kept.clear()
+        self._taken.clear()
+
+    def forget(self) -> None:
+        """Let go of the run: compiled code may keep this."""
+        del self._state

@@ -1,0 +1,150 @@
+"""Symbols: what stands for the open numbers of a run, in a shape environment of torch's.
+
+Each symbol is a size, a stride or a number of the call: it has an expression that gives its value
+on another call, in the guard function's words, and a place that users know.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
+
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.numbers import is_open
+
+Place = tuple[str, int | None]  # a path, and which of the sizes there
+
+
+class Symbols:
+    """Of one run."""
+
+    def __init__(self, *, takes: bool) -> None:
+        from torch._dynamo.source import ConstantSource  # imports much
+
+        self.name_source = ConstantSource
+        forget_environments()  # of runs that came to nothing
+        # Sizes that are equal by chance may differ, and what values decide on is no size.
+        self.env = ShapeEnv(
+            duck_shape=False,
+            allow_scalar_outputs=takes,
+            allow_dynamic_output_shape_ops=False,
+        )
+        self.closed: set[Place] = set()
+        self._places: dict[Any, Place] = {}
+        self._origins: dict[Any, str] = {}  # in the guard function's words
+        self._symbols: dict[Any, Any] = {}  # as torch has them
+        self._carriers: dict[type, Any] = {}
+
+    def make(self, value: Any, expression: str) -> Any:
+        """A symbol for an int or a float that an expression gives."""
+        source = self.name_source(expression)
+        symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+        make: Any = self.env.create_symintnode
+        if is_exactly(value, float):
+            make = self.env.create_symfloatnode
+        return make(symbol, hint=value, source=source)
+
+    def find_carrier(self, kind: type) -> Any:
+        """A symbol that is there only because torch wants one."""
+        if kind not in self._carriers:
+            self._carriers[kind] = self.make(kind(3), f"taken_{kind.__name__}")
+        return self._carriers[kind]
+
+    @property
+    def carriers(self) -> tuple[Any, ...]:
+        """Symbols that stand for no number of the call."""
+        return tuple(self._carriers.values())
+
+    def note(self, symbol: object, expression: str, place: Place | None = None) -> None:
+        """Remember where a symbol's value comes from."""
+        expr = expression_of(symbol)
+        if not isinstance(expr, int) and expr.is_Symbol:
+            self._origins.setdefault(expr, expression)
+            self._symbols.setdefault(expr, symbol)
+            if place is not None:
+                self._places.setdefault(expr, place)
+
+    def origin_of(self, expr: Any) -> str:
+        """The expression that gives a symbol's value."""
+        return self._origins[expr]
+
+    def symbol_of(self, expr: Any) -> Any:
+        """A symbol as torch has it."""
+        return self._symbols[expr]
+
+    def note_closed(self, symbols: Iterable[Any]) -> None:
+        """These are fixed from now on."""
+        places = map(self._places.get, symbols)
+        self.closed.update(place for place in places if place is not None)
+
+    def list_open(self) -> tuple[str, ...]:
+        """What is still open, each with its symbol."""
+        return tuple(
+            f"{_spell_place(*place)} = {symbol}"
+            for symbol, place in self._places.items()
+            if self.env.replace(symbol).free_symbols
+        )
+
+    def print(self, number: Any) -> str:
+        """A number in the guard function's words."""
+        if not is_open(number):
+            return repr(number)
+        if not is_open_symbol(number.symbol):
+            return repr(number.value)
+        if number.made is None:
+            return f"({_Printer(self._origins).doprint(number.symbol.node.expr)})"
+        function, *operands = number.made
+        return f"{_SPELLED[function].format(*map(self.print, operands))}"
+
+
+_SPELLED = {
+    operator.add: "({} + {})",
+    operator.sub: "({} - {})",
+    operator.mul: "({} * {})",
+    operator.truediv: "({} / {})",
+    operator.floordiv: "({} // {})",
+    operator.mod: "({} % {})",
+    operator.pow: "({} ** {})",
+    operator.neg: "(-{})",
+    operator.pos: "(+{})",
+    operator.abs: "abs({})",
+}
+
+
+class _Printer(PythonPrinter):
+    """Writes expressions as Python, symbols by where they come from."""
+
+    def __init__(self, origins: dict[Any, str]) -> None:
+        super().__init__()
+        self._origins = origins
+
+    def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
+        return self._origins[expr]
+
+
+def forget_environments() -> None:
+    """Empty the caches that torch keeps for all shape environments: they hold each for ever."""
+    for member in vars(ShapeEnv).values():
+        clear = getattr(member, "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
+def is_open_symbol(symbol: object) -> bool:
+    """Whether it is a symbol that isn't fixed."""
+    is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
+    return is_symbol and bool(symbol.node.expr.free_symbols)  # type: ignore[attr-defined]
+
+
+def expression_of(symbol: Any) -> Any:
+    """What torch knows of a symbol; a plain number as it is."""
+    return symbol.node.expr if isinstance(symbol, (torch.SymInt, torch.SymFloat)) else symbol
+
+
+def _spell_place(path: str, dim: int | None) -> str:
+    return path if dim is None else f"{path}.shape[{dim}]"
