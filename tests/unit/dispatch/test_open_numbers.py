@@ -271,8 +271,8 @@ def test_a_comparison_that_symbols_answer_otherwise_than_python_closes_its_numbe
     def beyond_precision(x, shift):  # to symbols this is `shift > 3.5`
         return x * 2 if (shift + 1e16) - 1e16 > 3.5 else x + 1
 
-    shifts = (5.5, 3.3, 2.7, 3.1, 2.9, 3.3)
-    compiled = check_compiles(beyond_precision, calls=[(torch.ones(2), s) for s in shifts])
+    calls = [(torch.ones(2), shift) for shift in (5.5, 3.3, 2.7, 3.1, 2.9, 3.3)]
+    compiled = check_compiles(beyond_precision, calls, traces=5, backend="eager")
     assert "by gt" in str(tripwire.explain(compiled))
 
 
