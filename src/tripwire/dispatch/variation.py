@@ -21,7 +21,8 @@ from torch import nn
 from tripwire.errors import CannotTrace
 from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
-from tripwire.reading.holders import Holder, ItemsKind, Kind, may_plant
+from tripwire.reading.holders import Holder, may_plant
+from tripwire.reading.kinds import ItemsKind, Kind
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace

@@ -20,20 +20,18 @@ from typing import Any
 
 import torch
 
-from tripwire.reading.holders import (
+from tripwire.reading.holders import Holder, TensorFacts, Write
+from tripwire.reading.kinds import (
     ABSENT,
     ELEMENTS,
     AttributesKind,
     ClassDictKind,
     ElementsKind,
-    Holder,
     ItemsKind,
     Kind,
     MembersKind,
     NamesKind,
     SlotsKind,
-    TensorFacts,
-    Write,
 )
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Source

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tripwire.reading.holders import ElementsKind, Holders, Write
+from tripwire.reading.holders import Holders, Write
+from tripwire.reading.kinds import ElementsKind
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, isinstance
 from tripwire.values.sameness import same_plain

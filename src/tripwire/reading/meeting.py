@@ -31,7 +31,8 @@ import torch
 from torch import nn
 
 from tripwire.env import is_library_file
-from tripwire.reading.holders import (
+from tripwire.reading.holders import Holder, Holders
+from tripwire.reading.kinds import (
     ARRAY,
     ATTRIBUTES,
     CELLS,
@@ -47,8 +48,6 @@ from tripwire.reading.holders import (
     SLOTS,
     THREAD_LOCAL,
     WEAK,
-    Holder,
-    Holders,
     LibraryNamesKind,
     TableKind,
     is_link,

@@ -28,17 +28,16 @@ from torch import nn
 from tripwire.env import is_library_module
 from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
-from tripwire.reading.holders import (
+from tripwire.reading.holders import Holder, strong
+from tripwire.reading.kinds import (
     ABSENT,
     ATTRIBUTES,
     CODE,
     MEMBERS,
     SLOTS,
-    Holder,
     LibraryNamesKind,
     NamesKind,
     TableKind,
-    strong,
 )
 from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached
 from tripwire.reading.names import find_global_names

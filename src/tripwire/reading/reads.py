@@ -23,13 +23,13 @@ from torch import nn
 
 from tripwire.env import is_library_file
 from tripwire.reading.bytecode import find_uses
-from tripwire.reading.holders import (
+from tripwire.reading.holders import Holder
+from tripwire.reading.kinds import (
     ABSENT,
     AttributesKind,
     CellsKind,
     ClassDictKind,
     CodeKind,
-    Holder,
     ItemsKind,
     LibraryClassKind,
     LibraryNamesKind,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tripwire.reading.effects import Carried, Counted
-from tripwire.reading.holders import ArrayKind, ElementsKind, ItemsKind, MembersKind
+from tripwire.reading.kinds import ArrayKind, ElementsKind, ItemsKind, MembersKind
 from tripwire.reading.sources import Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.reading.torchstate import (

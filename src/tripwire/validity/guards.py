@@ -19,17 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tripwire.reading.holders import (
-    ARRAY,
-    ATTRIBUTES,
-    ELEMENTS,
-    ITEMS,
-    MEMBERS,
-    SLOTS,
-    WEAK,
-    Holder,
-    Kind,
-)
+from tripwire.reading.holders import Holder
+from tripwire.reading.kinds import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, WEAK, Kind
 from tripwire.reading.meeting import BYTES, PINNED
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet, fingerprint

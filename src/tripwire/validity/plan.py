@@ -17,15 +17,8 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
-from tripwire.reading.holders import (
-    ABSENT,
-    ORDER,
-    CodeKind,
-    ElementsKind,
-    Holder,
-    MembersKind,
-    NamesKind,
-)
+from tripwire.reading.holders import Holder
+from tripwire.reading.kinds import ABSENT, ORDER, CodeKind, ElementsKind, MembersKind, NamesKind
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of

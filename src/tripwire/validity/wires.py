@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tripwire.reading.holders import (
+from tripwire.reading.kinds import (
     ABSENT,
     CellsKind,
     ContextKind,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.reading.holders import ITEMS
+from tripwire.reading.kinds import ITEMS
 from tripwire.reading.sources import Attr, Local
 from tripwire.tracing import tracer
 from tripwire.validity import plan
