@@ -90,9 +90,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
         takes_unsized = any(given in unsized for given in node.all_input_nodes)
         if facts.makes_size or (takes_unsized and facts.sized_by_values):
             unsized.add(node)
-        found = facts.as_it_is or (_SIZE if facts.makes_size else None) or _find_number(node)
-        if found is LEAF and node not in shown:
-            found = None
+        found = None if facts.as_it_is is LEAF and node not in shown else facts.as_it_is
+        found = found or (_SIZE if facts.makes_size else None) or _find_number(node)
         if found is None and takes_unsized:
             found = _SIZED
         if found is None and _loses_gradient(node):

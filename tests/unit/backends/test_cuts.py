@@ -457,6 +457,39 @@ def test_what_comes_before_and_after_is_compiled() -> None:
     assert [len(part) for part in parts] == [3, 3]
 
 
+def _span_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    span = torch.tensor(x.shape[0])
+    return weight[4 - span : 4 + span, :] * 2 + x.sum()
+
+
+def _rows_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight[torch.tensor(x.shape[0]) :].relu()
+
+
+def _columns_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight[:, : torch.tensor(x.shape[0])] + 1
+
+
+def _narrowed_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight.narrow(0, 0, int(torch.tensor(x.shape[0]))) * 3
+
+
+def _counted_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight[: (x > -100).sum() // 3].exp()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("fn", [_span_of, _rows_of, _columns_of, _narrowed_by, _counted_by])
+def test_a_parameter_s_part_whose_size_is_in_a_tensor_under_no_grad(fn, backend) -> None:
+    # A view of a leaf that is made under no_grad is a leaf itself, which alone is no cut.
+    weight = nn.Parameter(torch.randn(8, 3))
+    fast = tripwire.compile(fn, backend=backend)
+    with torch.no_grad():
+        for size in (2, 2, 3, 3, 1, 2, 3):
+            x = torch.randn(size, 3)
+            torch.testing.assert_close(fast(x, weight), fn(x, weight))
+
+
 def test_gradients_that_are_asked_for_inside_leave_the_graph_whole() -> None:
     def forces(x):
         place = x.detach().requires_grad_()
