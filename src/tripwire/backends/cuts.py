@@ -27,8 +27,8 @@ from tripwire.backends.rounds import one_round
 from tripwire.reading.tensors import TensorMeta, meta_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import GETATTR, Target, words
+from tripwire.tracing.fxnodes import LEAF
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.recorder import LEAF
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.validity.probes import is_random

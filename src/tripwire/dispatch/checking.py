@@ -21,8 +21,8 @@ from tripwire.reading.sources import Local
 from tripwire.reading.structure import iter_tensors
 from tripwire.reading.tensors import iter_given
 from tripwire.tracing.result import Input, Trace
+from tripwire.tracing.session import Run
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
-from tripwire.tracing.tracer import Run
 from tripwire.values.classes import isinstance
 
 _DRAWN = (

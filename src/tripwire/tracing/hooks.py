@@ -1,25 +1,19 @@
-"""Hooks: what of foreign code is patched while a run is observed.
+"""Hooks: what of torch is patched while a run is observed.
 
 A torch-function mode doesn't see everything. While at least one thread traces, these are
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
-tensor subclassing, `set_`, autocast and inference mode, and checkpointing. Each patch asks for
-the calling thread's state first and steps aside where there is none. The last tracer to leave
-puts back what was there.
+tensor subclassing, `set_`, autocast and inference mode, and checkpointing; and what
+pythonhooks.py has of Python. Each patch asks for the calling thread's state first and steps aside
+where there is none. The last tracer to leave puts back what was there.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
-import importlib
-import json
-import operator
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -32,23 +26,16 @@ from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
-from tripwire.ranges import SourceRange, is_library_caller
-from tripwire.reading.account import RECORDED
-from tripwire.reading.reader import add_go_between
+from tripwire.ranges import SourceRange
 from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
+from tripwire.tracing import pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
 from tripwire.tracing.forwards import Functions, find_backward, find_functions
-from tripwire.tracing.recorder import (
-    AUTOCAST_BY_HAND,
-    CHECKPOINT_WRITES,
-    Recorder,
-    build_arguments,
-    note_failure,
-    record,
-)
+from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
+from tripwire.tracing.recorder import Recorder, note_failure
 from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import (
     CURRENT,
@@ -60,17 +47,14 @@ from tripwire.tracing.state import (
 )
 from tripwire.values.callables import all_codes
 from tripwire.values.classes import (
-    MADE_BY_PYTHON,
-    find_in_class,
-    ids_of,
     isinstance,
-    name_of,
     short_name_of,
 )
-from tripwire.values.numbers import OpenInt, close_values, is_open
+from tripwire.values.numbers import close_values
 from tripwire.writes.patches import Patch, Patches
 
-_ABSENT = object()
+# What a hook calls in the library is what the user called.
+FILES = frozenset({__file__, pythonhooks.__file__})
 
 
 @contextmanager
@@ -419,136 +403,6 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
     return has_torch_function
 
 
-# --- attribute names that are computed ------------------------------------------------------------
-
-
-_GETATTR = getattr
-
-
-def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Names in code are read off the code; names that are computed are noted here."""
-    stores = plain.__name__ in ("setattr", "delattr")
-
-    @functools.wraps(plain)  # pickles as what it stands for
-    def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
-        state = CURRENT.state
-        if state is not None and isinstance(name, str):
-            state.computed_names.add(str(name))
-            state.reach.see_computed(str(name))
-            if stores and isinstance(owner, ModuleType):  # seen before it is written
-                state.reach.walk_names(frozenset({str(name)}))
-            elif name in MADE_BY_PYTHON and plain is _GETATTR:
-                state.reach.walk_made_of(owner, str(name))
-        return plain(owner, name, *rest)
-
-    return by_name
-
-
-add_go_between(
-    next(c for c in _wrap_by_name.__code__.co_consts if getattr(c, "co_name", None) == "by_name")
-)
-
-
-# --- numbers that objects have by their identity --------------------------------------------------
-
-
-def _wrap_hash(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """What hashes by identity has another number where it is another object."""
-
-    @functools.wraps(plain)
-    def hashed(value: Any, /) -> Any:
-        state = CURRENT.state
-        if state is not None and state.quiet and not is_library_caller(1):
-            if _has_own_number(state, value):
-                where = state.capture_range(1)
-                state.refuse(Refusal("reads-identity", _HASHED.format(name_of(type(value))), where))
-        return plain(value)
-
-    return hashed
-
-
-_HASHED = (
-    "`hash` of a {} depends on which object it is, and the next call may have another one. Keep "
-    "a name or a number of your own in the object."
-)
-
-
-def _has_own_number(state: TracingState, value: Any) -> bool:
-    """Whether `hash` tells this object from equal ones, and the next call may have another."""
-    cls = type(value)
-    if cls is tuple or cls is frozenset:
-        return any(_has_own_number(state, item) for item in value)
-    if cls is float or issubclass(cls, (type, ModuleType, BuiltinFunctionType)):
-        return bool(value != value)  # nan
-    if issubclass(cls, torch.Tensor):
-        known = state.values.find(value)
-        return known is None or not any(known.sources.values())
-    by_identity = (
-        find_in_class(cls, "__hash__") is object.__hash__ or id(cls) in _HASHES_WHAT_IT_HAS
-    )
-    return by_identity and not state.reach.is_anchored(value)
-
-
-_HASHES_WHAT_IT_HAS = ids_of(MethodType, weakref.ref)
-
-
-# --- numbers that are open ------------------------------------------------------------------------
-
-
-def _wrap_json_default(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """JSON knows the numbers of Python alone, and asks here for all others."""
-
-    @functools.wraps(plain)
-    def default(self: Any, value: Any) -> Any:
-        if is_open(value):
-            return operator.index(value) if type(value) is OpenInt else float(value)
-        return plain(self, value)
-
-    return default
-
-
-# --- environment variables ------------------------------------------------------------------------
-
-
-def _wrap_environment_item(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def get_item(self: Any, key: Any) -> Any:
-        state = CURRENT.state
-        if state is not None and state.environment is not None and isinstance(key, str):
-            state.environment.add(key)
-        return plain(self, key)
-
-    return get_item
-
-
-def _wrap_environment(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def read_all(self: Any) -> Any:
-        state = CURRENT.state
-        if state is not None:
-            state.environment = None
-        return plain(self)
-
-    return read_all
-
-
-# --- modules that are imported by name ------------------------------------------------------------
-
-
-def _wrap_import(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`import` statements are read off the code; `importlib.import_module` passes here."""
-
-    def import_by_name(name: str, package: Any = None, level: int = 0) -> Any:
-        module = plain(name, package, level)
-        state, CURRENT.state = CURRENT.state, None  # what the walk asks isn't the run's
-        try:
-            if state is not None:
-                state.reach.walk_import(module.__name__)
-        finally:
-            CURRENT.state = state
-        return module
-
-    return import_by_name
-
-
 # --- contexts ----------------------------------------------------------------------------------
 
 
@@ -692,14 +546,5 @@ PATCHES = (
     ),
     Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
 )
-PYTHON_PATCHES = (
-    Patch(os._Environ, "__getitem__", _wrap_environment_item),
-    Patch(os._Environ, "__iter__", _wrap_environment),
-    Patch(os._Environ, "__len__", _wrap_environment),
-    *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
-    Patch(builtins, "hash", _wrap_hash),
-    Patch(json.JSONEncoder, "default", _wrap_json_default),
-    Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
-)
 _OF_TORCH = Patches(lambda: PATCHES)
-_OF_PYTHON = Patches(lambda: PYTHON_PATCHES)
+_OF_PYTHON = Patches(lambda: pythonhooks.PATCHES)

@@ -27,8 +27,8 @@ from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.fakes import Fakes, are_alike
 from tripwire.tracing.formulas import Formulas
+from tripwire.tracing.fxnodes import add_branch
 from tripwire.tracing.opening import LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
-from tripwire.tracing.recorder import add_branch
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.sweep import Sweep
 from tripwire.tracing.symbols import Symbols, forget_environments, is_open_symbol

@@ -8,15 +8,18 @@ saw, all shapes that follow from it are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
-from tripwire.reading.tensors import iter_given
+from tripwire.ranges import SourceRange
+from tripwire.reading.tensors import TensorMeta, iter_given
 from tripwire.rulebook.rules import Call, words
 from tripwire.tracing.branches import Branch
-from tripwire.tracing.state import TracingState
+from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.values.classes import isinstance
 
 
@@ -127,3 +130,50 @@ def _bounds(value: Any) -> list[Any]:
 
 def _iter_masks(index: Any) -> Iterator[torch.Tensor]:
     return (t for t in iter_given(index) if t.dtype in (torch.bool, torch.uint8))
+
+
+def ask_tensor(name: str, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+    """What a tensor answers under a name: an attribute, or a method's result."""
+    answer = getattr(tensor, name)
+    return answer(*args, **kwargs) if callable(answer) else answer
+
+
+def find_deciders(
+    state: TracingState,
+    rule: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    where: SourceRange,
+) -> tuple[tuple[Branch, ...] | None, bool]:
+    """What decides on the shape of a call's result by values; None: nothing but the result.
+
+    And whether this very call makes a size of values. Custom operators say so to compilers.
+    """
+    if rule.opaque:
+        return None, rule.as_it_is is not None
+    decisive = find_decisive(rule, args, kwargs)
+    if decisive is None:
+        return None, True
+    inherited = find_inherited(state, rule, args, kwargs)
+    if not decisive:
+        return inherited, False
+    found = []
+    for op, tensor in decisive:
+        node, take = state.node_of(tensor), functools.partial(_take_number, op)
+        value, scope = take(tensor), state.scopes.current
+        found.append(Branch(op, take, (node,), (node,), {}, value, where, scope, state.writes))
+    return (*inherited, *found), True
+
+
+def _take_number(op: str, tensor: torch.Tensor) -> object:
+    value = getattr(tensor.detach(), op)()
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def shape_of(state: TracingState, node: fx.Node) -> Branch:
+    """The shape of a call's result, as it was made."""
+    facts: NodeFacts = node.meta[FACTS]
+    assert isinstance(facts.value, TensorMeta)
+    shape, take = torch.Size(facts.value.shape), functools.partial(ask_tensor, "shape")
+    where, scope = facts.where, facts.scope
+    return Branch("shape", take, (node,), (node,), {}, shape, where, scope, state.writes)

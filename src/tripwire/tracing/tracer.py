@@ -2,71 +2,49 @@
 
 The run is the call: its result is the real one, and the user's code runs once (L4). An
 exception of the user's comes out as it is. A refusal stops recording, not the run.
+
+On request a trace is checked: the function runs again, then the graph, and both are compared. The
+second run and the graph start from equal values: arguments as they were before the first run,
+everything else as the first run left it, which is put back afterwards, as are the random
+generators. A trace that fails there depends on something that it doesn't hold: a counter, a
+clock, an effect.
 """
 
 from __future__ import annotations
 
-import dis
-import gc
-import importlib.util
-import inspect
+import difflib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from types import CodeType, FunctionType, GeneratorType, TracebackType
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
+from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_file, is_own_code
-from tripwire.errors import CannotTrace, TracerWarning
+from tripwire.errors import CannotTrace, TraceDiffers, TracerWarning
 from tripwire.phases import OBSERVE, TRACE
-from tripwire.reading.binding import Binding, build_binding
-from tripwire.reading.bytecode import find_uses
-from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
-from tripwire.reading.holders import Write
-from tripwire.reading.reads import ReadSet, fingerprint
-from tripwire.reading.sources import Local, Running, Source
+from tripwire.reading.binding import build_binding
+from tripwire.reading.sources import Local, Roots
 from tripwire.reading.structure import (
     Planner,
-    Unbuildable,
     build_skeleton,
-    holds_mutable,
+    find_difference,
     iter_tensors,
 )
-from tripwire.reading.tensors import TensorMeta, storage_of, version_of
-from tripwire.reading.torchstate import (
-    Answer,
-    ask_all,
-    find_changes,
-    sample_quickly,
-    sample_torch_state,
-)
+from tripwire.reading.torchstate import sample_quickly
 from tripwire.rulebook.refusals import Refusal, Refused
-from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import hooks
-from tripwire.tracing.check import check_trace, copy_arguments
 from tripwire.tracing.modes import sample_contexts, sample_depth
-from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.opening import OPEN_INPUT, Opening
-from tripwire.tracing.recorder import Recorder, recording, stop_recording
-from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
-from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
-from tripwire.values.contents import own_dict
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One observed execution: the real result, and the trace or why there is none."""
-
-    result: object
-    trace: Trace | None
-    refusal: Refusal | None
-    modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
-    torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
-    outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
+from tripwire.tracing.opening import Opening
+from tripwire.tracing.result import Trace
+from tripwire.tracing.session import Run, Session, run_user
+from tripwire.tracing.state import CURRENT, TracingState
+from tripwire.values.classes import isinstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +123,14 @@ class Tracer:
             state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
             state.name_fn = self.name_fn
             state.target = fn
-            state.ends = (_run_user.__code__, hooks.CALL_IN_SCOPE)
+            state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
             state.quiet = complete
             if opening is not None:
                 from tripwire.tracing.shadow import Shadow  # imports much
 
                 state.shadow = Shadow(state, opening)
             try:
-                session = _Session(
+                session = Session(
                     state, binding, bound, binding.expressions(args, kwargs), complete
                 )
             except ReferenceError:  # nothing of the user's has run yet
@@ -195,11 +173,6 @@ _GONE = "an argument is, or holds, a weak proxy of an object that no longer exis
 _UNBOUND = "the callable takes other arguments than its signature says."
 
 
-def _run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Source ranges end at this frame."""
-    return fn(*args, **kwargs)
-
-
 def _is_own_fault(trace: TracebackType | None) -> bool:
     """Whether an exception comes out of tripwire, or of the library on its behalf.
 
@@ -209,7 +182,7 @@ def _is_own_fault(trace: TracebackType | None) -> bool:
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_own_code(code):
-            own, in_hook = True, code.co_filename == hooks.__file__
+            own, in_hook = True, code.co_filename in hooks.FILES
         elif in_hook or not is_library_file(code.co_filename):
             own = False
         trace = trace.tb_next
@@ -228,545 +201,106 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-class _Session:
-    """One run: prepares a state, executes, freezes."""
+# --- checking a trace ---
 
-    def __init__(
-        self,
-        state: TracingState,
-        binding: Binding,
-        bound: dict[str, object],
-        expressions: dict[str, str],
-        complete: bool,
-    ) -> None:
-        self.state = state
-        self.binding = binding
-        self.bound = bound
-        self.expressions = expressions
-        self.complete = complete
-        self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
-        self.codes: list[CodeType] = []
-        self.adopted: set[int] = set()  # those of them that may run out of sight, by identity
-        self.blind = Observer.blind
-        self.recorder: Recorder | None = None
-        self.namespaces: dict[str, dict[str, Any]] = {}
-        self.skeletons = {
-            str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
-        }
-        self._started: set[int] = set()
-        self.before = sample_torch_state()
-        self.answers = ask_all()
-        for value, source in binding.sources(bound):
-            anchored = isinstance(source, Local) and source.name not in expressions
-            for tensor, path in iter_tensors(value, source):
-                known = state.values.add(tensor)
-                known.sources.setdefault(path, anchored)
-                if known.node is None:
-                    state.lift(tensor, known)
-        for name, value in bound.items():
-            state.reach.walk(value, Local(name), name not in expressions)
-        function = binding.function
-        if function is not None:
-            if binding.owner is None:
-                state.reach.walk_traced(function)
-            state.reach.known_code.add(id(function.__code__))
-            self.on_start(function.__code__, function.__globals__)
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-    def on_start(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Reach the globals that a function names, when it first starts."""
-        if id(code) in self._started:  # the traced one was reached before the run
-            return
-        self._started.add(id(code))
-        function = self.binding.function
-        own = function is not None and namespace is function.__globals__
-        module = "" if own else str(namespace.get("__name__", "?"))
-        while self.namespaces.setdefault(module, namespace) is not namespace:
-            module += "'"  # another namespace has the same name
-        self.state.run_aside(self._reach_from, code, namespace, module)
 
-    def on_library_start(self, code: CodeType) -> None:
-        """A function of torch's or the standard library's starts for the first time."""
-        self.state.run_aside(self.state.reach.walk_library_code, code)
+def copy_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Arguments with fresh tensors; one tensor in two places stays one."""
+    copies: dict[int, torch.Tensor] = {}
 
-    def _reach_from(self, code: CodeType, namespace: dict[str, Any], module: str) -> None:
-        reach = self.state.reach
-        reach.walk_function(code, namespace, module)
-        for name in find_uses(code).imports:
-            reach.walk_import(_resolve(name, namespace))
-        if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
-            self._adopt(code)
-        reach.known_code.update(id(const) for const in code.co_consts if type(const) is CodeType)
+    def fresh(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+        return copies[id(value)]
 
-    def _adopt(self, code: CodeType) -> None:
-        """Reach the functions with this code: no path that was walked leads to one."""
-        for function in gc.get_referrers(code):
-            if isinstance(function, FunctionType) and function.__code__ is code:
-                self.state.reach.walk(function, Running(function.__qualname__), True)
+    copied: Arguments = pytree.tree_map(fresh, (args, kwargs))
+    return copied
 
-    def on_impure(self, refuse: Refuse) -> None:
-        """A C function is called that does more than compute."""
-        self.on_refused(refuse)
 
-    def on_refused(self, refuse: Refuse) -> None:
-        """A function of torch's that can't be followed starts."""
-        self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
-        if refuse is COMPILED:  # Dynamo would look into every patch
-            hooks.uninstall(self)
-        else:
-            hooks.release(self)
-        # Open numbers may still go to torch, which must get plain ones.
-        if self.recorder is not None and CURRENT.kept is None and self.state.shadow is None:
-            self.recorder.leave()
-
-    def open_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with open numbers among them."""
-        shadow = self.state.shadow
-        if shadow is None:
-            return args, kwargs
-        positional, named = list(args), dict(kwargs)
-        for name, expression in self.expressions.items():
-            opened = shadow.open_number(self.bound[name], str(Local(name)))
-            if opened is not self.bound[name]:
-                exec(
-                    f"{expression} = opened",
-                    {"args": positional, "kwargs": named, "opened": opened},
-                )
-        return tuple(positional), named
-
-    def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            CURRENT.tracing = True
-            observer = self.state.observer = observing(self, watch_calls=self.complete)
-            with hooks.installed(self), observer, recording(self.state) as self.recorder:
-                self.state.reach.reader.start()
-                result = _run_user(fn, args, kwargs)
-            self.state.reach.reader.stop()
-            CURRENT.tracing = False
-        except BaseException:
-            self._leave_all()
-            raise
-        return result
-
-    def _leave_all(self) -> None:
-        """Leave once more whatever was entered: an interrupt may have hit the leaving itself."""
-        CURRENT.tracing = False
-        self.state.reach.reader.stop()
-        stop_recording(self.state)
-        if self.state.observer is not None:
-            self.state.observer.stop()
-        hooks.uninstall(self)
-
-    def leave(self) -> None:
-        """Keep the code that ran, and let go of the observer: what was reached must die in time."""
-        observer, self.state.observer = self.state.observer, None
-        self.recorder = None
-        self.state.reach.close()
-        if observer is not None:
-            self.blind = observer.blind
-            self.codes = observer.codes()
-            self.adopted = observer.adopted
-            observer.forget()
-
-    def freeze(self, result: object, torch_state: tuple[object, ...]) -> Run:
-        """The finished run as a Trace, or its refusal."""
-        state = self.state
-        try:
-            self._check_torch_state()
-            self._check_exposed_memory()
-            for tensor, known in state.values.live():
-                if known.version != version_of(tensor):
-                    state.check_seen(tensor, known)
-            if state.refusal is None:
-                trace = self._build(result)
-                modules, outputs = tuple(state.modules), tuple(self._outputs)
-                return Run(trace.result, trace, None, modules, torch_state, outputs)
-        except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, refused.where))
-        return Run(self._settle(result), None, state.refusal, tuple(state.modules))
-
-    def _settle(self, result: object) -> object:
-        """A result with plain numbers in the place of open ones; the user's objects as well."""
-        return result if self.state.shadow is None else self.state.shadow.settle(result)
-
-    def _check_torch_state(self) -> None:
-        for answer in self.answers:
-            if not answer.flag.is_libraries:
-                self._check_answer(answer)
-        if any(generator.initial_seed() != seed for generator, seed in self.state.reach.generators):
-            raise Refused("generator-reseeded", "a torch.Generator was seeded by the run.")
-        changed = set(find_changes(self.before)) - {"grad mode"}
-        if changed:
-            raise Refused(
-                "torch-state-changed",
-                f"the function leaves torch's {', '.join(sorted(changed))} changed, and the "
-                "graph wouldn't. Set it outside, or restore it before returning.",
-            )
-
-    def _check_answer(self, answer: Answer) -> None:
-        if answer.seen is not None and answer.flag.get() != answer.seen:
-            raise Refused(
-                answer.flag.slug,
-                f"the function leaves {answer.flag.name} changed, and a compiled call "
-                "wouldn't. Set it outside, or restore it before returning.",
-            )
-
-    def _check_exposed_memory(self) -> None:
-        for tensor, version, value in self.state.exposed:
-            same = (tensor == value) | ((tensor != tensor) & (value != value))  # nan is nan
-            if version_of(tensor) != version or not bool(same.all()):
-                raise Refused(
-                    "tensor-memory",
-                    "a tensor's memory went to NumPy and was changed afterwards; the graph can't "
-                    "tell by whom. Use tensor.clone().numpy(), or change the tensor with torch.",
-                )
-
-    def _build(self, result: object) -> Trace:
-        state = self.state
-        name = self.binding.name
-        if isinstance(result, GeneratorType) or find_in_class(type(result), "__await__"):
-            raise Refused(
-                "lazy-result",
-                f"{name} returned a {name_of(type(result))}, whose code hasn't run yet. "
-                "Return a list or a tuple.",
-            )
-        reads = self._reads()
-        if self.complete:
-            self._check_reads(reads)
-            self._check_tables()
-            self._check_libraries(reads)
-        writes = list(state.reach.holders.find_writes())
-        self._writes = writes
-        if self.complete:
-            state.reach.holders.check_unwritten(writes)
-        planner = self._planner(writes)
-        effects = None
-        try:
-            if self.complete:
-                facts_of = state.reach.holders.facts_of
-                own, inner = state.inner.split(writes)
-                shadow = state.shadow
-                effects = plan_effects(
-                    own,
-                    reads,
-                    planner.plan,
-                    facts_of,
-                    self._attributes_of,
-                    inner,
-                    None if shadow is None else shadow.is_open_at,
-                )
-            plan = planner.plan(result)
-            divisors = () if state.shadow is None else tuple(state.shadow.divisors.values())
-            self._divisors = tuple(map(planner.plan, divisors))
-            if effects is not None:
-                effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
-        except Unbuildable as error:
-            raise Refused(
-                "unbuildable-result",
-                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
-                "dataclasses or plain objects.",
-            ) from None
-        tensors = self._outputs = planner.tensors
-        outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
-        graph = state.graph()
-        graph.output(outputs)
-        _drop_unused_parts(state)
-        if self.complete:
-            _drop_unused_inputs(state)
-        inputs = self._inputs()
-        result = self._settle(result)
-        if effects is None or not effects.steps:
-            self._check_result(result, tensors, inputs)
-        return Trace(
-            name=name,
-            inputs=inputs,
-            outputs=plan,
-            result=result,
-            branches=tuple(state.branches),
-            effects=tuple(map(Effect, dict.fromkeys(write.source for write in writes))),
-            reads=reads,
-            constants=tuple(state.constants),
-            torch_state=self.before,
-            strides_matter=state.strides_matter,
-            requires_grad_matters=state.requires_grad_matters,
-            binding=self.binding,
-            namespaces=self.namespaces,
-            skeletons=self.skeletons,
-            shadow=state.shadow,
-            completion=None if effects is None else self._completion(effects, planner, reads),
-            _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
+def check_trace(
+    trace: Trace,
+    run_again: Callable[[tuple[Any, ...], dict[str, Any]], Run],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> None:
+    """Raise TraceDiffers where a second run, or the graph, disagrees with the first."""
+    again_args, again_kwargs = copy_arguments(args, kwargs)
+    with _undone(trace, trace.bind(*again_args, **again_kwargs)):
+        again = run_again(again_args, again_kwargs)
+    if again.trace is None:
+        raise TraceDiffers(
+            f"{trace.name}: a second run can't be traced: {again.refusal}.", slug="graph-differs"
         )
-
-    def _planner(self, writes: list[Write]) -> Planner:
-        written = {id(write.holder.owner) for write in writes}
-        if self.complete:  # effects come first, and leave what was written as it should be
-            fresh = self.state.reach.fresh
-            shadow = self.state.shadow
-            return Planner(
-                self.state.reach.find_source,
-                hold=lambda value: None if id(value) in fresh else refer_to(value),
-                plan_number=None if shadow is None else shadow.formulas.plan,
-            )
-        return Planner(self.state.reach.find_source, lambda value: id(value) in written)
-
-    def _reads(self) -> ReadSet:
-        reach = self.state.reach
-        # What Python made for a class was reached when somebody asked that very class for it.
-        reach.walk_names(frozenset(self.state.computed_names) - MADE_BY_PYTHON)
-        codes = self.codes
-        function = self.binding.function
-        if function is not None and not any(code is function.__code__ for code in codes):
-            codes.insert(0, function.__code__)
-        # Library code is asked by the user's for annotations and fields of the user's classes.
-        reach.walk_names(reach.find_made(name for c in codes for name in find_uses(c).attributes))
-        return ReadSet(reach, codes, frozenset(self.state.computed_names), self.adopted)
-
-    def _check_reads(self, reads: ReadSet) -> None:
-        """Refuse reads that can't be seen (L2)."""
-        if self.blind:
-            raise Refused("not-observed", self.blind)
-        if self.state.reach.reader.has_lost_sight:
-            raise Refused(
-                "not-observed",
-                "the run changed how attributes of a class are looked up, and what it read "
-                "afterwards wasn't seen.",
-            )
-        if reads.refused is not None:
-            name, place = reads.refused
-            raise Refused(
-                "reads-frames",
-                f"{place}: `{name}` looks at frames, namespaces or code as a whole, so tripwire "
-                "can't tell what it reads.",
-            )
-        if self.state.attribute_at is not None and reads.compares_identity:
-            raise Refused(
-                "reads-identity",
-                "the function takes `.grad` or `._base` of a tensor here, and compares with "
-                "`is`. Which tensor that is may differ at the next call. Compare outside.",
-                self.state.attribute_at,
-            )
-        for refuse, place in self.state.reach.handed_on:
-            raise Refused(refuse.slug, f"{place}: {refuse.reason}")
-        for value, path in self.state.reach.opaque:
-            if reads.is_read(value, path):
-                raise Refused(
-                    "hidden-state",
-                    f"{path} is a {name_of(type(value))}: Python doesn't show its state, so "
-                    "tripwire can't notice a change. Read what you need from it outside.",
-                )
-
-    def _attributes_of(self, value: object) -> dict[str, object]:
-        """What Python had put on a tensor before the run."""
-        return self.state.attributes.get(id(value), (None, {}))[1]
-
-    def _plan_marks(self, planner: Planner) -> list[EffectStep]:
-        """Attributes that the run puts on tensors, on those that it returns or stores as well."""
-        steps: list[EffectStep] = []
-        for tensor, known in self.state.values.live():
-            if known.sources:
-                marks = list(plan_marks(tensor, self._attributes_of(tensor), planner.plan))
-                if marks and any(known.sources.values()):
-                    raise Refused(
-                        "tensor-attribute",
-                        f"the run sets an attribute of the tensor {next(iter(known.sources))}, "
-                        "which is the same on every call. Set it before the first call, or keep "
-                        "it elsewhere.",
-                    )
-                steps += marks
-        for tensor in planner.tensors:  # grows: an attribute may hold more tensors
-            found = self.state.values.find(tensor)
-            if found is None or not found.sources:
-                steps += plan_marks(tensor, {}, planner.plan)
-        return steps
-
-    def _check_tables(self) -> None:
-        for module, table, path, _ in self.state.reach.empty_tables:
-            if (own_dict(module) or {}).get(table):
-                raise Refused(
-                    "module-changed",
-                    f"the run put something into {path}.{table}, which was empty: a hook, a "
-                    "parameter, a buffer or a submodule. Do it before the first call.",
-                )
-
-    def _check_libraries(self, reads: ReadSet) -> None:
-        for holder, key in self.state.reach.holders.find_library_writes(reads.stored):
-            raise Refused(
-                "library-changed",
-                f"the run sets {holder.step(key)}, which all other code can see. Keep it in a "
-                "module or a class of your own.",
-            )
-
-    def _completion(self, effects: Effects, planner: Planner, reads: ReadSet) -> Completion:
-        reach = self.state.reach
-        paths = [write.holder.path for write in self._writes if not write.holder.anchored]
-        return Completion(
-            effects,
-            tuple(dict.fromkeys([*paths, *planner.fetched])),
-            self.shape,
-            self._environment(reads),
-            self._find_answers(reads),
-            self.expressions,
-            self.bound,
-            reach,
-            tuple(known() for _, known in self.state.inputs),
-            tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
-            tuple(self._find_asked()),
-            {key: attributes for key, (_, attributes) in self.state.attributes.items()},
-            self._asks_for_types(),
-            sum(count * least for count, least in self.state.durations.values()),
-            sum(least for count, least in self.state.durations.values() if count == 1),
-            frozenset(planner.handed_out),
-            self._divisors,
-        )
-
-    def _asks_for_types(self) -> bool:
-        users = (code for code in self.codes if not is_library_file(code.co_filename))
-        return any(
-            "type" in code.co_names and not is_own_code(code) and _tells_types(code)
-            for code in users
-        )
-
-    def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
-        """State that Python could ask for its form, and that no recorded call got."""
-        lifted = {id(known) for _, known in self.state.inputs}
-        written = {str(write.source) for write in self._writes}
-        for tensor, known in self.state.values.live():
-            if id(known) not in lifted:
-                anchored = (path for path, is_anchored in known.sources.items() if is_anchored)
-                paths = (path for path in anchored if not written or str(path) not in written)
-                path = next(paths, None)
-                if path is not None:
-                    yield tensor, path
-
-    def _environment(self, reads: ReadSet) -> frozenset[str] | None:
-        variables = self.state.environment
-        if variables is None or "environb" in reads.names:  # which reads them all, in bytes
-            return None
-        return frozenset(variables)
-
-    def _find_answers(self, reads: ReadSet) -> tuple[Answer, ...]:
-        """What the executed code may have asked for, by its names."""
-        named = reads.names | reads.uses.globals.keys()
-        homes = self.state.reach.homes
-        asked = [answer for answer in self.answers if answer.flag.may_be_asked(named, homes)]
-        for answer in asked:
-            self._check_answer(answer)
-        # None: the module in question was first imported by the run.
-        return tuple(a if a.seen is not None else a.flag.answer() for a in asked)
-
-    def _check_result(
-        self,
-        result: object,
-        tensors: list[torch.Tensor],
-        inputs: tuple[Input, ...],
-    ) -> None:
-        name, strict = self.binding.name, self.state.strict
-        written = any(wanted.written for wanted in inputs)
-        if result is None and (strict or not written):
-            raise Refused(
-                "returns-nothing",
-                f"{name} returned None"
-                + (": strict tracing wants a result." if written else ", and changed no tensor.")
-                + " A graph can't hold side effects alone. Return the tensors that it computes.",
-            )
-        if not tensors and not written:
-            raise Refused(
-                "no-tensors",
-                f"{name} returned no tensor ({fingerprint(result)}), so there is no graph to run. "
-                "A graph computes tensors, not Python values.",
-            )
-        if strict and holds_mutable(result):
-            raise Refused(
-                "mutable-result",
-                f"{name} returned a list or a dict. Strict tracing allows tensors and tuples "
-                "only, since a caller could change the others. Use strict=False.",
-            )
-
-    def _inputs(self) -> tuple[Input, ...]:
-        rows = []
-        for node, known in self.state.inputs:
-            tensor = known()
-            facts: NodeFacts = node.meta[FACTS]
-            assert isinstance(facts.value, TensorMeta)
-            traits = self.state.traits[node]
-            node.meta[STATE] = any(known.sources.values())
-            if self.state.shadow is not None:
-                found = map(self.state.shadow.fakes.opened.get, map(str, known.sources))
-                node.meta[OPEN_INPUT] = next(filter(None, found), None)
-            node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
-            rows.append(
-                Input(
-                    node.name,
-                    *_first_and_others(known.sources),
-                    facts.value,
-                    traits,
-                    tensor is not None and self._is_written(node, tensor),
-                )
-            )
-        return tuple(rows)
-
-    def _is_written(self, node: fx.Node, tensor: torch.Tensor) -> bool:
-        if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
-            return True
-        return storage_of(tensor) in self.state.written_storages
+    _compare_graphs(trace, again.trace)
+    graph_args, graph_kwargs = copy_arguments(args, kwargs)
+    with _undone(trace, trace.bind(*graph_args, **graph_kwargs)):
+        result = trace(*graph_args, **graph_kwargs)
+    _compare(trace, "result", again.result, result, rtol, atol)
+    _compare(trace, "arguments", (again_args, again_kwargs), (graph_args, graph_kwargs), rtol, atol)
 
 
-def _tells_types(code: CodeType) -> bool:
-    """Whether a function may tell an open number by its type. `type(self).count` doesn't."""
-    steps = [
-        (step.opname, step.argval)
-        for step in dis.get_instructions(code)
-        if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
-    ]
-    attributes = () if "builtins" in code.co_names else ("LOAD_ATTR", "LOAD_METHOD")
-    for index, (opname, name) in enumerate(steps):
-        if name == "type" and opname not in attributes:
-            following = [*steps[index + 1 : index + 4], ("", None)]
-            is_call = following[0][0].startswith("LOAD_FAST") and following[1] == ("CALL", 1)
-            opname, attribute = following[2]
-            if not is_call or opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
-                return True
-            if hasattr(int, attribute) or hasattr(float, attribute):
-                return True
-    return False
-
-
-def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:
-    first, *others = sources
-    return first, tuple(others)
-
-
-def _drop_unused_parts(state: TracingState) -> None:
-    """Parts of multi-output calls that neither the graph nor a branch uses."""
-    used = {node for branch in state.branches for node in branch.inputs}
-    for node in reversed(state.parts):
-        if not node.users and node not in used:
-            state.graph().erase_node(node)
-
-
-def _drop_unused_inputs(state: TracingState) -> None:
-    """Tensors that came with the call and that the run did nothing with."""
-    used = {node for branch in state.branches for node in branch.inputs}
-    for node, known in tuple(state.inputs):
-        if not node.users and node not in used:
-            state.graph().erase_node(node)
-            state.inputs.remove((node, known))
-
-
-def _class_name(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name) or "traced"
-
-
-def _resolve(name: str, namespace: dict[str, Any]) -> str:
-    """The whole name of a module that code imports; one with dots is relative to its package."""
-    if not name.startswith("."):
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        own = str(namespace.get("__name__", ""))
-        package = own if "__path__" in namespace else own.rpartition(".")[0]
+@contextmanager
+def _undone(trace: Trace, roots: Roots) -> Iterator[None]:
+    """Undo what a run does to the graph's inputs and to the random generators."""
+    written = [wanted for wanted in trace.inputs if wanted.written]
+    before = [(wanted.source.fetch(roots), wanted) for wanted in written]
+    saved = [(t, t.detach().clone()) for t, _ in before if isinstance(t, torch.Tensor)]
     try:
-        return importlib.util.resolve_name(name, package)
-    except ImportError:  # beyond the top: the statement itself raises
-        return name.lstrip(".")
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
+
+
+def _compare_graphs(first: Trace, second: Trace) -> None:
+    before, after = _lines(first.graph), _lines(second.graph)
+    if before != after:
+        changes = difflib.unified_diff(before, after, "first run", "second run", n=1, lineterm="")
+        diff = "\n".join(islice(changes, 20))
+        raise TraceDiffers(
+            f"{first.name}: a second run on equal inputs computed another graph:\n{diff}\n",
+            slug="graph-differs",
+        )
+
+
+def _lines(graph: fx.Graph) -> list[str]:
+    return [node.format_node() or "" for node in graph.nodes if node.op != "placeholder"]
+
+
+def _compare(
+    trace: Trace, what: str, expected: object, got: object, rtol: float, atol: float
+) -> None:
+    path = Local(what)
+    left = build_skeleton(expected, path, identity=False)
+    found = find_difference(left, build_skeleton(got, path, identity=False), what)
+    if found:
+        raise TraceDiffers(
+            f"{trace.name}: {found[0]} is {found[1]} when the function runs and {found[2]} when "
+            "the graph runs.",
+            slug="result-differs",
+        )
+    for (wanted, where), (given, _) in zip(_tensors(expected), _tensors(got), strict=True):
+        try:
+            torch.testing.assert_close(given, wanted, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise TraceDiffers(
+                f"{trace.name}: {what}, tensor {where}: the graph and a second run disagree.\n"
+                f"{error}\n",
+                slug="result-differs",
+            ) from None
+
+
+def _tensors(value: object) -> list[tuple[torch.Tensor, str]]:
+    planner = Planner(lambda _: None)
+    planner.plan(value)
+    named = {id(t): str(path) for t, path in iter_tensors(value, Local("result"))}
+    return [(t, named.get(id(t), f"number {i}")) for i, t in enumerate(planner.tensors)]

@@ -12,7 +12,7 @@ from torch import nn
 import tripwire
 from tripwire.reading.kinds import ITEMS
 from tripwire.reading.sources import Attr, Local
-from tripwire.tracing import tracer
+from tripwire.tracing import session
 from tripwire.validity import plan
 from tripwire.validity.wires import DictWire, Held
 from tripwire.writes import sentry as sentry_module
@@ -46,10 +46,10 @@ def during_run(monkeypatch):
     """Do something in another thread while the first run is observed: before it, or after it."""
 
     def arrange(write, *, after: bool = False) -> None:
-        execute = tracer._Session.execute
+        execute = session.Session.execute
 
         def run(self, fn, args, kwargs):
-            monkeypatch.setattr(tracer._Session, "execute", execute)
+            monkeypatch.setattr(session.Session, "execute", execute)
             if not after:
                 elsewhere(write)
             result = execute(self, fn, args, kwargs)
@@ -57,7 +57,7 @@ def during_run(monkeypatch):
                 elsewhere(write)
             return result
 
-        monkeypatch.setattr(tracer._Session, "execute", run)
+        monkeypatch.setattr(session.Session, "execute", run)
 
     return arrange
 

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import tripwire
 from tripwire.rulebook.rules import RULES
-from tripwire.tracing import hooks, observe
+from tripwire.tracing import hooks, observe, pythonhooks
 from tripwire.tracing.state import get_tracing_state
 
 X = torch.ones(2, 2)
@@ -23,7 +23,7 @@ X = torch.ones(2, 2)
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    patched = (*hooks.PATCHES, *hooks.PYTHON_PATCHES)
+    patched = (*hooks.PATCHES, *pythonhooks.PATCHES)
     before = [vars(p.owner).get(p.name) for p in patched]
     codes = [getattr(value, "__code__", None) for value in before]
     profile = sys.getprofile()
