@@ -33,8 +33,6 @@ class Formulas:
         self.outputs: list[str] = []  # numbers that the result holds, as expressions
         self._placeholders: list[fx.Node] = []
         self._nodes: dict[object, fx.Node] = {}  # of numbers, by expression or identity
-        # Floats that the graph gets, by expression: the symbol there, and that of the run.
-        self.computed: dict[str, tuple[torch.SymFloat, Any]] = {}
         self._kept: list[object] = []  # numbers with a node, whose identity must not come again
         # Numbers out of tensors: alive, with the tensor that has the value.
         self._taken: dict[int, tuple[Any, torch.Tensor]] = {}
@@ -61,9 +59,8 @@ class Formulas:
         if key not in self._nodes:
             if made is None:
                 self._nodes[key] = self._spell_expression(expr, number.symbol)
-            elif isinstance(number, OpenFloat):
-                self._nodes[key] = self._find_computed(number)
-                self.keep(number)
+            elif isinstance(number, OpenFloat):  # Python computes it before the graph runs
+                return self._find_input(expr, number.symbol)
             else:
                 self._nodes[key] = self._describe(self._call(made), number.symbol)
                 self.keep(number)
@@ -83,17 +80,6 @@ class Formulas:
     def _call(self, made: tuple[Any, ...]) -> fx.Node:
         operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
         return self._state.graph().call_function(made[0], operands)
-
-    def _find_computed(self, number: OpenInt | OpenFloat) -> fx.Node:
-        """A float that Python computes before the graph runs: a compiler would reorder sums."""
-        text = self._symbols.print(number)
-        if text not in self.computed:
-            with self._state.aside():
-                made = self._symbols.make(number.value, text)
-                self._symbols.note(made, text)
-            self.computed[text] = made, number.symbol
-        made, _ = self.computed[text]
-        return self._find_input(made.node.expr, made)
 
     def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
         node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -64,6 +65,7 @@ class Shadow:
         self.planted: list[Planted] = []  # those of them that the world holds
         state.reach.holders.open_number = self._open_held
         self.decisions: list[Decision] = []
+        self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
         self._told = 0  # conditions that the environment had when it was last looked at
         self._handed_out: list[weakref.ref[Any]] = []
         self.divisors: dict[int, OpenInt | OpenFloat] = {}  # those that must not be zero
@@ -130,6 +132,8 @@ class Shadow:
         with self._state.aside():
             if any(map(is_taken, made[1:])):
                 return self._wrap_taken(value, made)
+            if is_exactly(value, float):
+                return self._wrap(self.symbols.compute(made, value), value, made)
             symbol = made[0](*map(symbolic, made[1:]))
             self._note_decisions()
             return self._wrap(symbol, value, made)
@@ -184,7 +188,7 @@ class Shadow:
             return value
         cls: Any = OpenInt if isinstance(symbol, torch.SymInt) else OpenFloat
         number = cls(symbol, value, self, made)
-        if symbol.node.expr.count_ops() > _LONGEST:
+        if self.symbols.count_operations(symbol) > _LONGEST:
             self.close(number, f"an expression of more than {_LONGEST} operations")
             return value
         self._handed_out.append(weakref.ref(number))
@@ -193,7 +197,12 @@ class Shadow:
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
         if not is_taken(number):
-            self._close(number.symbol, by)
+            is_computed = isinstance(number, OpenFloat) and number.made is not None
+            if is_computed:
+                self._note_condition(operator.eq, number, number.value, True, by)
+                self.symbols.note_closed(number.symbol.node.expr.free_symbols)
+            else:
+                self._close(number.symbol, by)
         elif id(number) not in self._asked:
             self._asked.add(id(number))
             self.formulas.keep(number)
@@ -216,13 +225,23 @@ class Shadow:
                 self._ask(compare, (left, right), answer)
             return answer
         with self._state.aside():
-            found = bool(compare(symbolic(left), symbolic(right)))
-            self._note_decisions()
-        if found != answer:  # a symbol's arithmetic isn't Python's to the last bit
-            for number in (left, right):
-                if isinstance(number, (OpenInt, OpenFloat)):
-                    self.close(number, compare.__name__)
+            if isinstance(left, float) or isinstance(right, float):
+                self._note_condition(compare, left, right, answer)
+            else:
+                assert bool(compare(symbolic(left), symbolic(right))) == answer
+                self._note_decisions()
         return answer
+
+    def _note_condition(
+        self, compare: Any, left: object, right: object, answer: bool, closed_by: str = ""
+    ) -> None:
+        """A question about floats is asked again as Python asked it."""
+        form = f"{{}} {_SIGNS[compare]} {{}}" if answer else f"not {{}} {_SIGNS[compare]} {{}}"
+        condition = form.format(self.symbols.print(left), self.symbols.print(right))
+        if condition not in self._conditions:
+            self._conditions[condition] = None
+            text = form.format(self.symbols.spell(left), self.symbols.spell(right))
+            self.decisions.append(Decision(text, self._where(), closed_by))
 
     def _note_decisions(self) -> None:
         fresh = self.symbols.env.guards[self._told :]
@@ -343,7 +362,7 @@ class Shadow:
         """What must hold of another call, in the guard function's words. No more can be added."""
         labelled: list[tuple[str, Any]] = [(o.label, o.fake) for o in self.fakes.opened.values()]
         labelled += [(o.label, o.symbol) for o in self.numbers.values()]
-        labelled += [(text, made) for text, (made, _) in self.formulas.computed.items()]
+        labelled += self.symbols.computed.items()
         conditions = self.symbols.env.produce_guards(
             [value for _, value in labelled],
             [self.symbols.name_source(label) for label, _ in labelled],
@@ -352,24 +371,24 @@ class Shadow:
         self._note_closed_floats()
         self.symbols.env.freeze()
         # Where a tensor begins in its memory matters to nobody here.
-        return [one for one in conditions if ".storage_offset() == " not in one]
+        conditions = [one for one in conditions if ".storage_offset() == " not in one]
+        return [*conditions, *self._conditions]
 
     def float_names(self) -> set[str]:
         """Symbols of floats."""
         opened = [one.symbol for one in self.numbers.values()]
-        symbols = [*opened, *(made for made, _ in self.formulas.computed.values())]
-        symbols += self.symbols.carriers
+        symbols = [*opened, *self.symbols.computed.values(), *self.symbols.carriers]
         return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
 
     def _note_closed_floats(self) -> None:
         """A compiler fixes floats that it has no code for."""
-        given = {one.symbol.node._expr: one.symbol for one in self.numbers.values()}
-        given |= {made.node._expr: symbol for made, symbol in self.formulas.computed.values()}
-        for expr, symbol in given.items():
+        opened = [one.symbol for one in self.numbers.values()]
+        for symbol in (*opened, *self.symbols.computed.values()):
+            expr = symbol.node._expr
             value = self.symbols.env.replace(expr)
-            closed, symbols = len(self.symbols.closed), symbol.node._expr.free_symbols
+            closed = len(self.symbols.closed)
             if not value.free_symbols:
-                self.symbols.note_closed(symbols)
+                self.symbols.note_closed({expr})
             if len(self.symbols.closed) > closed:
                 text = f"{self.symbols.origin_of(expr)} == {value}"
                 self.decisions.append(Decision(text, NOWHERE, "the back end"))
@@ -380,6 +399,16 @@ class Shadow:
         self.fakes.forget()
         self.formulas.forget()
         forget_environments()
+
+
+_SIGNS = {
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+}
 
 
 def _itself(number: object) -> object:

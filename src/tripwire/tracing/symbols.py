@@ -7,7 +7,7 @@ on another call, in the guard function's words, and a place that users know.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Symbols:
         self._origins: dict[Any, str] = {}  # in the guard function's words
         self._symbols: dict[Any, Any] = {}  # as torch has them
         self._carriers: dict[type, Any] = {}
+        self.computed: dict[str, Any] = {}  # floats that Python computes, by expression
+        self._leaves: dict[Any, frozenset[Any]] = {}  # of those: the symbols that they come of
 
     def make(self, value: Any, expression: str) -> Any:
         """A symbol for an int or a float that an expression gives."""
@@ -60,6 +62,24 @@ class Symbols:
         """Symbols that stand for no number of the call."""
         return tuple(self._carriers.values())
 
+    def compute(self, made: tuple[Any, ...], value: float) -> Any:
+        """A symbol of its own for a float that Python computes.
+
+        An expression of torch's takes sums in another order, which gives another float.
+        """
+        text = _spell(made, self.print)
+        if text not in self.computed:
+            symbol = self.computed[text] = self.make(value, text)
+            self.note(symbol, text)
+            operands = [o.symbol.node.expr for o in made[1:] if is_open(o)]
+            leaves = (self.leaves_of(expr.free_symbols) for expr in operands)
+            self._leaves[symbol.node.expr] = frozenset().union(*leaves)
+        return self.computed[text]
+
+    def leaves_of(self, symbols: Iterable[Any]) -> frozenset[Any]:
+        """The symbols of the call that these are, or were computed from."""
+        return frozenset().union(*(self._leaves.get(one, frozenset({one})) for one in symbols))
+
     def note(self, symbol: object, expression: str, place: Place | None = None) -> None:
         """Remember where a symbol's value comes from."""
         expr = expression_of(symbol)
@@ -79,8 +99,14 @@ class Symbols:
 
     def note_closed(self, symbols: Iterable[Any]) -> None:
         """These are fixed from now on."""
-        places = map(self._places.get, symbols)
+        places = map(self._places.get, self.leaves_of(symbols))
         self.closed.update(place for place in places if place is not None)
+
+    def count_operations(self, symbol: Any) -> int:
+        """How long the expression is that gives a number."""
+        expr = symbol.node.expr
+        count: int = self._origins.get(expr, "").count("(") + expr.count_ops()
+        return count
 
     def list_open(self) -> tuple[str, ...]:
         """What is still open, each with its symbol."""
@@ -92,14 +118,26 @@ class Symbols:
 
     def print(self, number: Any) -> str:
         """A number in the guard function's words."""
+        if is_open(number) and number.made is None and is_open_symbol(number.symbol):
+            return f"({_Printer(self._origins).doprint(number.symbol.node.expr)})"
+        return self._compose(number, self.print)
+
+    def spell(self, number: Any) -> str:
+        """A number by its symbols, as `list_open` has them."""
+        if is_open(number) and number.made is None and is_open_symbol(number.symbol):
+            return str(number.symbol.node.expr)
+        return self._compose(number, self.spell)
+
+    def _compose(self, number: Any, write: Callable[[Any], str]) -> str:
         if not is_open(number):
             return repr(number)
         if not is_open_symbol(number.symbol):
             return repr(number.value)
-        if number.made is None:
-            return f"({_Printer(self._origins).doprint(number.symbol.node.expr)})"
-        function, *operands = number.made
-        return f"{_SPELLED[function].format(*map(self.print, operands))}"
+        return _spell(number.made, write)
+
+
+def _spell(made: tuple[Any, ...], write: Callable[[Any], str]) -> str:
+    return _SPELLED[made[0]].format(*map(write, made[1:]))
 
 
 _SPELLED = {

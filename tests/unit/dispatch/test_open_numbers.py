@@ -267,13 +267,24 @@ def test_a_decision_about_a_number_is_a_condition() -> None:
     check_compiles(warm_up, calls, traces=3)
 
 
-def test_a_comparison_that_symbols_answer_otherwise_than_python_closes_its_numbers() -> None:
-    def beyond_precision(x, shift):  # to symbols this is `shift > 3.5`
-        return x * 2 if (shift + 1e16) - 1e16 > 3.5 else x + 1
+ROUNDED = {  # what torch's symbols would take for another number
+    "a sum that loses digits": lambda x, s: x * 3 if (s + 1e16) - 1e16 > 3.5 else x + 1,
+    "a difference that isn't what was added": lambda x, s: x * ((s + 1e16) - s),
+    "an order of sums": lambda x, s: x + 1 if (s + 0.1) + 0.2 == s + (0.1 + 0.2) else x - 1,
+    "a quotient": lambda x, s: x * 2 if (s / 3) * 3 == s else x * 4,
+    "closed": lambda x, s: x + float(f"{(s + 1e16) - 1e16}"),
+}
 
-    calls = [(torch.ones(2), shift) for shift in (5.5, 3.3, 2.7, 3.1, 2.9, 3.3)]
-    compiled = check_compiles(beyond_precision, calls, traces=5, backend="eager")
-    assert "by gt" in str(tripwire.explain(compiled))
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_floats_are_computed_and_compared_as_python_does_it(name, backend) -> None:
+    shifts = (5.5, 3.3, 2.7, 3.1, 2.9, 3.3, 0.7, 0.1, 1.1, 7.3)
+    compiled = tripwire.compile(ROUNDED[name], backend=backend, fullgraph=True)
+    for shift in shifts:
+        x = torch.tensor([1.5], dtype=torch.float64)
+        check_same(ROUNDED[name](x, shift), compiled(x, shift))
+    assert compiled.statistics().hits or name == "closed"
 
 
 def test_sizes_zero_and_one_have_traces_of_their_own() -> None:
