@@ -70,6 +70,7 @@ class CompileOptions(TypedDict, total=False):
     record_on_error: str | os.PathLike[str] | OnError | None
     on_backend_error: str | None
     check: bool
+    wait: bool
 
 
 # A module is a callable, too: of two overloads that fit, a type checker takes the first.
@@ -131,6 +132,7 @@ def compile(
     record_on_error: str | os.PathLike[str] | OnError | None = None,
     on_backend_error: str | None = None,
     check: bool = False,
+    wait: bool = False,
 ) -> Any:
     """Compile a function or a module. Without one, return a decorator that does.
 
@@ -163,6 +165,8 @@ def compile(
         callable of your own.
     check: run new compiled code once, on copies of the inputs. Raise WrongResult if it returns
         or writes something else than the observed call did.
+    wait: one thread at a time traces and compiles. Other calls that no entry takes wait for it, and
+        then run what it made. By default, and without fullgraph, they run as plain Python.
     """
     if fn_or_module is None:
         return lambda fn: compile(
@@ -178,6 +182,7 @@ def compile(
             record_on_error=record_on_error,
             on_backend_error=on_backend_error,
             check=check,
+            wait=wait,
         )
     if not callable(fn_or_module):
         raise BadOption(
@@ -211,6 +216,7 @@ def compile(
         or (on_backend_error is None and not callable(backend) and not fullgraph),
         dynamic,
         check,
+        wait or fullgraph,
     )
     called = name or _name_of(fn_or_module)
     if isinstance(fn_or_module, nn.Module):

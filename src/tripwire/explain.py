@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import MethodType
@@ -84,6 +85,7 @@ class Explanation:
     entries: tuple[EntryView, ...]
     retirements: tuple[str, ...]
     refusals: tuple[RefusalView, ...]
+    resting: tuple[str, ...]  # why calls run as plain Python for now, and when they are tried again
     compiles: tuple[CompileView, ...]
 
     def data(self) -> dict[str, Any]:
@@ -109,6 +111,7 @@ class Explanation:
         lines += _block("retired", list(self.retirements))
         for refusal in self.refusals:
             lines += _refusal_lines(refusal)
+        lines += _block("plain for now", list(self.resting))
         lines += _block("compiles", [_compile_line(one) for one in self.compiles])
         return lines
 
@@ -206,6 +209,10 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
         tuple(_view(i, entry, redactor) for i, entry in enumerate(dispatcher.entries)),
         tuple(redactor.clean(str(cause)) for cause in known.causes),
         tuple(_describe(refusal, n, redactor) for refusal, n in dispatcher.refusals.items()),
+        tuple(
+            redactor.clean(f"{refusal} [{refusal.slug}]: tried again in {math.ceil(seconds)} s")
+            for refusal, seconds in dispatcher.rests
+        ),
         _find_compiles(-1 if callee is None else callee.frame_id, redactor),
     )
 

@@ -11,23 +11,26 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic as now
 from typing import Any
 
 from torch import nn
 
 from tripwire.backends.registry import name_of, out_of_dynamo
 from tripwire.backends.rounds import one_round
-from tripwire.dispatch.entry import Entry, RunAgain
+from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.options import Options
-from tripwire.dispatch.patience import NOTED_FROM, Patience, form_of, key_of
+from tripwire.dispatch.patience import Patience, form_of, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
+from tripwire.dispatch.regions import Regions
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
+from tripwire.dispatch.turns import Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
-from tripwire.errors import CannotTrace, FunctionChanged
+from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
 from tripwire.phases import PLAN, RETIRE, TRACE
-from tripwire.tracing import Refusal
+from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
 from tripwire.tracing.modes import has_foreign_modes
@@ -37,6 +40,11 @@ from tripwire.values.classes import isinstance, module_of, short_name_of
 
 # Entries that are tried one after the other; of more, the likeliest comes first.
 FEW = 4
+# Entries that a call is compared with, to tell what changed.
+_COMPARED = 4
+# From this trace on: most callables never come to it.
+_COMPARED_FROM = 4
+_AGAIN = object()  # another thread made an entry meanwhile: look once more
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 _FOREIGN = Refusal(
@@ -57,9 +65,11 @@ class Dispatcher(Followed):
         self._failures = options.failures
         self._tally = Tally()
         self._teller = Teller(name)
-        self._patience = Patience(name, fullgraph=options.fullgraph)
+        self._patience = Patience(name, fullgraph=options.fullgraph, cache_size=options.cache_size)
         self._is_told = False  # that it keeps changing
-        self._plain = self._patience.plain  # one set: each call asks whether it is empty
+        self._regions = Regions()
+        self._open_regions = self._regions.open  # one set: each call asks whether it is empty
+        self._turn = Turn()
         self._pipeline = Pipeline(
             target,
             options,
@@ -83,50 +93,53 @@ class Dispatcher(Followed):
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
         try:
-            if self._plain:
-                if self._patience.is_plain_in_region(args, kwargs):
-                    self._tally.calls += 1
-                    with all_plain():
-                        return self._run_target(args, kwargs)
-                if key_of(self.target, args, kwargs) in self._plain:
-                    self._tally.calls += 1
-                    return self._run_plainly(args, kwargs)
-            probed: dict[object, Any] | None = None
-            entries, form, likely = self._entries, None, None
-            if len(entries) > FEW:
-                form = form_of(args, kwargs)
-                likely = self._by_form.get(form)
-                entries = entries if likely is None else (likely, *entries)
-            for entry in entries:
-                fetched = entry.standing.admits(args, kwargs)
-                if fetched is not None:
-                    state = entry.find_state()
-                    if state is None:
-                        continue
-                    probe = entry.probe
-                    if probe is not None:
-                        if probed is None:
-                            probed = {}
-                        if probe.key not in probed:
-                            inputs = fetched if probe.is_of_ints else entry.join(fetched, state)
-                            probed[probe.key] = probe.values(inputs)
-                        if not probe.agrees(probed[probe.key]):
+            if self._open_regions and self._regions.is_plain(args, kwargs):
+                self._tally.calls += 1
+                with all_plain():
+                    return self._run_target(args, kwargs)
+            while True:
+                probed: dict[object, Any] | None = None
+                known = entries = self._entries
+                form = likely = None
+                if len(entries) > FEW:
+                    form = form_of(args, kwargs)
+                    likely = self._by_form.get(form)
+                    entries = entries if likely is None else (likely, *entries)
+                for entry in entries:
+                    fetched = entry.standing.admits(args, kwargs)
+                    if fetched is not None:
+                        state = entry.find_state()
+                        if state is None:
                             continue
-                    entry.hits += 1
-                    entry.last_used = next(self._clock)
-                    if form is not None and likely is not entry:
-                        self._note_form(form, entry)
-                    try:
-                        return entry.run(fetched, state, args, kwargs)
-                    except RunAgain as again:
-                        if isinstance(again.__cause__, FormChanged):
-                            return self._run_answered(entry, args, kwargs, again.__cause__)
-                        return self._run_again(args, kwargs, again.__cause__)
-                    except FunctionChanged as changed:
-                        _retire_changed(entry, changed)
-                        self._patience.stay_plain(key_of(self.target, args, kwargs))
-                        raise
-            return self._miss(args, kwargs, probed or {})
+                        probe = entry.probe
+                        if probe is not None:
+                            if probed is None:
+                                probed = {}
+                            if probe.key not in probed:
+                                inputs = fetched if probe.is_of_ints else entry.join(fetched, state)
+                                probed[probe.key] = probe.values(inputs)
+                            if not probe.agrees(probed[probe.key]):
+                                continue
+                        entry.hits += 1
+                        entry.last_used = next(self._clock)
+                        if form is not None and likely is not entry:
+                            self._note_form(form, entry)
+                        try:
+                            return entry.run(fetched, state, args, kwargs)
+                        except RunAgain as again:
+                            if isinstance(again.__cause__, FormChanged):
+                                return self._run_answered(entry, args, kwargs, again.__cause__)
+                            return self._run_again(args, kwargs, again.__cause__)
+                        except NotYet:
+                            entry.hits -= 1
+                            return self._run_meanwhile(args, kwargs, known)
+                        except FunctionChanged as changed:
+                            _retire_changed(entry, changed)
+                            self._rest_at_once(key_of(self.target, args, kwargs), changed)
+                            raise
+                result = self._miss(args, kwargs, known, probed or {})
+                if result is not _AGAIN:
+                    return result
         except Exception as error:
             if self.options.witness is not None and CURRENT.kept is None:
                 self.options.witness(self, args, kwargs, error)
@@ -179,11 +192,12 @@ class Dispatcher(Followed):
     # --- misses ---
 
     def _miss(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        entries: tuple[Entry, ...],
+        probed: dict[object, Any],
     ) -> Any:
-        checkpoint = find_checkpoint()
-        if checkpoint is not None:
-            self._patience.note_region(checkpoint, self._entries)
         if is_fx_tracing():  # arguments are proxies: they stand for anything
             return self._run_plainly(args, kwargs)
         if has_foreign_modes():
@@ -193,41 +207,55 @@ class Dispatcher(Followed):
                 return self._run_plainly(args, kwargs)
             with own:
                 return self(*args, **kwargs)
-        if not self._may_trace(args, kwargs, probed):
-            self._tally.calls += 1
-            return self._run_plainly(args, kwargs)
         key = key_of(self.target, args, kwargs)
-        self._tally.calls += 1
-        count_frame("miss")
-        follow(self)
-        number, backend = self._tally.traces, name_of(self.options.backend)
-        with self._teller.compiling(self.target, number, backend):
-            if self._entries:
-                with RETIRE:
-                    for entry in self._entries:
-                        entry.standing.look_at_pulled()
-                    self._teller.tell_miss(self._entries, args, kwargs, probed)
-            return self._trace(args, kwargs, key)
+        changes: list[Mismatch] = []
+        if not self._patience.is_resting(key):
+            if self._tally.traces >= _COMPARED_FROM:
+                changes = self._find_changes(entries, args, kwargs, probed)
+            if self._may_trace(changes):
+                with self._turn.taken() as token:
+                    if token is not None and self._entries is entries:
+                        return self._compile(args, kwargs, key, changes, probed)
+                if token is not None or (self.options.waits and self._turn.wait()):
+                    return _AGAIN
+        return self._run_meanwhile(args, kwargs, entries)
 
-    def _may_trace(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
-    ) -> bool:
+    def _run_meanwhile(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], entries: tuple[Entry, ...]
+    ) -> Any:
+        """A call that may be a hit the next time; not when a checkpoint runs it again."""
+        self._tally.calls += 1
+        checkpoint = find_checkpoint()
+        if checkpoint is None:
+            return self._run_plainly(args, kwargs)
+        self._regions.note(checkpoint, entries)
+        with all_plain():
+            return self._run_plainly(args, kwargs)
+
+    def _may_trace(self, changes: list[Mismatch]) -> bool:
         """Whether a call is traced that no entry takes; if not, the user is told why, once."""
-        traces, hits = self._tally.traces, self.count_hits()
-        if self._patience.may_trace(hits):
-            if traces >= NOTED_FROM and self._entries:
-                for change in self._find_mismatches(self._entries[0], args, kwargs, probed):
-                    self._patience.changes.note(change)
+        if self._patience.may_trace([change.source for change in changes], self._entries):
             return True
         if self.options.fullgraph or not self._is_told:
             self._is_told = True
-            refusal = self._patience.find_churn(traces, hits)
-            self._tally.refusals += 1
-            self._teller.count_refusal(refusal)
+            refusal = self._patience.find_churn(self._tally.traces, self.count_hits())
+            self._note_refusal(refusal)
             if self.options.fullgraph:
                 raise refusal.error()
             self._teller.warn_once("%s keeps changing: %s [%s]", self.name, refusal, refusal.slug)
         return False
+
+    def _find_changes(
+        self,
+        entries: tuple[Entry, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probed: dict[object, Any],
+    ) -> list[Mismatch]:
+        """In what a call differs from those that have entries: from the one that is nearest."""
+        near = sorted(entries, key=lambda entry: not entry.standing.is_in_use)[:_COMPARED]
+        found = [self._find_mismatches(entry, args, kwargs, probed) for entry in near]
+        return min(filter(None, found), key=len, default=[])
 
     def _find_mismatches(
         self,
@@ -245,27 +273,60 @@ class Dispatcher(Followed):
             changes = [cause.mismatch for cause in self._tally.causes[-1:]]
         return changes
 
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object) -> Any:
+    def _compile(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: object,
+        changes: list[Mismatch],
+        probed: dict[object, Any],
+    ) -> Any:
+        """Make a call that no entry takes, as what changed is what it is, and an entry of it."""
+        self._tally.calls += 1
+        checkpoint = find_checkpoint()
+        if checkpoint is not None:
+            self._regions.note(checkpoint, self._entries)
+        count_frame("miss")
+        follow(self)
+        for change in changes:
+            self._patience.changes.note(change)
+        number, backend = self._tally.traces, name_of(self.options.backend)
+        with self._teller.compiling(self.target, number, backend):
+            if self._entries:
+                with RETIRE:
+                    for entry in self._entries:
+                        entry.standing.look_at_pulled()
+                    self._teller.tell_miss(self._entries, args, kwargs, probed)
+            return self._trace(args, kwargs, key, [change.source for change in changes])
+
+    def _trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object, sources: list[str]
+    ) -> Any:
         """Make a call that no entry admits; take what comes of it."""
+        began = now()
         try:
             made = self._pipeline.make(args, kwargs, key, lambda: self._entries)
         except CannotTrace as error:
             if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
                 raise
-            self._patience.stay_plain(key)
+            self._rest_at_once(key, error)
             self._teller.warn_once("%s runs as plain Python: %s", self.name, error)
             return self._run_plainly(args, kwargs)
         with TRACE if isinstance(made.outcome, Refusal) else PLAN:
             result = made.run.result
-            self._take(made, key)
+            self._take(made, key, sources, now() - began)
             del made  # in here: what only the trace held takes time to die
         return result
 
-    def _take(self, made: Made, key: object) -> None:
+    def _take(self, made: Made, key: object, sources: list[str], took: float) -> None:
+        """What came of a call, which took so many seconds and was made as these changed."""
         outcome, trace = made.outcome, made.run.trace
         if isinstance(outcome, Refusal):
-            self._refuse(outcome, key, made.run.modules)
-        elif outcome is not None:
+            self._refuse(outcome, key, made.run, took)
+            return
+        self._patience.spend(sources, took)
+        if outcome is not None:
+            outcome.because = tuple(sources)
             assert trace is not None
             assert trace.completion is not None
             outcome.last_used = next(self._clock)
@@ -294,18 +355,29 @@ class Dispatcher(Followed):
 
     # --- refusals ---
 
-    def _refuse(self, found: Refusal, key: object, modules: tuple[nn.Module, ...]) -> None:
-        """Refuse, unless it may settle."""
-        refusal = self._patience.find_final(found, key)
-        if refusal is None:
+    def _refuse(self, refusal: Refusal, key: object, run: Run, took: float) -> None:
+        """Refuse, unless it may settle, or was bad luck."""
+        if self._patience.is_passing(refusal, run.was_alone):
+            if self._patience.note_refused(key, refusal, took, is_passing=True):
+                self._note_refusal(refusal)
+                self._teller.warn_resting(refusal)
             return
-        self._tally.refusals += 1
-        self._teller.count_refusal(refusal)
+        if self._patience.may_settle(refusal, key):
+            return
+        self._note_refusal(refusal)
         if self.options.fullgraph:
             raise refusal.error()
         self._teller.warn_plain(refusal)
-        if self._patience.note_refused(key):
-            self._compile_inside(modules)
+        if self._patience.note_refused(key, refusal, took, is_passing=False):
+            self._compile_inside(run.modules)
+
+    def _note_refusal(self, refusal: Refusal) -> None:
+        self._tally.refusals += 1
+        self._teller.count_refusal(refusal)
+
+    def _rest_at_once(self, key: object, error: TripwireError) -> None:
+        reason = str(error).removesuffix(f" [{error.slug}]")
+        self._patience.stay_plain(key, Refusal(error.slug, reason))
 
     def _compile_inside(self, modules: tuple[nn.Module, ...]) -> None:
         """Compile the modules that a refused run called, each on its own.
@@ -340,6 +412,11 @@ class Dispatcher(Followed):
     def callee(self) -> Callee | None:
         """What is known of the callable, once it was traced."""
         return self._teller.callee
+
+    @property
+    def rests(self) -> list[tuple[Refusal, float]]:
+        """Why calls run as plain Python for now, and for how many seconds more."""
+        return self._patience.find_rests()
 
     @property
     def refusals(self) -> dict[Refusal, int]:

@@ -5,7 +5,6 @@ Whether it may run is its standing's business (validity/standing.py).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.tally import Saving
+from tripwire.dispatch.turns import Turn
 from tripwire.dispatch.undo import build_undo
 from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
@@ -100,22 +100,35 @@ def _rank(wire: Wire) -> int:
 class Later:
     """Code that is compiled when its entry is first hit. Until then there is only the graph."""
 
-    __slots__ = ("_compile", "_lock", "_runtime")
+    __slots__ = ("_compile", "_runtime", "_turn", "_waits")
 
-    def __init__(self, compile_for: Callable[[Sequence[torch.Tensor]], Runtime]) -> None:
+    def __init__(
+        self, compile_for: Callable[[Sequence[torch.Tensor]], Runtime], *, waits: bool
+    ) -> None:
         self._compile = compile_for
-        self._lock = threading.Lock()
+        self._waits = waits
+        self._turn = Turn()
         self._runtime: Runtime | None = None
 
     def compile(self, inputs: Sequence[torch.Tensor]) -> Runtime:
-        """The code, made once, with the inputs of the call that wants it."""
-        with self._lock:
-            if self._runtime is None:
-                self._runtime = self._compile(inputs)
-            return self._runtime
+        """The code, made once, with the inputs of the call that wants it.
+
+        Raises NotYet where another thread makes it, and nobody wants to wait for that.
+        """
+        while self._runtime is None:
+            with self._turn.taken() as token:
+                if token is not None and self._runtime is None:
+                    self._runtime = self._compile(inputs)
+            if token is None and not (self._waits and self._turn.wait()):
+                raise NotYet
+        return self._runtime
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.compile(inputs)(*inputs)
+
+
+class NotYet(Exception):
+    """An entry takes the call, and its code is being compiled by another thread."""
 
 
 class RunAgain(Exception):
@@ -156,6 +169,7 @@ class Entry:
         "_took_ns",
         "_undo",
         "_written",
+        "because",
         "hits",
         "last_used",
         "probe",
@@ -169,6 +183,8 @@ class Entry:
         self.standing = standing
         self.hits = 0
         self.last_used = 0
+        # What had changed when it was made; None once it was worth that, see patience.py.
+        self.because: tuple[str, ...] | None = None
         self.probe = plan.probe
         self.summary = Summary.of(trace, plan)
         self._lines = trace.reads.lines

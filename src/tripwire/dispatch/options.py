@@ -44,3 +44,4 @@ class Options:
     eager_on_backend_error: bool = False
     dynamic: bool | None = None  # None: what proves to vary is left open
     check: bool = False  # new code runs once beside the run that it was made of
+    waits: bool = False  # while another thread compiles; else calls run as plain Python

@@ -1,24 +1,23 @@
-"""Patience: which calls run as plain Python, and after how many tries.
+"""Patience: which calls are worth a trace. Giving up is never for good.
 
-Much code settles: on its first call it warns, fills a cache, makes a buffer, puts a hook on
-itself. So a call that is refused is tried again a few times, and so is one whose run writes over
-what it read.
+Much code settles: on its first call it warns, fills a cache, makes a buffer, puts a hook on itself.
+So a call that is refused is tried again a few times, and so is one whose run writes over what it
+read. Calls that are refused still rest: they run as plain Python for a while. Where the reason was
+the moment (another thread wrote, a profiler ran), that is ten times what the trace took; else it is
+a minute, then two, and an hour at most.
 
-A trace costs what a hit earns. A callable that has nothing left is traced ever more rarely, until
-hits come: calls that no entry takes run as plain Python in between, and the user is told once what
-keeps changing.
-
-A checkpointed region is plain from the first call on that was traced in it. A traced call runs
-plain code, a later one compiled code, which saves other tensors for its backward;
-`torch.utils.checkpoint` runs a region twice, and must find the tensors of the second time where
-it found those of the first.
+A trace costs what hits earn. Each source that changes may cost as many traces as entries are kept;
+an entry that was used gives its trace back, and so does time: in the long run a tenth of it goes
+into traces that nothing paid for. Calls in between run as plain Python, unless an entry takes them.
+The user is told once what keeps changing.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic as now
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,17 +34,32 @@ from tripwire.values.sameness import PLAIN
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry
 
-# A call that was refused this often stays plain.
+# A call that was refused this often rests.
 REFUSALS_ALLOWED = 3
-# Traces that a callable has at most before hits must pay for more, one for one.
-TRACES_ON_TRUST = 16
-# Calls that run plainly between two traces that nothing paid for; twice as many each time.
-FIRST_PAUSE = 8
-LONGEST_PAUSE = 128
-# From this trace on is noted what had changed: most callables never come to it.
-NOTED_FROM = 4
+# What a trace takes, times this, passes until the next that nothing paid for.
+SHARE = 10
+# How long calls rest, in seconds: where the reason is the moment, at most; else at first, at most.
+LONGEST_MOMENT, FIRST_REST, LONGEST_REST = 60.0, 60.0, 3600.0
+# An entry with so many hits was worth its trace.
+HITS_THAT_PAY = 16
+# Traces of a callable, whatever changes, as a multiple of the entries that it keeps.
+ALL_SOURCES = 4
 # What models do when they first need it: put hooks on themselves, mark tensors.
 _MAY_SETTLE = frozenset({"module-changed", "tensor-attribute"})
+# Reasons that pass by themselves,
+_OF_THE_MOMENT = frozenset({"another-thread", "not-observed", "no-monitoring-tool"})
+# and those that another thread may have been: it replaced, wrote or set something meanwhile.
+_OF_OTHERS = _MAY_SETTLE | {
+    "unknown-origin",
+    "unseen-write",
+    "tensor-reshaped",
+    "tensor-memory",
+    "library-changed",
+    "process-state",
+    "torch-state-changed",
+    "generator-reseeded",
+    "hidden-state",
+}
 
 
 def key_of(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -111,24 +125,110 @@ _SOURCES_KEPT, _SOURCES_TOLD = 32, 3
 _MANY = "Something else"
 
 
-class Patience:
-    """With the calls of one callable, by their keys."""
+class _Trust:
+    """In one source that changes: how many traces it may still cost."""
 
-    def __init__(self, name: str, *, fullgraph: bool) -> None:
-        self.plain: set[object] = set()  # keys of calls that stay plain, and regions
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = float(most)
+        self._seconds = 0.0  # until there is one more
+        self._at = 0.0  # when that was last looked at
+
+    def find_left(self) -> float:
+        """Traces that are left by now."""
+        at = now()
+        if self._seconds:
+            self._left = min(self._most, self._left + (at - self._at) / self._seconds)
+        self._at = at
+        return self._left
+
+    def spend(self, took: float) -> None:
+        """One more, which took so many seconds."""
+        self.find_left()
+        self._seconds = max(SHARE * took, 1e-6)
+        self._left -= 1
+
+    def give_back(self) -> None:
+        """One was worth it."""
+        self._left = min(self._most, self._left + 1)
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Of calls that were refused."""
+
+    times: int = 0
+    until: float = 0.0
+    refusal: Refusal | None = None
+
+
+class Patience:
+    """With the calls of one callable, by their keys and by what changed."""
+
+    def __init__(self, name: str, *, fullgraph: bool, cache_size: int) -> None:
         self._name = name
         self._fullgraph = fullgraph
-        self._refused: Counter[object] = Counter()
+        self._cache_size = cache_size
+        self._rests: dict[object, _Rest] = {}
         self._unsettled: Counter[object] = Counter()
         self._hits_when_unsettled = 0
         self.changes = Changes()
-        self._credit, self._hits_seen = TRACES_ON_TRUST, 0
-        self._pause = self._left = 0  # plain calls between traces, and of those still to come
+        self._trust: dict[str, _Trust] = {}
+        self._in_all = _Trust(ALL_SOURCES * cache_size)
 
-    def stay_plain(self, key: object) -> None:
-        """Try no more. With fullgraph every such call raises: none may run plainly unseen."""
+    # --- calls that are refused ---
+
+    def is_resting(self, key: object) -> bool:
+        """Whether such calls run as plain Python for now."""
+        rest = self._rests.get(key)
+        return rest is not None and now() < rest.until
+
+    def find_rests(self) -> list[tuple[Refusal, float]]:
+        """Why calls rest, and for how many seconds more."""
+        at = now()
+        found = [(rest.refusal, rest.until - at) for rest in tuple(self._rests.values())]
+        return [(refusal, left) for refusal, left in found if refusal is not None and left > 0]
+
+    def note_refused(self, key: object, refusal: Refusal, took: float, is_passing: bool) -> bool:
+        """One more such call was refused. Whether they rest now.
+
+        is_passing: the reason is the moment's.
+        """
+        rest = self._rests.setdefault(key, _Rest())
+        rest.times += 1
+        if rest.times < REFUSALS_ALLOWED and refusal.slug != "volatile-source":  # tried already
+            return False
+        if is_passing:
+            self._lay_to_rest(rest, refusal, min(SHARE * took, LONGEST_MOMENT))
+        else:
+            longer = 2.0 ** min(max(rest.times - REFUSALS_ALLOWED, 0), 10)
+            self._lay_to_rest(rest, refusal, min(FIRST_REST * longer, LONGEST_REST))
+        return True
+
+    def stay_plain(self, key: object, refusal: Refusal) -> None:
+        """Such calls rest at once. With fullgraph each raises: none may run plainly unseen."""
         if not self._fullgraph:
-            self.plain.add(key)
+            rest = self._rests.setdefault(key, _Rest())
+            rest.times = max(rest.times, REFUSALS_ALLOWED - 1)
+            self.note_refused(key, refusal, 0.0, is_passing=False)
+
+    def _lay_to_rest(self, rest: _Rest, refusal: Refusal, seconds: float) -> None:
+        rest.refusal, rest.until = refusal, now() + seconds
+
+    def note_settled(self, key: object) -> None:
+        """Such a call became an entry, and left what it read as it was."""
+        self._unsettled[key] = 0
+        self._rests.pop(key, None)
+
+    def is_passing(self, refusal: Refusal, was_alone: bool) -> bool:
+        """Whether a refusal depends on the moment, and nobody needs to be told."""
+        if refusal.slug in _OF_THE_MOMENT:
+            return True
+        return not was_alone and refusal.slug in _OF_OTHERS
+
+    def may_settle(self, refusal: Refusal, key: object) -> bool:
+        """Whether the next call may do better."""
+        return refusal.slug in _MAY_SETTLE and self._may_settle(key)
 
     def note_volatile(
         self, volatile: tuple[Volatile, ...], key: object, hits: int
@@ -141,93 +241,48 @@ class Patience:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
         if not self._may_settle(key):
-            self.stay_plain(key)
             return _refuse_volatile(volatile[0])
         return None
-
-    def may_trace(self, hits: int) -> bool:
-        """Whether a call that no entry takes is worth a trace."""
-        self._credit = min(self._credit + hits - self._hits_seen, TRACES_ON_TRUST)
-        self._hits_seen = hits
-        if self._credit > 0:
-            self._credit -= 1
-            self._pause = self._left = 0
-        elif self._left:
-            self._left -= 1
-            return False
-        else:
-            self._left = self._pause = min(2 * self._pause or FIRST_PAUSE, LONGEST_PAUSE)
-        return True
-
-    def find_churn(self, traces: int, hits: int) -> Refusal:
-        """Why calls run plainly for a while: what changed, and what would keep it open."""
-        return Refusal(
-            "keeps-changing",
-            f"it was traced {traces} times for {hits} hits. {self.changes} Calls that no compiled "
-            "code fits are traced ever more rarely, until there are hits again; others run "
-            "compiled code as before.",
-        )
-
-    def find_final(self, refusal: Refusal, key: object) -> Refusal | None:
-        """The refusal that counts; None where the next call may do better."""
-        if refusal.slug == "another-thread":  # bad luck; where it lasts, few calls are traced
-            return None
-        if refusal.slug in _MAY_SETTLE and self._may_settle(key):
-            return None
-        return refusal
 
     def _may_settle(self, key: object) -> bool:
         self._unsettled[key] += 1
         return self._unsettled[key] < REFUSALS_ALLOWED
 
-    def note_refused(self, key: object) -> bool:
-        """One more such call was refused. Whether they stay plain now."""
-        self._refused[key] += 1
-        if self._refused[key] < REFUSALS_ALLOWED:
-            return False
-        self.plain.add(key)
-        return True
+    # --- what changes ---
 
-    def note_settled(self, key: object) -> None:
-        """Such a call became an entry, and left what it read as it was."""
-        self._unsettled[key] = self._refused[key] = 0
+    def may_trace(self, sources: Sequence[str], entries: Iterable[Entry]) -> bool:
+        """Whether a call that no entry takes, as these sources changed, is worth a trace."""
+        self.settle(entries)
+        return all(trust.find_left() >= 1 for trust in self._find_trust(sources))
 
-    # --- checkpointed regions ---
+    def spend(self, sources: Sequence[str], took: float) -> None:
+        """It was traced, which took so many seconds."""
+        for trust in self._find_trust(sources):
+            trust.spend(took)
 
-    def is_plain_in_region(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether checkpointed code, in which a call was traced, runs as it ran then."""
-        for item in tuple(self.plain):
-            if isinstance(item, _Region):
-                if item.is_over():
-                    self.plain.discard(item)
-                elif item.is_plain(args, kwargs):
-                    return True
-        return False
+    def settle(self, entries: Iterable[Entry]) -> None:
+        """Entries that were used give back what they cost."""
+        for entry in entries:
+            if entry.because is not None and entry.hits >= HITS_THAT_PAY:
+                for trust in self._find_trust(entry.because):
+                    trust.give_back()
+                entry.because = None
 
-    def note_region(self, frame: Any, entries: Iterable[Entry]) -> None:
-        """Calls in a checkpoint's frame are plain from now on, now and when it runs again.
+    def _find_trust(self, sources: Sequence[str]) -> list[_Trust]:
+        found = {id(self._in_all): self._in_all}
+        for source in sources:
+            name = source if source in self._trust or len(self._trust) < _SOURCES_KEPT else _MANY
+            trust = self._trust.setdefault(name, _Trust(self._cache_size))
+            found[id(trust)] = trust
+        return list(found.values())
 
-        `entries` are those that did not admit the call that is about to be traced.
-        """
-        ref = weakref.ref(frame)
-        plain = self.plain
-
-        def is_over() -> bool:
-            frame = ref()
-            return frame is None or frame.forward_completed
-
-        recompute = frame.recompute_fn
-
-        def recompute_plainly(*args: Any) -> None:
-            region = _Region(lambda: False, entries)
-            plain.add(region)
-            try:
-                recompute(*args)
-            finally:
-                plain.discard(region)
-
-        frame.recompute_fn = recompute_plainly
-        plain.add(_Region(is_over))
+    def find_churn(self, traces: int, hits: int) -> Refusal:
+        """Why calls run plainly for a while: what changed, and what would keep it open."""
+        return Refusal(
+            "keeps-changing",
+            f"it was traced {traces} times for {hits} hits. {self.changes} Of calls that no "
+            "compiled code fits, few are traced from now on; others run compiled code as before.",
+        )
 
 
 def _refuse_volatile(first: Volatile) -> Refusal:
@@ -237,21 +292,3 @@ def _refuse_volatile(first: Volatile) -> Refusal:
         f"{fingerprint(first.after)}), so the next call finds something else. Counters that are "
         "only counted, and tensors, are fine.",
     )
-
-
-class _Region:
-    """Checkpointed code in which a call was traced: that call and all later ones are plain.
-
-    While it runs again, calls before that one are known by the entries that admitted them then.
-    """
-
-    def __init__(self, is_over: Callable[[], bool], before: Iterable[Entry] = ()) -> None:
-        self.is_over = is_over
-        self._before = tuple(before)
-
-    def is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call in the region runs plainly."""
-        if any(entry.standing.admits(args, kwargs) is not None for entry in self._before):
-            return False
-        self._before = ()
-        return True

@@ -17,12 +17,12 @@ The life of a call, `compiled(x)`:
               waits until the new one is hit: it may be the third.
     entry     Plan and compiled code together. The next call may be a hit.
 
-    plain     A callable that is traced often for few hits is traced less and less often, and its
-              calls run as plain Python in between (patience.py).
+    plain     One thread at a time goes through these stages (turns.py); a source that changes all
+              the time is traced rarely (patience.py). Other calls run as plain Python meanwhile.
 
     refusal   Any stage may say that what the run did can't be repeated. The call has its result
-              already. After a few of these (patience.py) such calls run as plain Python, and the
-              user's log says why, once (telling.py).
+              already. After a few of these (patience.py) such calls run as plain Python for a
+              while, and the user's log says why, once (telling.py).
 
 The numbers are in tally.py. Calls that fail are recorded by who was given as `Options.failures`.
 """
@@ -192,7 +192,8 @@ class Pipeline:
         module.meta |= trace.graph_module.meta
         cuts = find_cuts(module.graph)
         if not cuts and waits:
-            return Later(functools.partial(self._compile_part, module))
+            compile_for = functools.partial(self._compile_part, module)
+            return Later(compile_for, waits=self.options.waits)
         if not cuts:
             return self._compile_part(module, _find_examples(trace))
         if trace.shadow is not None:

@@ -119,6 +119,15 @@ class Teller:
         """A call runs as plain Python, and why."""
         self.warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
 
+    def warn_resting(self, refusal: Refusal) -> None:
+        """Calls run as plain Python for a while, for a reason that passes."""
+        self.warn_once(
+            "%s runs as plain Python for a moment, and is tried again: %s [%s]",
+            self.name,
+            refusal,
+            refusal.slug,
+        )
+
     def warn_cut(self, refusal: Refusal) -> None:
         """A graph is compiled in parts, and why."""
         self.warn_once("%s is compiled in parts: %s [%s]", self.name, refusal, refusal.slug)

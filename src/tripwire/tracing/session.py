@@ -61,6 +61,7 @@ class Run:
     modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
     torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
     outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
+    was_alone: bool = True  # no other thread ran Python code meanwhile
 
 
 def run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,10 +222,12 @@ class Session:
             if state.refusal is None:
                 trace = self._build(result)
                 modules, outputs = tuple(state.modules), tuple(self._outputs)
-                return Run(trace.result, trace, None, modules, torch_state, outputs)
+                was_alone = state.reach.holders.is_alone()
+                return Run(trace.result, trace, None, modules, torch_state, outputs, was_alone)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
-        return Run(self._settle(result), None, state.refusal, tuple(state.modules))
+        was_alone, modules = state.reach.holders.is_alone(), tuple(state.modules)
+        return Run(self._settle(result), None, state.refusal, modules, was_alone=was_alone)
 
     def _settle(self, result: object) -> object:
         """A result with plain numbers in the place of open ones; the user's objects as well."""

@@ -16,9 +16,36 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 import tripwire
-from tripwire.dispatch.patience import FIRST_PAUSE, LONGEST_PAUSE, TRACES_ON_TRUST
+from tripwire.dispatch import dispatcher, patience
+from tripwire.dispatch.patience import ALL_SOURCES, HITS_THAT_PAY, SHARE
 
 BACKENDS = ["eager", "aot_eager"]
+KEPT = 32  # entries, by default
+
+
+class Clock:
+    """One that stands still, but for traces: each takes a second."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patience, "now", clock)
+    monkeypatch.setattr(dispatcher, "now", clock)
+    make = dispatcher.Pipeline.make
+
+    def make_slowly(*args: Any) -> Any:
+        clock.seconds += 1
+        return make(*args)
+
+    monkeypatch.setattr(dispatcher.Pipeline, "make", make_slowly)
+    return clock
 
 
 class Counting:
@@ -90,18 +117,31 @@ def test_nine_shapes_in_turn_behind_the_default_back_end() -> None:
     in_turn(lambda x: x * 2 + x.sum(), [(of(n),) for n in range(2, 11)], "inductor")
 
 
-def test_more_kinds_than_are_trusted_at_once_get_their_entries_later() -> None:
-    compiled: Any = tripwire.compile(lambda x: x + 1, dynamic=False, backend="eager")
-    sizes = range(1, TRACES_ON_TRUST + 10)
-    for _ in range(4):
-        for n in sizes:
-            check_same(of(n) + 1, compiled(of(n)))
+@pytest.mark.parametrize("dynamic", [False, None])
+@pytest.mark.parametrize("count", [17, 64])
+def test_a_warm_up_over_many_kinds_in_order_gives_each_its_entry(count: int, dynamic: Any) -> None:
+    compiled: Any = tripwire.compile(
+        lambda x: x + 1, dynamic=dynamic, backend="eager", cache_size=64
+    )
+    sizes = range(2, count + 2)
+    for n in sizes:
+        check_same(of(n) + 1, compiled(of(n)))
     before = compiled.statistics()
     for n in sizes:
-        compiled(of(n))
+        check_same(of(n) + 1, compiled(of(n)))
     after = compiled.statistics()
-    assert after.traces == before.traces == len(sizes)
-    assert after.hits - before.hits == len(sizes)
+    assert after.traces == before.traces
+    assert after.hits - before.hits == count
+
+
+def test_of_more_kinds_than_are_kept_some_hit_all_the_time(clock: Clock) -> None:
+    compiled: Any = tripwire.compile(lambda x: x + 1, dynamic=False, backend="eager", cache_size=8)
+    for _ in range(20):
+        for n in range(1, 17):
+            check_same(of(n) + 1, compiled(of(n)))
+    statistics = compiled.statistics()
+    assert statistics.traces < 3 * 8
+    assert statistics.hits > statistics.calls / 3
 
 
 def test_a_mode_is_not_told_of_the_search_among_many_entries() -> None:
@@ -331,51 +371,94 @@ def test_one_message_says_what_keeps_changing(
     assert re.search(told, record.message), record.message
 
 
-def test_what_keeps_changing_is_right_and_rarely_traced() -> None:
+def test_what_keeps_changing_is_right_and_rarely_traced(clock: Clock) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     for n in range(400):
         Box.scale = float(n)
         check_same(of(3) * n, compiled(of(3)))
-    assert TRACES_ON_TRUST < compiled.statistics().traces < TRACES_ON_TRUST + 8
+    assert KEPT <= compiled.statistics().traces <= KEPT + 10
 
 
-def test_a_call_that_an_entry_fits_hits_while_others_run_plainly() -> None:
-    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager", cache_size=64)
-    for n in range(1, TRACES_ON_TRUST + FIRST_PAUSE):
+def test_many_sources_that_change_in_turn_cost_no_more_than_a_few_caches(clock: Clock) -> None:
+    class Many:
+        pass
+
+    many = Many()
+    for index in range(40):
+        setattr(many, f"a{index}", 0.0)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + sum(vars(many).values())
+
+    compiled: Any = tripwire.compile(fn, dynamic=False, backend="eager", cache_size=4)
+    for n in range(400):
+        setattr(many, f"a{n % 40}", n + 0.5)
+        check_same(fn(of(3)), compiled(of(3)))
+    assert compiled.statistics().traces <= (ALL_SOURCES + 1) * 4 + 10
+
+
+def test_a_call_that_an_entry_fits_hits_while_others_run_plainly(clock: Clock) -> None:
+    compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager", cache_size=8)
+    for n in range(1, 40):
         compiled(of(n))
     before = compiled.statistics()
-    for n in range(1, TRACES_ON_TRUST):
+    for n in range(5, 9):
         check_same(of(n) * 2, compiled(of(n)))
     after = compiled.statistics()
-    assert after.hits - before.hits == TRACES_ON_TRUST - 1
-    assert after.traces == before.traces
+    assert after.hits - before.hits == 4
+    assert after.traces == before.traces < 20
 
 
-def test_it_compiles_again_once_things_calm_down() -> None:
+def test_it_compiles_again_once_time_has_passed(clock: Clock) -> None:
     backend = Counting()
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend=backend)
     for n in range(500):
         Box.scale = float(n)
         compiled(of(3))
     assert backend.compiled == 2
-    for _ in range(LONGEST_PAUSE + 3):
+    before = compiled.statistics()
+    compiled(of(3))
+    assert compiled.statistics().traces == before.traces
+    clock.seconds += SHARE
+    for _ in range(3):
         check_same(of(3) * 499, compiled(of(3)))
+    after = compiled.statistics()
+    assert (after.traces - before.traces, after.hits - before.hits) == (1, 2)
     assert backend.compiled == 3
-    hits = compiled.statistics().hits
-    assert hits
-    for value in (1.0, 1.0, 2.0, 2.0):  # trusted again, as far as hits go
-        Box.scale = value
-        check_same(of(3) * value, compiled(of(3)))
-    assert compiled.statistics().hits > hits
 
 
-def test_many_hits_long_ago_pay_for_few_traces() -> None:
+def test_another_source_is_trusted_while_one_keeps_changing(clock: Clock) -> None:
+    compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
+    churn(compiled, 200, set_scale)
+    Box.scale = 20.5  # an entry has that
+    before = compiled.statistics()
+    for _ in range(3):
+        for n in (5, 6, 7):
+            check_same(of(n) * 20.5, compiled(of(n)))
+    after = compiled.statistics()
+    assert (after.traces - before.traces, after.hits - before.hits) == (3, 6)
+
+
+@pytest.mark.parametrize("calls", [1, 5])
+def test_many_hits_long_ago_pay_for_few_traces(calls: int, clock: Clock) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     Box.scale = -1.0
-    for _ in range(500):
+    for _ in range(5000):
         compiled(of(3))
-    churn(compiled, 200, set_scale)
-    assert compiled.statistics().traces < 2 * TRACES_ON_TRUST
+    for n in range(1000):
+        Box.scale = n + 0.5
+        for _ in range(calls):
+            check_same(of(3) * Box.scale, compiled(of(3)))
+    assert compiled.statistics().traces < 2 * KEPT
+
+
+def test_entries_that_are_used_pay_for_more(clock: Clock) -> None:
+    compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager", cache_size=4)
+    for n in range(60):
+        Box.scale = n + 0.5
+        for _ in range(HITS_THAT_PAY + 1):
+            check_same(of(3) * Box.scale, compiled(of(3)))
+    assert compiled.statistics().traces == 60
 
 
 def test_with_fullgraph_what_keeps_changing_raises() -> None:

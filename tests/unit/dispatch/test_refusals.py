@@ -200,10 +200,10 @@ def test_a_callable_whose_world_keeps_changing_stays_plain(caplog) -> None:
 
     compiled = tripwire.compile(scaled, dynamic=False)
     with caplog.at_level(logging.WARNING, logger="tripwire.refusals"):
-        for n in range(40):
+        for n in range(120):
             Box.scale = float(n)
             check_same(X * n, compiled(X))
-    assert compiled.statistics().traces < 30
+    assert compiled.statistics().traces < 80
     assert [record.message.rpartition("[")[2] for record in caplog.records] == ["keeps-changing]"]
 
 

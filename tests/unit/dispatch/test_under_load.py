@@ -1,0 +1,378 @@
+"""Threads that call at once: one compiles, all get what plain code gives; nobody gives up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from support import check_same
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
+
+import tripwire
+from tripwire.dispatch import dispatcher, patience
+from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
+from tripwire.dispatch.turns import Turn
+from tripwire.tracing.state import TracingState
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def elsewhere(function: Callable[[], Any]) -> Any:
+    """What a function gives in another thread."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join(30)
+    return found[0]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patience, "now", clock)
+    monkeypatch.setattr(dispatcher, "now", clock)
+    return clock
+
+
+class Gate:
+    """A back end that waits until it may go on, and counts."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Any:
+        self.compiled += 1
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return module.forward
+
+
+def start(function: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+# --- one compile at a time ---
+
+
+def test_others_run_plainly_while_one_thread_compiles_and_hit_afterwards() -> None:
+    net, gate = Net(), Gate()
+    compiled = tripwire.compile(net, backend=gate)
+    first = start(lambda: compiled(X))
+    assert gate.begun.wait(30)
+    for _ in range(7):
+        check_same(net(X), elsewhere(lambda: compiled(X)))
+    gate.may_end.set()
+    first.join()
+    for _ in range(3):
+        check_same(net(X), elsewhere(lambda: compiled(X)))
+    found = tripwire.statistics(compiled)
+    assert (gate.compiled, found.traces, found.hits, found.calls) == (1, 1, 3, 11)
+
+
+@pytest.mark.parametrize("options", [{"wait": True}, {"fullgraph": True}])
+def test_others_wait_where_that_is_asked_for(options: Any) -> None:
+    net, gate = Net(), Gate()
+    compiled = tripwire.compile(net, backend=gate, **options)
+    found: list[torch.Tensor] = []
+    first = start(lambda: compiled(X))
+    assert gate.begun.wait(30)
+    others = [start(lambda: found.append(compiled(X))) for _ in range(5)]
+    gate.may_end.set()
+    for thread in (first, *others):
+        thread.join(30)
+    assert len(found) == 5
+    for result in found:
+        check_same(net(X), result)
+    assert (gate.compiled, tripwire.statistics(compiled).hits) == (1, 5)
+
+
+def test_a_back_end_that_calls_what_it_compiles_does_not_wait_for_itself() -> None:
+    found = []
+
+    def backend(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Any:
+        found.append(compiled(X))
+        return module.forward
+
+    compiled = tripwire.compile(lambda x: x + 1, backend=backend, wait=True)
+    for _ in range(3):
+        check_same(X + 1, compiled(X))
+    check_same(X + 1, found[0])
+
+
+def test_twenty_threads_from_cold_compile_once_and_all_answers_are_right() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    want, wrong = net(X), []
+
+    def call() -> None:
+        begin.wait()
+        for _ in range(51):
+            result = compiled(X)
+            if not torch.equal(result, want):
+                wrong.append(result)
+
+    hits = []
+    for _ in range(2):
+        begin = threading.Barrier(20)
+        for thread in [start(call) for _ in range(20)]:
+            thread.join()
+        hits.append(tripwire.statistics(compiled).hits)
+    assert not wrong
+    assert hits[1] - hits[0] == 1020
+    assert tripwire.statistics(compiled).traces == 1
+
+
+def test_a_call_that_raises_gives_its_turn_back() -> None:
+    def backend(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Any:
+        if fails:
+            raise ValueError("not yet")
+        return module.forward
+
+    fails, kept = True, []
+    compiled: Any = tripwire.compile(lambda x: x + 1, backend=backend)
+    with pytest.raises(tripwire.BackendFailed) as caught:
+        compiled(X)
+    kept.append(caught)  # and with it the frames
+    fails = False
+    for _ in range(3):
+        check_same(X + 1, compiled(X))
+    assert compiled.statistics().hits == 2
+
+
+def test_a_turn_ends_with_its_token() -> None:
+    turn = Turn()
+    token = turn.take()
+    assert token is not None
+    assert turn.take() is None
+    assert not turn.wait()  # its own
+    del token
+    gc.collect()
+    assert turn.take() is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    net, gate = Net(), Gate()
+    compiled = tripwire.compile(net, backend=gate, wait=True)
+    first = start(lambda: compiled(X))
+    assert gate.begun.wait(30)
+    child = os.fork()
+    if child == 0:
+        gate.may_end.set()
+        for _ in range(3):
+            compiled(X)
+        os._exit(0 if tripwire.statistics(compiled).hits == 2 else 1)
+    gate.may_end.set()
+    first.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_region_that_began_plainly_beside_a_compile_runs_again_plainly() -> None:
+    net, gate = Net(), Gate()
+    compiled = tripwire.compile(net, backend=gate)
+    x = X.clone().requires_grad_()
+    first = start(lambda: compiled(X.clone().requires_grad_()))
+    assert gate.begun.wait(30)
+    result = checkpoint(compiled, x, use_reentrant=False)
+    gate.may_end.set()
+    first.join()
+    (got,) = torch.autograd.grad(result.sum(), x)
+    (want,) = torch.autograd.grad(net(x).sum(), x)
+    check_same(want, got)
+
+
+# --- code that is compiled when it is first hit ---
+
+
+def test_others_run_plainly_while_one_thread_compiles_what_was_put_off() -> None:
+    gate = Gate()
+    gate.may_end.set()
+    compiled: Any = tripwire.compile(lambda x: x * 3, dynamic=False, backend=gate)
+    sizes = [torch.arange(float(n)) for n in (1, 2, 3)]
+    for x in sizes:
+        compiled(x)
+    gate.begun.clear()
+    gate.may_end.clear()
+    first = start(lambda: compiled(sizes[2]))
+    assert gate.begun.wait(30)
+    check_same(sizes[2] * 3, elsewhere(lambda: compiled(sizes[2])))
+    gate.may_end.set()
+    first.join()
+    for _ in range(2):
+        check_same(sizes[2] * 3, compiled(sizes[2]))
+    assert gate.compiled == 3
+    assert compiled.statistics().hits == 3
+
+
+# --- refusals that pass ---
+
+
+@pytest.fixture
+def swaps_in_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Another thread replaces a module's weights in the midst of the next observed runs."""
+
+    def arrange(net: nn.Module, runs: int) -> None:
+        lift = TracingState.lift
+        states = [Net().state_dict() for _ in range(runs)]
+
+        def lift_and_swap(self: TracingState, tensor: torch.Tensor, known: Any) -> Any:
+            node = lift(self, tensor, known)
+            if states and isinstance(tensor, nn.Parameter):
+                elsewhere(lambda: net.load_state_dict(states.pop(), assign=True))
+            return node
+
+        monkeypatch.setattr(TracingState, "lift", lift_and_swap)
+
+    return arrange
+
+
+def test_weights_that_are_swapped_in_the_midst_of_a_trace_spoil_that_trace_alone(
+    swaps_in_runs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    swaps_in_runs(net, 1)
+    compiled(X)  # one layer of before, two of after, as in plain code
+    for _ in range(3):
+        check_same(net(X), compiled(X))
+    found = tripwire.statistics(compiled)
+    assert (found.traces, found.hits, found.refusals) == (2, 2, 0)
+    assert not caplog.records
+
+
+def test_weights_that_are_swapped_in_many_traces_are_waited_for(
+    swaps_in_runs: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    swaps_in_runs(net, REFUSALS_ALLOWED + 2)
+    for _ in range(20):
+        compiled(X)
+        clock.seconds += LONGEST_MOMENT / 10
+    for _ in range(3):
+        clock.seconds += LONGEST_MOMENT
+        check_same(net(X), compiled(X))
+    assert tripwire.statistics(compiled).hits > 0
+    assert not tripwire.explain(compiled).resting
+    (record,) = caplog.records  # once, not once a trace
+    assert "for a moment, and is tried again" in record.message
+
+
+def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Clock) -> None:
+    def prints(x: torch.Tensor) -> torch.Tensor:
+        print("hello")
+        return x + 1
+
+    compiled = tripwire.compile(prints, backend="eager")
+    for _ in range(REFUSALS_ALLOWED):
+        compiled(X)
+    clock.seconds += 10.5
+    (line,) = tripwire.explain(compiled).resting
+    assert line.endswith("[prints]: tried again in 50 s")
+    assert line in str(tripwire.explain(compiled))
+
+
+def test_a_callable_that_was_refused_is_compiled_once_the_reason_is_gone(
+    capsys: Any, clock: Clock
+) -> None:
+    class Box:
+        verbose = True
+
+    def prints(x: torch.Tensor) -> torch.Tensor:
+        if Box.verbose:
+            print("hello")
+        return x + 1
+
+    compiled: Any = tripwire.compile(prints, backend="eager")
+    for _ in range(10):
+        compiled(X)
+    assert compiled.statistics().traces == REFUSALS_ALLOWED
+    clock.seconds += FIRST_REST
+    for _ in range(10):  # refused once more, and rests twice as long
+        compiled(X)
+    assert compiled.statistics().traces == REFUSALS_ALLOWED + 1
+    Box.verbose = False
+    clock.seconds += FIRST_REST
+    compiled(X)
+    assert compiled.statistics().hits == 0
+    clock.seconds += FIRST_REST
+    for _ in range(3):
+        check_same(X + 1, compiled(X))
+    assert compiled.statistics().hits == 2
+
+
+def test_entries_are_used_while_other_calls_of_their_form_rest(capsys: Any) -> None:
+    def prints(x: torch.Tensor, loud: bool) -> torch.Tensor:
+        if loud:
+            print("hello")
+        return x + 1
+
+    compiled: Any = tripwire.compile(prints, backend="eager")
+    compiled(X, False)
+    for _ in range(2 * REFUSALS_ALLOWED):
+        compiled(X, True)
+    assert compiled.statistics().hits == 0
+    for _ in range(3):
+        check_same(X + 1, compiled(X, False))
+    assert compiled.statistics().hits == 3
+    assert capsys.readouterr().out == "hello\n" * 2 * REFUSALS_ALLOWED
+
+
+@pytest.mark.slow
+def test_weights_that_are_swapped_while_eight_threads_call_are_followed() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    states = [Net().state_dict() for _ in range(3)]
+    ended, wrong = threading.Event(), []
+
+    def call() -> None:
+        while not ended.is_set():
+            compiled(X)  # a mixture of two states is an answer, too: plain code gives it
+
+    threads = [start(call) for _ in range(8)]
+    for n in range(60):
+        net.load_state_dict(states[n % 3], assign=True)
+        time.sleep(0.05)
+        if not torch.equal(compiled(X), net(X)):
+            wrong.append(n)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    before = tripwire.statistics(compiled).hits
+    for _ in range(10 * int(LONGEST_MOMENT)):
+        check_same(net(X), compiled(X))
+        if tripwire.statistics(compiled).hits > before:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no hit after a minute")
