@@ -11,8 +11,11 @@ if TYPE_CHECKING:
         record_block,
         record_call,
         record_on_error,
+        replacing_torch_compile,
+        reset,
         statistics,
         trace,
+        watch_torch_compile,
     )
     from tripwire.auditing.findings import Audit, Finding, Status
     from tripwire.auditing.judge import Auditor, audit
@@ -81,10 +84,13 @@ __all__ = [
     "record_call",
     "record_last",
     "record_on_error",
+    "replacing_torch_compile",
     "replay",
+    "reset",
     "statistics",
     "trace",
     "watch",
+    "watch_torch_compile",
 ]
 
 # A record can be opened where torch isn't installed: names are imported when they are asked for.
@@ -94,8 +100,11 @@ _HOME = {
         "record_block",
         "record_call",
         "record_on_error",
+        "replacing_torch_compile",
+        "reset",
         "statistics",
         "trace",
+        "watch_torch_compile",
     ),
     "tripwire.auditing.findings": ("Audit", "Finding", "Status"),
     "tripwire.auditing.judge": ("Auditor", "audit"),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import logging
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -16,18 +22,28 @@ from typing import (
     overload,
 )
 
+import torch
 from torch import nn
 
+from tripwire.backends.dynamo import find_default_backend
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.dispatch.compiled import CompiledFunction, compile_module, statistics
-from tripwire.dispatch.dispatcher import Dispatcher
+from tripwire.dispatch.compiled import (
+    CompiledFunction,
+    compile_class,
+    compile_module,
+    statistics,
+)
+from tripwire.dispatch.dispatcher import Dispatcher, reset
 from tripwire.dispatch.options import Failures, Options
+from tripwire.env import is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
 from tripwire.values.classes import isinstance, short_name_of
+from tripwire.writes.patches import Patch, Patches
 
 if TYPE_CHECKING:
+    from tripwire.dispatch.watched import WatchedCompile
     from tripwire.recording.capture.calls import Writing
     from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
     from tripwire.recording.capture.policy import Chooser
@@ -37,10 +53,14 @@ __all__ = [
     "record_block",
     "record_call",
     "record_on_error",
+    "replacing_torch_compile",
+    "reset",
     "statistics",
     "trace",
+    "watch_torch_compile",
 ]
 
+logger = logging.getLogger("tripwire.trace")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _M = TypeVar("_M", bound=nn.Module)
@@ -66,6 +86,9 @@ class CompileOptions(TypedDict, total=False):
     mode: str | None
     options: dict[str, Any] | None
     name: str | None
+    recompile_limit: int | None
+    isolate_recompiles: bool
+    shapes_spec: Any
     cache_size: int
     record_on_error: str | os.PathLike[str] | OnError | None
     on_backend_error: str | None
@@ -94,32 +117,32 @@ class MaybeCompiler(Protocol):
 
 @overload
 def compile(  # type: ignore[overload-overlap]  # as above
-    fn_or_module: _M, *, disable: bool = ..., **options: Unpack[CompileOptions]
+    model: _M, *, disable: bool = ..., **options: Unpack[CompileOptions]
 ) -> _M: ...
 @overload
 def compile(
-    fn_or_module: Callable[_P, _R],
+    model: Callable[_P, _R],
     *,
     disable: Literal[False] = ...,
     **options: Unpack[CompileOptions],
 ) -> CompiledFunction[_P, _R]: ...
 @overload
 def compile(
-    fn_or_module: Callable[_P, _R], *, disable: bool, **options: Unpack[CompileOptions]
+    model: Callable[_P, _R], *, disable: bool, **options: Unpack[CompileOptions]
 ) -> Callable[_P, _R]: ...
 @overload
 def compile(
-    fn_or_module: None = ...,
+    model: None = ...,
     *,
     disable: Literal[False] = ...,
     **options: Unpack[CompileOptions],
 ) -> Compiler: ...
 @overload
 def compile(
-    fn_or_module: None = ..., *, disable: bool, **options: Unpack[CompileOptions]
+    model: None = ..., *, disable: bool, **options: Unpack[CompileOptions]
 ) -> MaybeCompiler: ...
 def compile(
-    fn_or_module: Any = None,
+    model: Any = None,
     *,
     backend: str | Backend | None = None,
     fullgraph: bool = False,
@@ -128,6 +151,9 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     name: str | None = None,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
     cache_size: int = 32,
     record_on_error: str | os.PathLike[str] | OnError | None = None,
     on_backend_error: str | None = None,
@@ -139,10 +165,12 @@ def compile(
     The first call runs as plain Python and is observed. Later calls run compiled code for as
     long as everything that the first one read is unchanged. Takes what `torch.compile` takes.
 
-    A compiled module keeps its class; a compiled function keeps its signature.
+    A compiled module keeps its class; a compiled function keeps its signature. A class is returned
+    as it is, with calls of its instances compiled.
 
     backend: a name, or a callable `(GraphModule, example_inputs) -> callable`. Without it, the
-        environment variable TRIPWIRE_BACKEND names the back end; without both, it is Inductor.
+        environment variable TRIPWIRE_BACKEND names the back end; without both, it is what
+        `torch.compiler.set_default_backend` says, which is Inductor unless it was called.
     fullgraph: raise CannotTrace where a call can't be compiled, instead of running it as plain
         Python.
     dynamic: what is left open. None: sizes, ints and floats that prove to vary, from the second
@@ -151,8 +179,11 @@ def compile(
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call the callable.
-    cache_size: how many entries (pieces of compiled code) are kept for this callable; the least
-        recently used one goes.
+    recompile_limit: how many entries (pieces of compiled code) are made at most. Calls that none
+        of them fits run as plain Python from then on; with fullgraph they raise CannotTrace.
+    isolate_recompiles: True of every callable here: each has entries of its own.
+    shapes_spec: not heeded. What varies is left open, see `dynamic`.
+    cache_size: how many entries are kept for this callable; the least recently used one goes.
     record_on_error: a folder; a call that raises leaves a record there, which `tripwire replay`
         runs again. `tripwire.record_on_error(folder, ...)` in its place says how much of each
         tensor is kept. Without it, the environment variable TRIPWIRE_RECORD_DIR names the
@@ -168,43 +199,34 @@ def compile(
     wait: one thread at a time traces and compiles. Other calls that no entry takes wait for it, and
         then run what it made. By default, and without fullgraph, they run as plain Python.
     """
-    if fn_or_module is None:
-        return lambda fn: compile(
-            fn,
-            backend=backend,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            mode=mode,
-            options=options,
-            disable=disable,
-            name=name,
-            cache_size=cache_size,
-            record_on_error=record_on_error,
-            on_backend_error=on_backend_error,
-            check=check,
-            wait=wait,
-        )
-    if not callable(fn_or_module):
+    given = {name: value for name, value in locals().items() if name != "model"}
+    if model is None:
+        return lambda model: compile(model, **given)
+    if not callable(model):
         raise BadOption(
-            f"tripwire.compile takes a function or a module, not {type(fn_or_module).__name__}.",
+            f"tripwire.compile takes a function or a module, not {type(model).__name__}.",
             slug="not-callable",
         )
     if mode is not None and options is not None:
         raise BadOption(
             "mode and options were both given. Inductor takes one of them.", slug="bad-option"
         )
-    if cache_size < 1:
-        raise BadOption(f"cache_size is {cache_size}; it must be at least 1.", slug="bad-option")
+    for known, limit in (("cache_size", cache_size), ("recompile_limit", recompile_limit)):
+        if limit is not None and limit < 1:
+            raise BadOption(f"{known} is {limit}; it must be at least 1.", slug="bad-option")
     if on_backend_error not in ("raise", "eager", None):
         raise BadOption(
             f'on_backend_error is {on_backend_error!r}; it must be "raise" or "eager".',
             slug="bad-option",
         )
     if disable:
-        return fn_or_module
-    handed = {"mode": mode, "options": options}
+        return model
+    if shapes_spec is not None:
+        logger.warning("shapes_spec isn't heeded: what varies is left open; see `dynamic`")
+    backend = backend or os.environ.get("TRIPWIRE_BACKEND") or find_default_backend()
+    handed = {"mode": mode, "options": _leave_out_filter(options)}
     chosen = Options(
-        find_backend(backend or os.environ.get("TRIPWIRE_BACKEND") or "inductor", mode),
+        find_backend(backend, mode),
         fullgraph,
         cache_size,
         tuple((key, value) for key, value in handed.items() if value is not None),
@@ -217,11 +239,97 @@ def compile(
         dynamic,
         check,
         wait or fullgraph,
+        recompile_limit,
     )
-    called = name or _name_of(fn_or_module)
-    if isinstance(fn_or_module, nn.Module):
-        return compile_module(fn_or_module, called, chosen)
-    return CompiledFunction(fn_or_module, called, chosen)
+    called = name or _name_of(model)
+    if isinstance(model, nn.Module):
+        return compile_module(model, called, chosen)
+    if isinstance(model, type):
+        return compile_class(model, called, chosen)
+    return CompiledFunction(model, called, chosen)
+
+
+def _leave_out_filter(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without what chooses among Dynamo's guards: tripwire needs all of its own."""
+    if not options or "guard_filter_fn" not in options:
+        return options
+    logger.warning("guard_filter_fn isn't heeded: it chooses among guards of Dynamo's")
+    return {key: value for key, value in options.items() if key != "guard_filter_fn"} or None
+
+
+# --- torch.compile's calls ---
+
+
+@contextmanager
+def replacing_torch_compile(**options: Unpack[CompileOptions]) -> Iterator[None]:
+    """`torch.compile` is `tripwire.compile` in here, in libraries and in all threads, too.
+
+        with tripwire.replacing_torch_compile():
+            trainer.train()
+
+    So are `torch.compiler.compile` and `nn.Module.compile`, and names that were imported before.
+    What torch compiles for itself stays torch's. What was compiled in here stays tripwire's
+    afterwards. `options` are tripwire's own, or take the place of what the calls say.
+    """
+    user = next(_users)
+    _replacements.append(options)
+    _REPLACING.enter(user)
+    try:
+        yield
+    finally:
+        _REPLACING.leave(user)
+        _replacements.remove(options)
+
+
+def watch_torch_compile(compiled: Callable[..., Any], *, check: bool = False) -> WatchedCompile:
+    """Watch what torch.compile compiled: what was written before it compiled again, or didn't.
+
+        model = tripwire.watch_torch_compile(torch.compile(model))
+        ...
+        for sighting in model.sightings: print(sighting)
+
+    Each sighting names what was written, by whom where Python tells it, and whether torch.compile
+    compiled again or kept its code. The first call of a kind, and the second after a change, run as
+    plain Python and are observed; all others are torch.compile's.
+
+    check: where code was kept, compare its result with that of the plain call, which is made with
+        copies of the callable and its arguments. What it writes elsewhere is written twice.
+    """
+    from tripwire.dispatch.watched import WatchedCompile  # only where it is asked for
+
+    return WatchedCompile(compiled, check)
+
+
+def _replace_compile(plain: Callable[..., Any]) -> Callable[..., Any]:
+    known = inspect.signature(compile).parameters.keys()
+
+    def compile_instead(model: Any = None, **options: Any) -> Any:
+        if _is_torchs_own_call() or not _replacements:
+            return plain(model, **options)
+        options |= _replacements[-1]
+        for name in options.keys() - known:
+            logger.warning("torch.compile(%s=...): tripwire ignores this option", name)
+        return compile(model, **{name: options[name] for name in options.keys() & known})
+
+    return compile_instead
+
+
+def _is_torchs_own_call() -> bool:
+    """Whether torch calls torch.compile for itself, as flex_attention does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = torch_path(frame.f_code.co_filename)
+        if path not in _PASSING_ON and not is_own_code(frame.f_code):
+            return path is not None
+        frame = frame.f_back
+    return False
+
+
+# Files of torch in which a call of torch.compile is handed on for a caller.
+_PASSING_ON = ("compiler/__init__.py", "nn/modules/module.py")
+_REPLACING = Patches(lambda: (Patch(torch, "compile", _replace_compile),))
+_replacements: list[CompileOptions] = []  # options of the blocks that go on, innermost last
+_users = itertools.count()
 
 
 def _find_failures(folder: str | os.PathLike[str] | OnError | None) -> Failures | None:

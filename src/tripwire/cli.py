@@ -258,7 +258,8 @@ def run(
     arguments: tuple[str, ...],
 ) -> None:
     """Run a script with telemetry on, and leave a report."""
-    from tripwire.running import after_threads, compiling_with_tripwire, logging_into, run_script
+    from tripwire.api import replacing_torch_compile
+    from tripwire.running import after_threads, logging_into, run_script
 
     if not as_module and not Path(script).exists():
         raise _Trouble(f"{script}: there is no such file.")
@@ -267,7 +268,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(logging_into(target))
         if replaces:
-            stack.enter_context(compiling_with_tripwire())
+            stack.enter_context(replacing_torch_compile())
         code = run_script(script, arguments, as_module)
         running = stack.pop_all()
 
@@ -334,9 +335,10 @@ def audit(
     """
     from rich.console import Console
 
+    from tripwire.api import replacing_torch_compile
     from tripwire.auditing.judge import Auditor
     from tripwire.auditing.scripts import Calls
-    from tripwire.running import compiling_with_tripwire, run_script
+    from tripwire.running import run_script
 
     if not as_module and not Path(script).exists():
         raise _Trouble(f"{script}: there is no such file.")
@@ -344,7 +346,7 @@ def audit(
     with ExitStack() as stack:
         stack.enter_context(calls.noting())
         if replaces:
-            stack.enter_context(compiling_with_tripwire())
+            stack.enter_context(replacing_torch_compile())
         code = run_script(script, arguments, as_module)
     if code:
         raise _Trouble(f"{script} exited with {code}, so nothing was audited.")

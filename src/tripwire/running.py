@@ -1,10 +1,8 @@
-"""Running: any script, unchanged, with telemetry on; its `torch.compile` may be tripwire's."""
+"""Running: any script, unchanged, with telemetry on."""
 
 from __future__ import annotations
 
 import atexit
-import inspect
-import logging
 import os
 import runpy
 import sys
@@ -14,15 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tripwire.env import is_own_code
 from tripwire.errors import BadOption
 from tripwire.files import make_folder
 
 INTERRUPTED = 130  # what a shell says of a program that was interrupted
-
-logger = logging.getLogger("tripwire.trace")
 
 
 @contextmanager
@@ -46,36 +41,6 @@ def logging_into(folder: Path) -> Iterator[None]:
         os.environ.pop("TRIPWIRE_LOG_DIR", None)
         if before is not None:
             os.environ["TRIPWIRE_LOG_DIR"] = before
-
-
-@contextmanager
-def compiling_with_tripwire() -> Iterator[None]:
-    """`torch.compile` is tripwire's in here."""
-    import torch
-
-    from tripwire.api import compile
-
-    plain = torch.compile
-
-    def compile_instead(model: Any = None, **options: Any) -> Any:
-        return compile(model, **_translate(options))
-
-    torch.compile = compile_instead
-    try:
-        yield
-    finally:
-        torch.compile = plain
-
-
-def _translate(options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what only torch's has: it says how to compile, never what comes out."""
-    from tripwire.api import compile
-
-    given = {k: value for k, value in options.items() if value is not None and value is not False}
-    known = inspect.signature(compile).parameters.keys() - {"dynamic"}
-    for name in given.keys() - known:
-        logger.warning("torch.compile(%s=...): tripwire has no such option, and ignores it", name)
-    return {name: value for name, value in given.items() if name in known}
 
 
 def run_script(target: str, arguments: tuple[str, ...], as_module: bool) -> int:

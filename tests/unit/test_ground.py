@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "tripwire"
 
 # They alone may import Dynamo or Inductor.
 ADAPTERS = {
-    *("backends.registry", "backends.inductor", "backends.handover"),
+    *("backends.registry", "backends.inductor", "backends.handover", "backends.dynamo"),
     "tracing.symbols",  # torch's shape environment names symbols by Dynamo's sources
 }
 

@@ -16,6 +16,8 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.tally import Statistics
 from tripwire.env import is_fx_tracing
+from tripwire.errors import BadOption
+from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import class_dict, find_in_class, module_of, name_of
 from tripwire.values.contents import slots_of
 
@@ -92,6 +94,14 @@ class CompiledModule:
         if dispatcher is None or is_fx_tracing():  # which knows this module only
             return nn.Module.__call__(self, *args, **kwargs)
         return dispatcher(*args, **kwargs)
+
+    @property
+    def _orig_mod(self) -> nn.Module:
+        """The original, by the name that torch.compile's modules have for theirs."""
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            return super().__getattr__("_orig_mod")  # type: ignore[misc,no-any-return]
+        return dispatcher.target  # type: ignore[return-value]
 
     def statistics(self) -> Statistics:
         """What the compiled module did so far."""
@@ -198,3 +208,29 @@ def _forwarded(name: str) -> property:
         lambda self, value: setattr(target(self), name, value),
         lambda self: delattr(target(self), name),
     )
+
+
+def compile_class(cls: Any, name: str, options: Options) -> Any:
+    """The class itself; calls of its instances are compiled from now on.
+
+    A module's dispatcher is in torch's own place for it, which copies and pickles leave out.
+    """
+    plain: Any = find_in_class(cls, "__call__")
+    if plain is None:
+        raise BadOption(
+            f"Instances of {name_of(cls)} can't be called. Compile a method of it instead.",
+            slug="not-callable",
+        )
+    if not issubclass(cls, nn.Module):
+        cls.__call__ = CompiledFunction(plain, name, options)
+        return cls
+
+    @out_of_dynamo
+    @functools.wraps(plain)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled_call_impl is None and not CURRENT.tracing:
+            self._compiled_call_impl = Dispatcher(self._call_impl, name, options)
+        return plain(self, *args, **kwargs)
+
+    cls.__call__ = call
+    return cls

@@ -11,12 +11,14 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic as now
 from typing import Any
 
 from torch import nn
 
-from tripwire.backends.registry import name_of, out_of_dynamo
+from tripwire.backends.dynamo import EVAL_FRAME, MODULES, find_stance, tell_of_reset
+from tripwire.backends.registry import find_backend, name_of, out_of_dynamo
 from tripwire.backends.rounds import one_round
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.options import Options
@@ -24,7 +26,16 @@ from tripwire.dispatch.patience import Patience, form_of, key_of
 from tripwire.dispatch.pipeline import Made, Pipeline
 from tripwire.dispatch.regions import Regions
 from tripwire.dispatch.tally import Balance, Statistics, Tally
-from tripwire.dispatch.telling import Callee, Followed, Teller, count_frame, follow, tell_entry
+from tripwire.dispatch.telling import (
+    Callee,
+    Followed,
+    Teller,
+    count_frame,
+    explain_miss,
+    follow,
+    list_followed,
+    tell_entry,
+)
 from tripwire.dispatch.turns import Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
@@ -61,29 +72,37 @@ class Dispatcher(Followed):
         self.target = target
         self.name = name
         self.options = options
-        self._entries: tuple[Entry, ...] = ()
         self._failures = options.failures
-        self._tally = Tally()
-        self._teller = Teller(name)
-        self._patience = Patience(name, fullgraph=options.fullgraph, cache_size=options.cache_size)
-        self._is_told = False  # that it keeps changing
+        self._clock = itertools.count(1)
+        self._lock = threading.Lock()
+        self._turn = Turn()
         self._regions = Regions()
         self._open_regions = self._regions.open  # one set: each call asks whether it is empty
-        self._turn = Turn()
+        self._heeded: object = None  # the latest stance under which hits are served
+        # Submodules that are compiled on their own, until this goes.
+        self._inner: list[tuple[weakref.ref[nn.Module], Dispatcher]] = []
+        weakref.finalize(self, _make_plain, self._inner)
+        self._begin()
+
+    def _begin(self) -> None:
+        options = self.options
+        self._entries: tuple[Entry, ...] = ()
+        self._by_form: dict[object, Entry] = {}  # which entry took the last call of a form
+        self._forced: dict[object, Dispatcher] = {}  # by the back end of a stance
+        self._tally = Tally()
+        self._teller = Teller(self.name)
+        self._patience = Patience(
+            self.name, fullgraph=options.fullgraph, cache_size=options.cache_size
+        )
+        self._is_told = False  # that it keeps changing
         self._pipeline = Pipeline(
-            target,
+            self.target,
             options,
             self._tally,
             self._teller,
             self._patience,
             Variation(options.dynamic),
         )
-        self._by_form: dict[object, Entry] = {}  # which entry took the last call of a form
-        self._clock = itertools.count(1)
-        self._lock = threading.Lock()
-        # Submodules that are compiled on their own, until this goes.
-        self._inner: list[tuple[weakref.ref[nn.Module], Dispatcher]] = []
-        weakref.finalize(self, _make_plain, self._inner)
 
     @out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,6 +112,11 @@ class Dispatcher(Followed):
         if self._failures is not None and CURRENT.kept is None:
             return self._failures.run(self, args, kwargs)
         try:
+            dynamo = MODULES.get(EVAL_FRAME)
+            if dynamo is not None and dynamo._stance is not self._heeded:
+                instead = self._find_instead(dynamo._stance)
+                if instead is not None:
+                    return instead(args, kwargs)
             if self._open_regions and self._regions.is_plain(args, kwargs):
                 self._tally.calls += 1
                 with all_plain():
@@ -150,7 +174,42 @@ class Dispatcher(Followed):
             self._by_form = {}
         self._by_form[form] = entry
 
+    # --- torch.compiler.set_stance ---
+
+    def _find_instead(self, stance: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
+        """What takes a call in place of the entries under a stance; None where they do."""
+        if stance.stance == "force_eager":
+            return self._run_untraced
+        if stance.stance == "default" and stance.backend is not None:
+            backend = find_backend(stance.backend)
+            if backend is not self.options.backend:
+                if backend not in self._forced:
+                    chosen = replace(self.options, backend=backend, backend_options=())
+                    self._forced[backend] = Dispatcher(self.target, self.name, chosen)
+                forced = self._forced[backend]
+                return lambda args, kwargs: forced(*args, **kwargs)
+        self._heeded = stance
+        return None
+
+    def _check_stance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call that no entry takes may be traced."""
+        stance = find_stance()
+        if stance is None or stance.stance not in ("eager_on_recompile", "fail_on_recompile"):
+            return True
+        if stance.stance == "eager_on_recompile":
+            return False
+        reasons = [explain_miss(entry, args, kwargs, {}) for entry in self._entries]
+        raise CannotTrace(
+            f"{self.name} would be traced, and torch.compiler.set_stance says fail_on_recompile. "
+            f"{' | '.join(reasons) or 'Nothing is compiled yet.'}",
+            slug="fail-on-recompile",
+        )
+
     # --- plain calls ---
+
+    def _run_untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._tally.calls += 1
+        return self._run_plainly(args, kwargs)
 
     def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._inner:
@@ -209,7 +268,7 @@ class Dispatcher(Followed):
                 return self(*args, **kwargs)
         key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
-        if not self._patience.is_resting(key):
+        if self._check_stance(args, kwargs) and not self._patience.is_resting(key):
             if self._tally.traces >= _COMPARED_FROM:
                 changes = self._find_changes(entries, args, kwargs, probed)
             if self._may_trace(changes):
@@ -234,15 +293,23 @@ class Dispatcher(Followed):
 
     def _may_trace(self, changes: list[Mismatch]) -> bool:
         """Whether a call is traced that no entry takes; if not, the user is told why, once."""
-        if self._patience.may_trace([change.source for change in changes], self._entries):
+        limit = self.options.recompile_limit
+        is_over = limit is not None and self._tally.made >= limit
+        sources = [change.source for change in changes]
+        if not is_over and self._patience.may_trace(sources, self._entries):
             return True
         if self.options.fullgraph or not self._is_told:
             self._is_told = True
-            refusal = self._patience.find_churn(self._tally.traces, self.count_hits())
+            refusal = (
+                _refuse_over_limit(limit)
+                if is_over
+                else self._patience.find_churn(self._tally.traces, self.count_hits())
+            )
             self._note_refusal(refusal)
             if self.options.fullgraph:
                 raise refusal.error()
-            self._teller.warn_once("%s keeps changing: %s [%s]", self.name, refusal, refusal.slug)
+            what = "is at its recompile_limit" if is_over else "keeps changing"
+            self._teller.warn_once("%s %s: %s [%s]", self.name, what, refusal, refusal.slug)
         return False
 
     def _find_changes(
@@ -330,6 +397,8 @@ class Dispatcher(Followed):
             assert trace is not None
             assert trace.completion is not None
             outcome.last_used = next(self._clock)
+            self._tally.made += 1
+            tell_of_reset(reset)
             with self._lock:
                 self._entries = (outcome, *self._drop_entries())
                 self._by_form = {}  # holds none that was dropped
@@ -396,6 +465,16 @@ class Dispatcher(Followed):
 
     # --- what it did ---
 
+    def reset(self) -> None:
+        """Forget everything, as if nothing had been called yet."""
+        self.tell_hits()
+        self.told = (0, 0, 0)
+        with self._lock:
+            gone = self._entries
+            self._begin()
+        for entry in gone:
+            entry.standing.close()
+
     def count_hits(self) -> int:
         """How many calls ran compiled code so far."""
         return self._tally.count_hits(self._entries)
@@ -427,6 +506,23 @@ class Dispatcher(Followed):
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
+
+
+def reset() -> None:
+    """Forget everything that was compiled in this process; files on disk stay.
+
+    `torch.compiler.reset()` does it, too, once Dynamo is imported: Inductor needs it.
+    """
+    for followed in list_followed():
+        followed.reset()
+
+
+def _refuse_over_limit(limit: int | None) -> Refusal:
+    return Refusal(
+        "recompile-limit",
+        f"{limit} entries were made, and recompile_limit allows no more. Calls that none of them "
+        "fits run as plain Python.",
+    )
 
 
 def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:

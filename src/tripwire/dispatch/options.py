@@ -45,3 +45,4 @@ class Options:
     dynamic: bool | None = None  # None: what proves to vary is left open
     check: bool = False  # new code runs once beside the run that it was made of
     waits: bool = False  # while another thread compiles; else calls run as plain Python
+    recompile_limit: int | None = None  # entries that are made at most

@@ -81,6 +81,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.calls = self.traces = self.refusals = 0  # calls: without hits
+        self.made = 0  # entries
         self._retired = 0
         self.causes: list[Cause] = []  # of the latest retirements
         self._hits = 0  # of entries that were dropped

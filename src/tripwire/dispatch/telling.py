@@ -98,7 +98,7 @@ class Teller:
         is_told = HAS_TELEMETRY and telemetry.is_enabled()
         if not is_told and not recompiles.isEnabledFor(logging.INFO):
             return
-        reasons = [_find_reason(entry, args, kwargs, probed) for entry in entries]
+        reasons = [explain_miss(entry, args, kwargs, probed) for entry in entries]
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
         if is_told:
             contexts = compiles.collect_user_contexts()
@@ -140,7 +140,7 @@ class Teller:
             refusals.warning("%s", told)
 
 
-def _find_reason(
+def explain_miss(
     entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
 ) -> str:
     """Why an entry isn't for a call."""
@@ -217,6 +217,10 @@ class Followed:
         """What they saved and cost so far."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Forget what was compiled."""
+        raise NotImplementedError
+
     def tell_hits(self) -> None:
         """Count what is new."""
         balance = self.find_balance()
@@ -242,6 +246,11 @@ def follow(followed: Followed) -> None:
     _followed.add(followed)
 
 
+def list_followed() -> list[Followed]:
+    """All that were traced and are alive."""
+    return list(_followed)
+
+
 def count_frame(what: str) -> None:
     """A call that was no hit."""
     if HAS_TELEMETRY:
@@ -250,7 +259,7 @@ def count_frame(what: str) -> None:
 
 def count_hits() -> None:
     """Bring telemetry's count of hits up to date."""
-    for followed in list(_followed):
+    for followed in list_followed():
         followed.tell_hits()
 
 
