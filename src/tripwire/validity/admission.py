@@ -12,6 +12,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,7 +56,7 @@ class Admission:
         torch_state: tuple[object, ...],
         pulled: Sequence[PulledWire],
         held: Held,
-        alike: Mapping[int, Alike],
+        alike: Mapping[int, tuple[Alike, ...]],
     ) -> None:
         self.trace = trace
         self.reads = trace.reads
@@ -316,7 +317,7 @@ class Admission:
             writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
         others = writer.containers if self._alike else []
         if others:  # an equal list that took the place of another has another identity
-            alike = writer.constant(tuple(self._alike.values()))
+            alike = writer.constant(tuple(chain.from_iterable(self._alike.values())))
             condition = f"{writer.constant(_are_others)}(({', '.join(others)},), {alike})"
             writer.check("arguments", condition, "objects of their own", "'one that is state'")
         self._write_overlap(writer)

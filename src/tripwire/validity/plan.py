@@ -36,6 +36,7 @@ from tripwire.validity.wires import (
     ObjectWire,
     PulledWire,
     content_of,
+    refer,
 )
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
@@ -160,7 +161,8 @@ class _Planner:
         # By tensor: what the run found, whatever it made of it.
         self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))
         self.pulled: list[PulledWire] = []
-        self.alike: dict[int, Alike] = {}  # containers in whose place equal ones may come
+        # Containers in whose place equal ones may come, by place.
+        self.alike: dict[int, tuple[Alike, ...]] = {}
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""
@@ -245,22 +247,23 @@ class _Planner:
         self.alike = self._find_alike(named)
         return Keeper(self.alike, lambda value: id(value) in named)
 
-    def _find_alike(self, named: set[int]) -> dict[int, Alike]:
-        """Lists and sets of plain values that the run only reads, each in one place alone."""
+    def _find_alike(self, named: set[int]) -> dict[int, tuple[Alike, ...]]:
+        """Lists and sets of plain values that the run only reads, once for each place."""
         changed = self.written.keys() | self.before.keys()
         kinds = (ElementsKind, MembersKind)
         holders = [h for h in self.reads.holders if h.anchored and isinstance(h.kind, kinds)]
         found: dict[int, object] = {}
         for holder in holders:
             owner = holder.owner
-            is_alone = len(set(self.reach.paths.get(id(owner), ()))) == 1
             is_whole = self.reads.filter_of(holder) is None
-            if not (id(holder) in changed or id(owner) in named) and is_alone and is_whole:
+            if not (id(holder) in changed or id(owner) in named) and is_whole:
                 found[id(owner)] = content_of(owner)
         owners = {id(holder.owner): holder.owner for holder in holders}
         others = frozenset(key for key in owners if found.get(key, ABSENT) is ABSENT)
         return {
-            key: Alike(owners[key], content, others)
+            key: tuple(
+                Alike(owners[key], content, others) for _ in set(self.reach.paths.get(key, ()))
+            )
             for key, content in found.items()
             if content is not ABSENT
         }
@@ -277,9 +280,10 @@ class _Planner:
         space = holder.kind.dict_of(holder.owner)
         step = functools.partial(holder.kind.step, holder.path)
         if space is None:
-            self.pulled.append(
-                PulledWire(holder.owner, holder.kind, step, wanted, ignored, before, keeper)
-            )
+            self.pulled += [
+                PulledWire(way, holder.kind, step, wanted, ignored, before, keeper)
+                for way in keeper.find_ways(holder.owner)
+            ]
         else:
             _join(spaces, space, wanted, step, ignored)
             spaces[id(space)].before |= before
@@ -381,7 +385,9 @@ class _Planner:
         for found in spaces.values():
             space = found.space
             if found.wanted is None and isinstance(space, OrderedDict) and len(space) > 1:
-                self.pulled.append(PulledWire(space, ORDER, found.step, None, frozenset(), {}))
+                self.pulled.append(
+                    PulledWire(refer(space), ORDER, found.step, None, frozenset(), {})
+                )
 
     def check_alone(self) -> None:
         """Refuse where another thread wrote since the run began. From now on the sentry sees it."""

@@ -301,28 +301,29 @@ _CONTAINERS = ids_of(list, set, tuple, frozenset)
 class Keeper:
     """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
 
-    __slots__ = ("_alike", "_is_itself")
+    __slots__ = ("_alike", "_is_itself", "_places")
 
     def __init__(
         self,
-        alike: Mapping[int, Alike] = MappingProxyType({}),
+        alike: Mapping[int, tuple[Alike, ...]] = MappingProxyType({}),
         is_itself: Callable[[object], bool] = lambda _: True,
     ) -> None:
-        self._alike = alike  # mutable containers, by identity
+        self._alike = alike  # mutable containers, by identity; one for each place that has it
         self._is_itself = is_itself  # whether it matters which object it is
+        self._places = {key: iter(found) for key, found in alike.items()}
 
     def keep(self, value: object, held: Held | None = None) -> Kept:
-        """What to compare with."""
-        found = self._alike.get(id(value))
+        """What to compare with, in one more place."""
+        found = next(self._places.get(id(value), iter(())), None)
         if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
             content = content_of(value)
             found = None if content is ABSENT else Alike(value, content)
         return found or Kept(value, held)
 
-    def follow(self, owner: object) -> Callable[[], object]:
-        """A way to what holds values: itself, or the equal one that took its place."""
+    def find_ways(self, owner: object) -> tuple[Callable[[], object], ...]:
+        """Ways to what holds values: itself, or in each place the equal one that is there now."""
         found = self._alike.get(id(owner))
-        return _refer(owner) if found is None else found.get
+        return (refer(owner),) if found is None else tuple(alike.get for alike in found)
 
 
 _ITSELF = Keeper()
@@ -429,7 +430,7 @@ class ObjectWire:
         labels: frozenset[str] = frozenset(),
     ) -> None:
         self._may_die = on_death is None
-        self._ref = held.refer_to(value) or _refer(value, on_death)
+        self._ref = held.refer_to(value) or refer(value, on_death)
         self._path = path
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
@@ -474,7 +475,8 @@ class ObjectWire:
         return None
 
 
-def _refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
+def refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
+    """A weak reference where Python has one."""
     try:
         return _referring(value)(value, on_death)
     except TypeError:  # an object with slots alone, kept for as long as the entry
@@ -540,7 +542,7 @@ class PulledWire:
 
     def __init__(
         self,
-        owner: object,
+        way: Callable[[], object],
         kind: Kind,
         step: Callable[[Any], Source],
         wanted: frozenset[Any] | None,
@@ -548,7 +550,7 @@ class PulledWire:
         before: dict[Any, object],
         keeper: Keeper = _ITSELF,
     ) -> None:
-        self._owner = keeper.follow(owner)
+        self._owner = way
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored

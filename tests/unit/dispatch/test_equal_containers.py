@@ -257,6 +257,39 @@ def test_a_list_in_two_places_is_watched_in_both() -> None:
     check_same(fn(X), compiled(X))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_list_that_all_layers_share_comes_back_with_each_adapter(backend: str) -> None:
+    """PEFT's `set_adapter` gives one new list to all layers, on each call."""
+    model = nn.Sequential(Layer(["a"]), Layer(["a"]), Layer(["a"]))
+
+    def share(active: list[str]) -> None:
+        for layer in model:
+            layer.active = active
+
+    compiled = tripwire.compile(model, backend=backend)
+    share(["a"])
+    alternate(compiled, model, share, MAKERS["lists"], traces=2)
+
+
+def test_shared_lists_that_part_are_watched_each_in_its_place() -> None:
+    one, two = Layer(["a"]), Layer(["a"])
+    one.active = two.active = ["a"]
+    model = nn.Sequential(one, two)
+    compiled = tripwire.compile(model, backend="eager")
+    check_same(model(X), compiled(X))
+    one.active = ["a"]  # equal, and no longer two's
+    check_same(model(X), compiled(X))
+    assert compiled.statistics().hits == 1
+    for layer in (one, two, one):
+        layer.active.append("b")
+        for _ in range(3):
+            check_same(model(X), compiled(X))
+    two.active = one.active
+    one.active.append("c")
+    for _ in range(3):
+        check_same(model(X), compiled(X))
+
+
 def test_a_list_in_a_tuple_and_in_a_default_is_watched_there() -> None:
     shared = ["a"]
     one, two = Config(), Config()
