@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
 
 
+STAYS = "tripwire_stays"  # in the meta of an input: CUDA graphs are to use it where it is
 OPEN = "tripwire_open"  # in the meta of a module: the Shadow of its run
 
 
@@ -143,7 +144,7 @@ def _name_inputs(module: fx.GraphModule) -> None:
     moving = _find_used_and_written(module.graph) if trains else set()
     for index, node in enumerate(inputs):
         node._dynamo_source = LocalSource(f"input_{index}")
-        if node.meta.get(STATE) and node not in moving:
+        if (node.meta.get(STATE) or node.meta.get(STAYS)) and node not in moving:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
 
 

@@ -42,13 +42,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
 from tripwire.backends.blocks import fold_blocks
-from tripwire.backends.handover import OPEN, handing_over
-from tripwire.backends.rounds import in_rounds
+from tripwire.backends.handover import OPEN, STAYS, handing_over
+from tripwire.backends.rounds import in_rounds, is_aligned
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import sample_backends, sample_torch_state
-from tripwire.tracing.state import STATE
+from tripwire.tracing.opening import OPEN_INPUT
+from tripwire.tracing.state import HELD, STATE
 from tripwire.values.classes import isinstance
 
 try:
@@ -85,6 +86,8 @@ def compile_graph(
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs)
         store = _settle_kernels(find_store())
         is_open = OPEN in module.meta
+        has_graphs = torch._inductor.config.triton.cudagraphs
+        stay = _mark_staying(module.graph, example_inputs) if has_graphs else []
         store = None if Bundle is None or trains or is_open else store
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
@@ -96,8 +99,29 @@ def compile_graph(
             )  # which can't call blocks
             compiler = functools.partial(_compile_inner, on_failed_backward)
             runtime = _compile(module, example_inputs, patches, store, key, compiler, folds=folds)
-        has_graphs = torch._inductor.config.triton.cudagraphs
-    return in_rounds(runtime) if has_graphs else runtime
+    if not has_graphs:
+        return runtime
+    return in_rounds(runtime, stay, module.forward)
+
+
+def _mark_staying(graph: fx.Graph, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Mark the inputs, beside state, that CUDA graphs are to use where they are; their indices.
+
+    Those that `torch._dynamo.mark_static_address` marked, and those that an object which is passed
+    holds and the call changes: caches. A CUDA graph copies other inputs, and can't be recorded if
+    one of these is changed. It compares the addresses, and is recorded again for another one.
+    """
+    found = []
+    inputs = graph.find_nodes(op="placeholder")
+    first = len(inputs) - len(tensors)  # behind the open sizes
+    for index, (node, tensor) in enumerate(zip(inputs[first:], tensors, strict=True), first):
+        marked = getattr(tensor, "_dynamo_static_input_type", None) is not None
+        is_open = node.meta.get(OPEN_INPUT) is not None
+        stays = (marked or node.meta.get(HELD)) and not node.meta.get(STATE) and not is_open
+        if stays and is_aligned(tensor):
+            node.meta[STAYS] = True
+            found.append(index)
+    return found
 
 
 def _compile(
@@ -404,6 +428,7 @@ def _describe_inputs(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> 
             tensor._is_view(),
             memory.setdefault(storage_of(tensor), len(memory)),  # which share it
             bool(node.meta.get(STATE)),
+            bool(node.meta.get(STAYS)),
         )
         for tensor, node in zip(inputs, module.graph.find_nodes(op="placeholder"), strict=True)
     ]

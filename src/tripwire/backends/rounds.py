@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 
 class _Thread(threading.local):
@@ -35,16 +37,29 @@ def one_round() -> Iterator[None]:
             _THREAD.in_round = False
 
 
-def in_rounds(runtime: Callable[..., Any]) -> Callable[..., Any]:
-    """A runtime that uses CUDA graphs: each call begins a round."""
+def in_rounds(
+    runtime: Callable[..., Any], stay: Sequence[int], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A runtime that uses CUDA graphs: each call begins a round.
+
+    Kernels take the inputs at `stay` where they are, and trust them to begin at a multiple of 16
+    bytes. For those that don't, the plain graph runs.
+    """
 
     @functools.wraps(runtime)
     def run(*inputs: Any) -> Any:
+        if stay and not all(is_aligned(inputs[index]) for index in stay):
+            return plain(*inputs)
         if not _THREAD.in_round:
             _begin()
         return runtime(*inputs)
 
     return run
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins where Inductor's kernels want it to."""
+    return tensor.data_ptr() % 16 == 0
 
 
 def _begin() -> None:

@@ -24,7 +24,7 @@ from tripwire.reading.bytecode import find_uses, tells_types
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
 from tripwire.reading.reads import ReadSet, fingerprint
-from tripwire.reading.sources import Local, Running, Source
+from tripwire.reading.sources import Attr, Local, Running, Source
 from tripwire.reading.structure import (
     Planner,
     Unbuildable,
@@ -46,7 +46,7 @@ from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.opening import OPEN_INPUT
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.state import CURRENT, FACTS, PAST, STATE, NodeFacts, TracingState
+from tripwire.tracing.state import CURRENT, FACTS, HELD, PAST, STATE, NodeFacts, TracingState
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
 from tripwire.values.contents import own_dict
 
@@ -538,13 +538,15 @@ class Session:
                 found = map(self.state.shadow.fakes.opened.get, map(str, known.sources))
                 node.meta[OPEN_INPUT] = next(filter(None, found), None)
             node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
+            is_written = tensor is not None and self._is_written(node, tensor)
+            node.meta[HELD] = is_written and any(map(_is_held, known.sources))
             rows.append(
                 Input(
                     node.name,
                     *_first_and_others(known.sources),
                     facts.value,
                     traits,
-                    tensor is not None and self._is_written(node, tensor),
+                    is_written,
                 )
             )
         return tuple(rows)
@@ -553,6 +555,13 @@ class Session:
         if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
             return True
         return storage_of(tensor) in self.state.written_storages
+
+
+def _is_held(source: Source | None) -> bool:
+    """Whether a path leads through an object."""
+    while source is not None and not isinstance(source, Attr):
+        source = source.base
+    return source is not None
 
 
 def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:

@@ -17,6 +17,7 @@ from torch import nn
 
 import tripwire
 from tripwire.backends.registry import inductor
+from tripwire.backends.rounds import in_rounds
 from tripwire.dispatch.compiled import find_dispatcher
 
 
@@ -124,6 +125,62 @@ def test_each_call_is_a_round_and_so_is_one_whose_modules_are_compiled() -> None
             for _ in range(3):
                 torch.testing.assert_close(compiled(x), wanted)
         assert GenerationTracker.generation - before == 3
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(4, 2)
+        self.seen = torch.zeros(2)
+
+
+def find_staying(monkeypatch, fn, *args) -> list[str]:
+    """The inputs that Inductor is told to use where they are."""
+    from tripwire.backends import inductor
+
+    found = []
+    compile_fx = inductor.compile_fx
+
+    def spy(module, *rest, **options):
+        inputs = module.graph.find_nodes(op="placeholder")
+        found.extend(node.name for node in inputs if "tensor_dict" in node.meta)
+        return compile_fx(module, *rest, **options)
+
+    monkeypatch.setattr(inductor, "compile_fx", spy)
+    options = {"triton.cudagraphs": True, "fx_graph_cache": False}
+    compiled = tripwire.compile(fn, backend="inductor", options=options)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(*args)
+    assert compiled.statistics().hits == 2
+    return found
+
+
+def test_a_cache_that_is_passed_and_changed_stays_where_it_is(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", "")
+    cache, x = Cache(), torch.ones(2)
+
+    def f(x, cache, step):
+        cache.keys.index_copy_(0, step, x[None])
+        return cache.keys.sum() + cache.seen
+
+    (name,) = find_staying(monkeypatch, f, x, cache, torch.tensor([1]))
+    assert "keys" in name  # `seen` is only read, and copied: it may be another each time
+
+
+def test_a_marked_input_stays_where_it_is(monkeypatch) -> None:
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", "")
+    x, y = torch.ones(2), torch.ones(2)
+    torch._dynamo.mark_static_address(y)
+    assert find_staying(monkeypatch, lambda x, y: x + y, x, y) == ["y"]
+
+
+def test_what_stays_but_begins_elsewhere_runs_the_plain_graph() -> None:
+    def kernel(*inputs):
+        return "compiled"
+
+    base = torch.zeros(8)
+    run = in_rounds(kernel, [1], lambda *inputs: "plain")
+    assert [run(base[1:], base[i:]) for i in (0, 4, 1)] == ["compiled", "compiled", "plain"]
 
 
 # --- a back end that fails ---------------------------------------------------------------------
