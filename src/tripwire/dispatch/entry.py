@@ -149,7 +149,6 @@ class Entry:
         "_compares",
         "_contexts",
         "_direct",
-        "_divisors",
         "_effects",
         "_expressions",
         "_fetched",
@@ -165,6 +164,7 @@ class Entry:
         "_namespaces",
         "_outputs",
         "_positions",
+        "_risks",
         "_runtime",
         "_took_ns",
         "_undo",
@@ -208,7 +208,7 @@ class Entry:
         """Lay out how a result is built, and effects are repeated."""
         self._outputs = trace.outputs
         self._effects = completion.effects.steps
-        self._divisors = completion.divisors
+        self._risks = completion.risks
         self._binding = trace.binding
         self._namespaces = trace.namespaces
         self._fetched = completion.fetched
@@ -341,8 +341,8 @@ class Entry:
                 tensors = self._run_comparing(fetched, state)
             else:
                 tensors = call(self._runtime, fetched, state)
-            if self._divisors:
-                _check_divisors(self._divisors, tensors, numbers)
+            if self._risks:
+                _check_risks(self._risks, tensors, numbers)
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
@@ -390,14 +390,19 @@ class Entry:
             end(before)
 
 
-def _check_divisors(
-    divisors: tuple[PartPlan, ...], tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]
+def _check_risks(
+    risks: tuple[tuple[PartPlan, type], ...],
+    tensors: tuple[torch.Tensor, ...],
+    numbers: tuple[Any, ...],
 ) -> None:
-    """Raise as Python does: compiled code gives infinity."""
+    """Raise as Python does, where compiled code gives infinity, nan, or what is left in 64 bits."""
     building = Building(tensors, _NO_ROOTS, {}, {}, numbers)
-    for divisor in divisors:
-        if divisor.build(building) == 0:
-            raise ZeroDivisionError("division by zero, of a number that was taken out of a tensor")
+    for plan, kind in risks:
+        value: Any = plan.build(building)
+        if type(value) is not kind:
+            raise TypeError(f"a number out of a tensor led to {value!r}")
+        if kind is int and abs(value) >= 2**63:  # type: ignore[arg-type]  # an int, then
+            raise OverflowError("a number out of a tensor led to one of more than 64 bits")
 
 
 def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, object]]:

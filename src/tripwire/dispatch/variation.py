@@ -26,6 +26,7 @@ from tripwire.reading.kinds import ItemsKind, Kind
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
+from tripwire.tracing.casts import TAKING
 from tripwire.tracing.opening import Opening
 from tripwire.values.classes import is_exactly, isinstance, module_of
 from tripwire.values.contents import at_once, own_dict
@@ -99,7 +100,7 @@ class Variation:
             {path: found for path, found in dims.items() if found},
             numbers,
             spots,
-            self._takes and self._may_take,
+            self._takes and self._may_take and not self._asks_for_types,
         )
         return opening or None
 
@@ -165,7 +166,7 @@ class Variation:
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
         self._note_numbers(trace)
-        self._takes |= any(branch.op in ("item", "tolist") for branch in trace.branches)
+        self._takes |= any(branch.op in TAKING for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
             if spot in self._world and type(volatile.before) is type(volatile.after):

@@ -6,7 +6,8 @@ or an effect holds is computed by the guard function, or from a tensor that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE
 from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
+from tripwire.tracing.casts import IN_GRAPHS
 from tripwire.tracing.opening import NumberInput
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.tracing.symbols import Symbols
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import OpenFloat, OpenInt, is_open, is_taken
 
 
@@ -36,6 +38,7 @@ class Formulas:
         self._kept: list[object] = []  # numbers with a node, whose identity must not come again
         # Numbers out of tensors: alive, with the tensor that has the value.
         self._taken: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._risks: dict[int, Any] = {}  # computed with those, and Python may fail to
 
     def keep(self, number: object) -> None:
         """Keep a number alive until the run is over."""
@@ -44,6 +47,24 @@ class Formulas:
     def note_taken(self, number: Any, tensor: torch.Tensor) -> None:
         """A number was taken out of a tensor, which has its value on each call."""
         self._taken[id(number)] = number, tensor
+
+    def note_made(self, number: Any) -> None:
+        """A number was computed with one out of a tensor."""
+        if number.made[0] not in _SAFE:
+            self._risks[id(number)] = number
+
+    def list_risks(self) -> list[Any]:
+        """Numbers that Python computes again once a graph has run: it may raise where that didn't.
+
+        So it does with ints, which a graph has in 64 bits, and Python in as many as it takes.
+        """
+        kept: list[Any] = self._kept
+        ints = [n for n in kept if is_taken(n) and is_exactly(n, OpenInt) and n.made is not None]
+        found = self._risks | {id(number): number for number in ints}
+        for number in list(found.values()):
+            for one in _iter_operands(number):
+                found.pop(id(one), None)
+        return list(found.values())
 
     # --- nodes ---
 
@@ -79,7 +100,10 @@ class Formulas:
 
     def _call(self, made: tuple[Any, ...]) -> fx.Node:
         operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
-        return self._state.graph().call_function(made[0], operands)
+        function: Any = made[0]
+        if any(map(is_taken, made[1:])):
+            function = IN_GRAPHS.get(function, function)
+        return self._state.graph().call_function(function, operands)
 
     def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
         node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
@@ -142,7 +166,22 @@ class Formulas:
         """Let go of the run's numbers."""
         self._kept.clear()
         self._taken.clear()
+        self._risks.clear()
 
     def forget(self) -> None:
         """Let go of the run: compiled code may keep this."""
         del self._state
+
+
+# Python computes these of any two numbers.
+_SAFE = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float}
+)
+
+
+def _iter_operands(number: Any) -> Iterator[Any]:
+    """Numbers that are computed where this one is, and whose kind it shows."""
+    for operand in number.made[1:] if number.made[0] is not operator.abs else ():
+        if is_taken(operand) and operand.made is not None:
+            yield operand
+            yield from _iter_operands(operand)

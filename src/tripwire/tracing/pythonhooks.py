@@ -121,7 +121,7 @@ def _wrap_json_default(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def default(self: Any, value: Any) -> Any:
         if is_open(value):
-            return operator.index(value) if type(value) is OpenInt else float(value)
+            return operator.index(value) if type(value) is OpenInt else value.__float__()
         return plain(self, value)
 
     return default

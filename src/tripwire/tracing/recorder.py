@@ -111,8 +111,8 @@ class Recorder(TorchFunctionMode):
                 value = state.shadow.answer(rule, given, args, kwargs, value)
             return value
         shadow = state.shadow
-        if shadow is not None and type(rule) is Call and shadow.takes(rule, args, kwargs):
-            return self._take_out(shadow, rule, args[0])
+        if shadow is not None and type(rule) is Call and shadow.takes(rule.name, args, kwargs):
+            return self.take_out(shadow, rule.name, args[0])
         observer = state.observer
         if observer is None:
             return self._call(rule, func, args, kwargs, given)
@@ -175,18 +175,18 @@ class Recorder(TorchFunctionMode):
         finally:
             CURRENT.state = state
 
-    def _take_out(self, shadow: Shadow, rule: Call, tensor: torch.Tensor) -> Any:
+    def take_out(self, shadow: Shadow, name: str, tensor: torch.Tensor) -> Any:
         """What `item()` or `tolist()` gives, open: from a copy that nobody else can change."""
         copy = self._record(torch.Tensor.detach, tensor)
         copy = self._record(torch.Tensor.clone, copy)
-        if rule.name == "tolist":
+        if name == "tolist":
             count = tensor.numel()
             copies = [self._record(torch.Tensor.__getitem__, copy, i) for i in range(count)]
         else:
             copies = [self._record(torch.Tensor.reshape, copy, ()) if tensor.dim() else copy]
         plain = self.state.refusal is not None
         found = [one.item() if plain else shadow.hand_out(one) for one in copies]
-        return found[0] if rule.name == "item" else found
+        return found[0] if name == "item" else found
 
     def _record(self, func: Callable[..., Any], *args: Any) -> torch.Tensor:
         result: torch.Tensor = self.__torch_function__(func, (), args)

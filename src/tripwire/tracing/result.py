@@ -90,7 +90,8 @@ class Completion:
     in_torch_ns: int  # what the run's torch calls took, without what watched them
     once_ns: int  # of that, in calls with no other like them
     handed_out: frozenset[int]  # identities of state that result and effects hold as it is
-    divisors: tuple[PartPlan, ...]  # numbers out of tensors that must not be zero
+    # Numbers out of tensors that Python may fail to compute, or in another class.
+    risks: tuple[tuple[PartPlan, type], ...]
 
 
 @dataclass(frozen=True, slots=True)

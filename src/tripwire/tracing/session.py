@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, GeneratorType
 from typing import Any
@@ -41,7 +42,7 @@ from tripwire.reading.torchstate import (
 )
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
-from tripwire.tracing import hooks
+from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.opening import OPEN_INPUT
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
@@ -180,7 +181,8 @@ class Session:
         try:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
-            with hooks.installed(self), observer, recording(self.state) as self.recorder:
+            numbers = nullcontext() if self.state.shadow is None else casts.casting(self)
+            with hooks.installed(self), numbers, observer, recording(self.state) as self.recorder:
                 self.state.reach.reader.start()
                 result = run_user(fn, args, kwargs)
             self.state.reach.reader.stop()
@@ -197,6 +199,7 @@ class Session:
         stop_recording(self.state)
         if self.state.observer is not None:
             self.state.observer.stop()
+        casts.stop(self)
         hooks.uninstall(self)
 
     def leave(self) -> None:
@@ -300,8 +303,8 @@ class Session:
                     None if shadow is None else shadow.is_open_at,
                 )
             plan = planner.plan(result)
-            divisors = () if state.shadow is None else tuple(state.shadow.divisors.values())
-            self._divisors = tuple(map(planner.plan, divisors))
+            risks = [] if state.shadow is None else state.shadow.formulas.list_risks()
+            self._risks = tuple((planner.plan(risk), type(risk.value)) for risk in risks)
             if effects is not None:
                 effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
         except Unbuildable as error:
@@ -460,7 +463,7 @@ class Session:
             sum(count * least for count, least in self.state.durations.values()),
             sum(least for count, least in self.state.durations.values() if count == 1),
             frozenset(planner.handed_out),
-            self._divisors,
+            self._risks,
         )
 
     def _asks_for_types(self) -> bool:

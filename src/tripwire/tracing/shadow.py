@@ -68,8 +68,7 @@ class Shadow:
         self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
         self._told = 0  # conditions that the environment had when it was last looked at
         self._handed_out: list[weakref.ref[Any]] = []
-        self.divisors: dict[int, OpenInt | OpenFloat] = {}  # those that must not be zero
-        self._asked: set[int] = set()  # those of them that were closed
+        self._asked: set[int] = set()  # numbers out of tensors that were closed
 
     # --- what is open from the beginning ---
 
@@ -131,7 +130,9 @@ class Shadow:
         """What comes of a function and its operands, as an open number where it is one."""
         with self._state.aside():
             if any(map(is_taken, made[1:])):
-                return self._wrap_taken(value, made)
+                number = self._wrap_taken(value, made)
+                self.formulas.note_made(number)
+                return number
             if is_exactly(value, float):
                 return self._wrap(self.symbols.compute(made, value), value, made)
             symbol = made[0](*map(symbolic, made[1:]))
@@ -140,7 +141,7 @@ class Shadow:
 
     # --- numbers out of tensors ---
 
-    def takes(self, rule: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def takes(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether what a call gives is left open: the number, or a few, in a tensor."""
         if not self._opening.takes or kwargs or len(args) != 1 or not self.is_live():
             return False
@@ -149,13 +150,19 @@ class Shadow:
             return False
         if tensor.dtype not in _TAKEN_OF:
             return False
-        if rule.name == "item":
+        if name == "item":
             return bool(tensor.numel() == 1)
-        return rule.name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
+        return name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
 
-    def note_divisor(self, number: OpenInt | OpenFloat) -> None:
-        """A number out of a tensor may not be zero, once it is known."""
-        self.divisors.setdefault(id(number), number)
+    def cast(self, cls: type, number: OpenInt | OpenFloat) -> Any:
+        """What `float` or `int` gives of an open number; NotImplemented: a plain one."""
+        if number.ledger is not self or not self.is_live():
+            return NotImplemented
+        if is_exactly(number, OpenFloat if cls is float else OpenInt):
+            return number
+        if not is_taken(number) and cls is int:  # no symbol of torch's knows what Python computed
+            return NotImplemented
+        return self.compute((cls, number), cls(number.value))
 
     def close_sizes(self, rule: Call, given: Any) -> None:
         """Close numbers out of tensors that a call may take for a size, a dimension or an index."""
@@ -221,8 +228,9 @@ class Shadow:
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
         if is_taken(left) or is_taken(right):
+            asked = (left,) if right is None else (left, right)
             with self._state.aside():
-                self._ask(compare, (left, right), answer)
+                self._ask(compare, asked, answer)
             return answer
         with self._state.aside():
             if isinstance(left, float) or isinstance(right, float):
@@ -351,7 +359,6 @@ class Shadow:
         self.end()
         self._state.reach.holders.uproot()
         self.formulas.end()
-        self.divisors.clear()
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         if alive:

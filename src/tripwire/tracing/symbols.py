@@ -151,6 +151,7 @@ _SPELLED = {
     operator.neg: "(-{})",
     operator.pos: "(+{})",
     operator.abs: "abs({})",
+    float: "float({})",
 }
 
 

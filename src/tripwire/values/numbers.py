@@ -37,9 +37,6 @@ class Ledger(Protocol):
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
 
-    def note_divisor(self, number: OpenInt | OpenFloat) -> None:
-        """A number out of a tensor may not be zero, once it is known."""
-
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
 
@@ -145,12 +142,10 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         if ledger is None:
             return value
         left, right = of_run(ledger, left), of_run(ledger, right)
-        if divides and is_taken(right):
-            ledger.note_divisor(right)
-        elif divides and is_open(right):  # compiled code would give infinity, or end the process
-            ledger.decide(operator.ne, right, 0, True)
         if is_taken(left) or is_taken(right):
             return ledger.compute((compute, left, right), value)
+        if divides and is_open(right):  # compiled code would give infinity, or end the process
+            ledger.decide(operator.ne, right, 0, True)
         has_float = is_exactly(value, float) and not opens_floats
         is_zero = is_exactly(value, float) and value == 0  # whose sign no condition tells
         if has_float or is_zero or not all(map(_is_finite, (plain(left), plain(right), value))):
@@ -217,6 +212,32 @@ def _unary(name: str) -> Callable[[Any], Any]:
     return method
 
 
+def _rounding(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    by = f"{name.strip('_')}()"
+
+    def method(self: Any, *digits: Any) -> Any:
+        value = function(self.value, *map(plain, digits))
+        ledger: Ledger = self.ledger
+        if not ledger.is_live():
+            return value
+        if is_taken(self) and not any(map(is_open, digits)):
+            return ledger.compute((function, self, *digits), value)
+        for number in (self, *digits):
+            if is_open(number):
+                ledger.close(number, by)
+        return value
+
+    return method
+
+
+_ROUNDINGS: dict[str, Callable[..., Any]] = {
+    "__round__": round,
+    "__floor__": math.floor,
+    "__ceil__": math.ceil,
+    "__trunc__": math.trunc,
+}
+
+
 # --- questions ---------------------------------------------------------------------------------
 
 
@@ -275,6 +296,8 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
         setattr(cls, f"__{name}__", _unary(name))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(cls, f"__{name}__", _comparison(name))
+    for name, function in _ROUNDINGS.items():
+        setattr(cls, name, _rounding(function, name))
     cls.__bool__ = _is_true
     kept = {*vars(cls), *_OF_EVERY_OBJECT}
     for name in {

@@ -1,10 +1,15 @@
 """Numbers that Python takes out of tensors stay open: scales, histories, means, optimizers."""
 
+import contextlib
+import math
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 import tripwire
+from tripwire.tracing import casts
 from tripwire.values.numbers import is_open
 
 BACKENDS = ["eager", "aot_eager"]
@@ -263,3 +268,287 @@ def test_a_back_end_that_takes_no_such_numbers_still_gets_open_sizes() -> None:
         assert torch.equal(call(x, flag), compiled(x, flag))
     assert compiled.statistics().traces <= 5
     assert compiled.statistics().hits >= 5
+
+
+# --- float(t), int(t), math --------------------------------------------------------------------
+
+
+def keep_history(x, history):
+    loss = (x**2).mean()
+    history.append(float(loss))
+    return loss * 2
+
+
+def keep_total(x, state):
+    state["total"] += float((x**2).sum())
+    return x * state["total"]
+
+
+def keep_several(x, history):
+    history.append({"loss": float(x.mean()), "count": int((x > 0).sum())})
+    return x + float(x[0])
+
+
+def take_floats(x, history):
+    low, high = float(x[0]), float(x[1])
+    return x * low + high, sum(map(float, x[:3]))
+
+
+def take_ints(x, history):
+    count = int((x > 0).sum())
+    return x * count, int(x.sum() * 10), float(count) / 4
+
+
+def round_off(x, history):
+    history.append(round(float(x.mean()), 4))
+    return x + 1, round(float(x.sum())), math.floor(float(x[0]) * 3), math.ceil(float(x[1]))
+
+
+def compute_perplexity(x, history):
+    loss = (x**2).mean()
+    history.append(math.exp(float(loss)))
+    return loss * math.sqrt(loss.item()), math.log(float(loss))
+
+
+def ask_whether_it_is_a_number(x, history):
+    loss = float(x.mean())
+    if math.isnan(loss) or not math.isfinite(loss):
+        return x * 0
+    return x * loss
+
+
+def take_of_classes(x, history):
+    value = float(x.mean())
+    assert isinstance(value, float)
+    assert not isinstance(value, int)
+    scale = torch.tensor([1, 2], dtype=float)
+    return x * value, scale * value, float.fromhex("0x1p3") * value, float("1.5"), int("7", 8)
+
+
+def take_of_kinds(x, history):
+    half, small, whole = x[:1].half(), x[:1].bfloat16(), (x[:1] * 100).to(torch.int8)
+    history.append((float(half), float(small), int(whole), float(whole), int(x[0] * 100)))
+    return x * float(half), x * int(whole)
+
+
+def take_of_one_element_with_dimensions(x, history):
+    return x * float(x[None, :1]) + int(x.sum().reshape(1, 1))
+
+
+CASTS = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        *(keep_history, keep_total, keep_several, take_floats, take_ints, round_off),
+        *(compute_perplexity, ask_whether_it_is_a_number, take_of_classes, take_of_kinds),
+        take_of_one_element_with_dimensions,
+    )
+}
+
+
+def check_cast(name, backend, calls):
+    function = CASTS[name]
+    torch.manual_seed(0)
+    expected, found = ({"total": 0.5}, {"total": 0.5}) if name == "keep total" else ([], [])
+    compiled = tripwire.compile(function, backend=backend)
+    for _ in range(calls):
+        x = torch.randn(6)
+        check_close(function(x, expected), compiled(x, found))
+    if backend != "inductor":
+        assert found == expected
+    for one in found.values() if isinstance(found, dict) else found:
+        assert not is_open(one)
+    return compiled.statistics()
+
+
+needs_c = pytest.mark.skipif(casts._casts is None, reason="the C module isn't built")
+
+
+@needs_c
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASTS)
+def test_float_and_int_of_tensors_run_compiled_code(name, backend) -> None:
+    statistics = check_cast(name, backend, 20)
+    assert statistics.traces <= 3
+    assert statistics.hits >= 17
+
+
+@needs_c
+@pytest.mark.parametrize(
+    "name", ["keep history", "take floats", "take ints", "compute perplexity", "take of kinds"]
+)
+def test_inductor_compiles_float_and_int_of_tensors(name) -> None:
+    statistics = check_cast(name, "inductor", 6)
+    assert statistics.traces <= 3
+    assert statistics.hits >= 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_code_that_asks_for_a_numbers_type_gets_plain_ones(backend) -> None:
+    def call(x):
+        return x + 1, type(float(x.sum())) is float, type(x.sum().item()).__name__
+
+    compiled = tripwire.compile(call, backend=backend)
+    for _ in range(4):
+        x = torch.randn(3)
+        check_equal(call(x), compiled(x))
+
+
+def check_equal(expected, found):
+    assert repr(found) == repr(expected)
+
+
+RAISING = {
+    "log": lambda x: x * math.log(x.sum().item()),
+    "sqrt": lambda x: (x + 1, math.sqrt(x.sum().item())),
+    "exp": lambda x: x * math.exp(x.sum().item() * 1000),
+    "int": lambda x: (x + 1, int(x.sum().item() / (x.sum().item() + 1) * 1e200 * 1e200)),
+    "int of a tensor": lambda x: x * int(x.sum() / x.sum().clamp(min=0)),
+    "a power": lambda x: x * (x.sum().item() ** -2),
+    "a root of what is negative": lambda x: (x + 1, abs(x.sum().item() ** 0.5)),
+    "a root of what is negative, used": lambda x: (x.sum().item() ** 0.5) * x,
+    "modulo": lambda x: x * (7 % x.sum().int().item()),
+    "a division that nobody uses": lambda x: (1 / x.sum().item(), x + 1)[1],
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RAISING)
+def test_what_python_raises_for_some_values_is_raised(name, backend) -> None:
+    call = RAISING[name]
+    compiled = tripwire.compile(call, backend=backend)
+    for value in (0.5, 0.25, 0.6, 0.0, -1.0, 0.3, 0.0):
+        x = torch.full((2,), value)
+        outcomes = []
+        for side in (call, compiled):
+            try:
+                outcomes.append(repr(side(x)))
+            except (ArithmeticError, ValueError) as error:
+                outcomes.append(type(error))
+        assert outcomes[0] == outcomes[1]
+
+
+@needs_c
+def test_ints_beyond_64_bits_are_pythons() -> None:
+    def call(x):
+        count = int(x.sum())
+        return x + 1, count * count * count, (x * 0 + count * count) / 3
+
+    for backend in (*BACKENDS, "inductor"):
+        compiled = tripwire.compile(call, backend=backend)
+        for value in (3, 5, 7, 2_000_000, 2**40, 2**31, 4):
+            x = torch.tensor([value])
+            try:
+                expected = repr(call(x))
+            except (RuntimeError, OverflowError) as error:
+                with pytest.raises(type(error)):
+                    compiled(x)
+            else:
+                assert repr(compiled(x)) == expected
+        assert compiled.statistics().hits >= 2
+
+
+@needs_c
+def test_an_exception_after_a_cast_leaves_what_was_stored() -> None:
+    def call(x, history):
+        history.append(float(x.sum()))
+        if float(x.max()) > 5:
+            raise KeyError("too large")
+        return x * history[-1]
+
+    expected, found = [], []
+    compiled = tripwire.compile(call, backend="eager")
+    for value in (1.0, 2.0, 3.0, 9.0, 4.0, 7.0):
+        x = torch.full((2,), value)
+        for side, history in ((call, expected), (compiled, found)):
+            try:
+                side(x, history)
+            except KeyError:
+                history.append("raised")
+    assert found == expected
+    assert not any(map(is_open, found))
+
+
+@needs_c
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_between_a_cast_and_its_use_changes_nothing(backend) -> None:
+    def call(x):
+        x = x.clone()
+        first = float(x[0])
+        x.zero_()
+        second = int(x[0] + 3)
+        x.add_(first)
+        return x, first, second * first
+
+    compiled = tripwire.compile(call, backend=backend)
+    for _ in range(6):
+        x = torch.randn(4)
+        check_equal(call(x), compiled(x))
+    assert compiled.statistics().traces <= 3
+
+
+@needs_c
+def test_float_and_int_are_themselves_again_after_a_run() -> None:
+    before = float, int, math.exp, math.isnan
+
+    def call(x, fails):
+        value = float(x.sum())
+        if fails:
+            raise ValueError
+        return x * value
+
+    compiled = tripwire.compile(call, backend="eager")
+    for fails in (False, False, True, True):
+        with contextlib.suppress(ValueError):
+            compiled(torch.randn(3), fails)
+        assert (float, int, math.exp, math.isnan) == before
+        assert type(float(torch.ones(1))) is float
+        assert type(int(torch.ones(1))) is int
+        assert int("11", base=2) == 3
+        assert type(math.exp(1)) is float
+
+
+@needs_c
+def test_another_threads_casts_are_plain_while_a_run_has_numbers_open() -> None:
+    seen, turns = [], threading.Barrier(2)
+
+    def look():
+        turns.wait()
+        seen.append(type(float(torch.ones(1))))
+        seen.append(type(int(torch.ones(1))))
+        turns.wait()
+
+    def call(x, wait):
+        value = float(x.sum())
+        if wait is not None:
+            wait()
+        return x * value
+
+    compiled = tripwire.compile(call, backend="eager")
+    for _ in range(3):
+        compiled(torch.randn(2), None)
+    thread = threading.Thread(target=look)
+    thread.start()
+
+    def wait():
+        turns.wait()
+        turns.wait()
+
+    compiled(torch.randn(2), wait)
+    thread.join()
+    assert seen == [float, int]
+
+
+@needs_c
+def test_a_function_that_casts_gives_gradients_as_plain_code() -> None:
+    def call(x):
+        return (x * float(x.detach().mean()) + int(x.detach().sum() * 10)).sum()
+
+    for backend in BACKENDS:
+        compiled = tripwire.compile(call, backend=backend)
+        for _ in range(6):
+            x = torch.randn(4)
+            one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+            call(one).backward()
+            compiled(other).backward()
+            torch.testing.assert_close(other.grad, one.grad)
+        assert compiled.statistics().hits >= 4

@@ -1,0 +1,134 @@
+/* Calls of `float` and `int`, answered by the run: see casts.py.
+
+   While any thread wants that, the two classes are called through cast(). It asks the answering
+   function of the calling thread about one argument of the classes that were named, and makes the
+   plain call where there is no such function, or where it gives NotImplemented. The classes stay the
+   objects that they are; who calls them from C gets an answer, too. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifdef Py_GIL_DISABLED
+#error "_casts needs the GIL; the Python twin serves free-threaded builds"
+#endif
+
+#ifdef _MSC_VER
+#define THREAD_LOCAL __declspec(thread)
+#else
+#define THREAD_LOCAL _Thread_local
+#endif
+
+static vectorcallfunc plain_float, plain_int; /* NULL: CPython 3.11 has no such way for `int` */
+static int n_answering; /* threads */
+static THREAD_LOCAL PyObject *answer;  /* a function of the class and the argument, or NULL */
+static THREAD_LOCAL PyObject *classes; /* a tuple: of which arguments it is asked */
+
+static int is_asked(PyObject *argument) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
+        /* By its class: `__class__` may say something else. */
+        if (PyType_IsSubtype(Py_TYPE(argument), (PyTypeObject *)PyTuple_GET_ITEM(classes, i))) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The call as it always is. */
+static PyObject *call_plainly(PyObject *cls, PyObject *const *args, size_t nargsf,
+                              PyObject *names) {
+    vectorcallfunc plain = cls == (PyObject *)&PyFloat_Type ? plain_float : plain_int;
+    if (plain != NULL) {
+        return plain(cls, args, nargsf, names);
+    }
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf), n_named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    PyObject *found = NULL, *named = n_named ? PyDict_New() : NULL, *given = PyTuple_New(n);
+    if (given == NULL || (n_named && named == NULL)) {
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+    }
+    for (Py_ssize_t i = 0; i < n_named; i++) {
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(names, i), args[n + i]) < 0) {
+            goto done;
+        }
+    }
+    found = PyType_Type.tp_call(cls, given, named);
+done:
+    Py_XDECREF(given);
+    Py_XDECREF(named);
+    return found;
+}
+
+static PyObject *cast(PyObject *cls, PyObject *const *args, size_t nargsf, PyObject *names) {
+    if (answer != NULL && names == NULL && PyVectorcall_NARGS(nargsf) == 1 && is_asked(args[0])) {
+        PyObject *asked = Py_NewRef(answer); /* it may be told to stop meanwhile */
+        PyObject *found = PyObject_CallFunctionObjArgs(asked, cls, args[0], NULL);
+        Py_DECREF(asked);
+        if (found != Py_NotImplemented) {
+            return found;
+        }
+        Py_DECREF(found);
+    }
+    return call_plainly(cls, args, nargsf, names);
+}
+
+static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
+    if (answer != NULL) {
+        if (--n_answering == 0) {
+            PyFloat_Type.tp_vectorcall = plain_float;
+            PyLong_Type.tp_vectorcall = plain_int;
+        }
+        Py_CLEAR(answer);
+        Py_CLEAR(classes);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *start(PyObject *module, PyObject *args) {
+    PyObject *function, *asked_of;
+    if (!PyArg_ParseTuple(args, "OO!:start", &function, &PyTuple_Type, &asked_of)) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(asked_of); i++) {
+        if (!PyType_Check(PyTuple_GET_ITEM(asked_of, i))) {
+            PyErr_SetString(PyExc_TypeError, "start() takes a function and a tuple of classes");
+            return NULL;
+        }
+    }
+    Py_XDECREF(stop(module, NULL)); /* one function per thread */
+    if (n_answering++ == 0) {
+        plain_float = PyFloat_Type.tp_vectorcall;
+        plain_int = PyLong_Type.tp_vectorcall;
+        PyFloat_Type.tp_vectorcall = cast;
+        PyLong_Type.tp_vectorcall = cast;
+    }
+    answer = Py_NewRef(function);
+    classes = Py_NewRef(asked_of);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"start", start, METH_VARARGS, "Have this thread's calls of float and int answered."},
+    {"stop", stop, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_casts",
+    .m_doc = "float() and int(), answered by the run; casts.py says how.",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__casts(void) {
+    return PyModuleDef_Init(&module_def);
+}

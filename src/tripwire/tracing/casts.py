@@ -1,0 +1,156 @@
+"""Casts: `float(t)`, `int(t)`, and what `math` makes of numbers out of tensors, stay open.
+
+`float` must give a float, and a tensor's `__float__` too, so neither can give an open number. What
+can is the call: while a run has something open, the two classes are called through `_casts.c`, in
+the thread that runs. They stay the objects that they are, to `is`, `isinstance` and torch. Without
+the C module such a call closes the number.
+
+Functions of `math` are replaced in that module while any run has something open; who imported one
+by name calls it itself, which closes the number.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode
+
+from tripwire.rulebook.rules import Target
+from tripwire.tracing.recorder import Recorder
+from tripwire.tracing.state import CURRENT
+from tripwire.values.classes import isinstance
+from tripwire.values.numbers import (
+    OpenFloat,
+    OpenInt,
+    find_ledger,
+    is_open,
+    is_taken,
+    of_run,
+    plain,
+)
+from tripwire.writes.patches import Patch, Patches
+
+
+@contextmanager
+def casting(user: object) -> Iterator[None]:
+    """Answer this thread's casts for a run that has something open."""
+    try:
+        _OF_MATH.enter(id(user))
+        if _casts is not None:
+            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat))
+        yield
+    finally:
+        stop(user)
+
+
+def stop(user: object) -> None:
+    """Make casts plainly again; telling it twice is fine."""
+    if _casts is not None:
+        _casts.stop()
+    _OF_MATH.leave(id(user))
+
+
+def _choose() -> Any:
+    if os.environ.get("TRIPWIRE_PURE") == "1":
+        return None
+    try:
+        return importlib.import_module("tripwire.tracing._casts")
+    except ImportError:  # not built
+        return None
+
+
+_casts = _choose()
+# Calls that take a number out of a tensor, and may give an open one.
+TAKING = frozenset({"item", "tolist"} | ({"__float__", "__int__"} if _casts else set()))
+
+
+def _answer(cls: type, value: Any) -> Any:
+    """What `float(value)` or `int(value)` gives; NotImplemented: what it always gives."""
+    state = CURRENT.state
+    if state is None or state.refusal is not None or state.shadow is None:
+        return NotImplemented
+    if is_open(value):
+        return state.shadow.cast(cls, value)
+    mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    if not isinstance(mode, Recorder) or not torch._C._is_torch_function_mode_enabled():
+        return NotImplemented
+    if not state.shadow.takes("item", (value,), {}):
+        return NotImplemented
+    number = mode.take_out(state.shadow, "item", value)
+    return state.shadow.cast(cls, number) if is_open(number) else cls(number)
+
+
+# --- math --------------------------------------------------------------------------------------
+
+
+def _wrap_math(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def of_number(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(map(is_taken, args)):
+            return function(*args, **kwargs)  # closes what is open
+        ledger = find_ledger(*args)
+        value = function(*map(plain, args))  # raises what Python raises
+        if ledger is None:
+            return value
+        return ledger.compute((function, *(of_run(ledger, arg) for arg in args)), value)
+
+    return of_number
+
+
+def _wrap_question(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def of_number(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or not is_taken(args[0]):
+            return function(*args, **kwargs)
+        ledger = find_ledger(*args)
+        answer = function(plain(args[0]))
+        return answer if ledger is None else ledger.decide(function, args[0], None, answer)
+
+    return of_number
+
+
+def _build_targets() -> Iterator[tuple[Callable[..., Any], Target]]:
+    """What stands in a graph for a function of Python's."""
+    for name in ("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "tanh", "sin", "cos"):
+        function = getattr(math, name)
+        compute = functools.partial(_compute, function, getattr(torch, name))
+        yield function, Target(compute, name)
+    yield float, Target(torch.sym_float, "sym_float")
+    yield int, Target(torch.sym_int, "sym_int")
+    yield round, Target(_round, "round")
+
+
+def _compute(function: Callable[..., Any], of_tensors: Callable[..., Any], *numbers: Any) -> Any:
+    """Python's own function; a compiler, which has symbols instead, computes with tensors."""
+    if not any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in numbers):
+        return function(*numbers)
+    if len(numbers) != 1:
+        raise TypeError(f"{function.__name__} of two numbers out of tensors has no compiled form")
+    return of_tensors(torch.scalar_tensor(numbers[0], dtype=torch.float64)).item()
+
+
+def _round(number: Any, digits: Any = None) -> Any:
+    if digits is not None and isinstance(number, (torch.SymInt, torch.SymFloat)):
+        raise TypeError("round() to some digits isn't the same in compiled code")
+    return round(number, digits)
+
+
+IN_GRAPHS = dict(_build_targets())
+_QUESTIONS = ("isnan", "isinf", "isfinite")
+_OF_MATH = Patches(
+    lambda: (
+        *(
+            Patch(math, function.__name__, _wrap_math)
+            for function in IN_GRAPHS
+            if function.__module__ == "math"
+        ),
+        *(Patch(math, name, _wrap_question) for name in _QUESTIONS),
+    )
+)
