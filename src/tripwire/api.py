@@ -94,6 +94,7 @@ class CompileOptions(TypedDict, total=False):
     on_backend_error: str | None
     check: bool
     wait: bool
+    background: bool
 
 
 # A module is a callable, too: of two overloads that fit, a type checker takes the first.
@@ -159,6 +160,7 @@ def compile(
     on_backend_error: str | None = None,
     check: bool = False,
     wait: bool = False,
+    background: bool = False,
 ) -> Any:
     """Compile a function or a module. Without one, return a decorator that does.
 
@@ -198,6 +200,8 @@ def compile(
         or writes something else than the observed call did.
     wait: one thread at a time traces and compiles. Other calls that no entry takes wait for it, and
         then run what it made. By default, and without fullgraph, they run as plain Python.
+    background: compile in another thread; calls run as plain Python until the entry is there. What
+        fails there is logged, and raised by the next call that no entry takes.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     if model is None:
@@ -219,6 +223,12 @@ def compile(
             f'on_backend_error is {on_backend_error!r}; it must be "raise" or "eager".',
             slug="bad-option",
         )
+    if background and (wait or check):
+        raise BadOption(
+            f"background=True and {'wait' if wait else 'check'}=True were both given: in the "
+            "background nobody waits for compiled code.",
+            slug="bad-option",
+        )
     if disable:
         return model
     if shapes_spec is not None:
@@ -238,7 +248,8 @@ def compile(
         or (on_backend_error is None and not callable(backend) and not fullgraph),
         dynamic,
         check,
-        wait or fullgraph,
+        background,
+        wait or (fullgraph and not background),
         recompile_limit,
     )
     called = name or _name_of(model)

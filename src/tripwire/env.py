@@ -9,6 +9,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
@@ -27,6 +28,10 @@ CAN_APPEND_NODES = all(
     hasattr(fx.Graph(), name)
     for name in ("_graph_namespace", "_insert", "_find_nodes_lookup_table", "_len")
 )
+
+# Called when the main thread ends, before Python waits for other threads; `atexit` comes after.
+# concurrent.futures depends on it from 3.9 on. Python 3.11 to 3.14 have it.
+call_before_threads_end: Callable[[Callable[[], None]], None] = threading._register_atexit  # type: ignore[attr-defined]
 
 
 def is_fx_tracing() -> bool:

@@ -42,6 +42,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
 from tripwire.backends.blocks import fold_blocks
+from tripwire.backends.generators import leaving_generators
 from tripwire.backends.handover import OPEN, STAYS, handing_over
 from tripwire.backends.rounds import in_rounds, is_aligned
 from tripwire.errors import BadOption, BadStore
@@ -183,7 +184,8 @@ def _compile_inner(
     _settle_kernels(find_store())
     kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
     try:
-        return compile_fx_inner(module, inputs, is_backward=True, **settings)
+        with leaving_generators():
+            return compile_fx_inner(module, inputs, is_backward=True, **settings)
     except Exception as error:  # whatever it is, it isn't the user's
         if on_failed_backward is None:
             raise

@@ -6,6 +6,7 @@ Nothing of Inductor or Dynamo is imported before one of torch's own is used.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -147,6 +148,13 @@ def prepare(backend: Backend) -> None:
     """
     if backend is inductor:
         import tripwire.backends.inductor  # noqa: F401
+
+
+def is_prepared(backend: Backend) -> bool:
+    """Whether nothing is left to import."""
+    module = sys.modules.get("tripwire.backends.inductor")
+    is_loading = module is not None and getattr(module.__spec__, "_initializing", False)
+    return backend is not inductor or (module is not None and not is_loading)
 
 
 def name_of(backend: Backend) -> str:

@@ -11,6 +11,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import monotonic as now
 from typing import Any
@@ -18,12 +19,19 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.dynamo import EVAL_FRAME, MODULES, find_stance, tell_of_reset
-from tripwire.backends.registry import find_backend, name_of, out_of_dynamo
+from tripwire.backends.registry import (
+    find_backend,
+    is_prepared,
+    name_of,
+    out_of_dynamo,
+    prepare,
+)
 from tripwire.backends.rounds import one_round
+from tripwire.dispatch.background import BACKGROUND
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience, form_of, key_of
-from tripwire.dispatch.pipeline import Made, Pipeline
+from tripwire.dispatch.pipeline import Made, Pipeline, Planned
 from tripwire.dispatch.regions import Regions
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import (
@@ -95,6 +103,7 @@ class Dispatcher(Followed):
             self.name, fullgraph=options.fullgraph, cache_size=options.cache_size
         )
         self._is_told = False  # that it keeps changing
+        self._failed: Exception | None = None  # in the background
         self._pipeline = Pipeline(
             self.target,
             options,
@@ -266,6 +275,9 @@ class Dispatcher(Followed):
                 return self._run_plainly(args, kwargs)
             with own:
                 return self(*args, **kwargs)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
         key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
         if self._check_stance(args, kwargs) and not self._patience.is_resting(key):
@@ -273,6 +285,8 @@ class Dispatcher(Followed):
                 changes = self._find_changes(entries, args, kwargs, probed)
             if self._may_trace(changes):
                 with self._turn.taken() as token:
+                    if token is not None and self._prepare_later():
+                        return self._run_meanwhile(args, kwargs, entries)
                     if token is not None and self._entries is entries:
                         return self._compile(args, kwargs, key, changes, probed)
                 if token is not None or (self.options.waits and self._turn.wait()):
@@ -357,8 +371,7 @@ class Dispatcher(Followed):
         follow(self)
         for change in changes:
             self._patience.changes.note(change)
-        number, backend = self._tally.traces, name_of(self.options.backend)
-        with self._teller.compiling(self.target, number, backend):
+        with self._compiling(self._tally.traces):
             if self._entries:
                 with RETIRE:
                     for entry in self._entries:
@@ -366,24 +379,82 @@ class Dispatcher(Followed):
                     self._teller.tell_miss(self._entries, args, kwargs, probed)
             return self._trace(args, kwargs, key, [change.source for change in changes])
 
+    def _compiling(self, number: int) -> AbstractContextManager[object]:
+        return self._teller.compiling(self.target, number, name_of(self.options.backend))
+
     def _trace(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object, sources: list[str]
     ) -> Any:
         """Make a call that no entry admits; take what comes of it."""
         began = now()
         try:
-            made = self._pipeline.make(args, kwargs, key, lambda: self._entries)
+            made = self._pipeline.begin(args, kwargs, key, lambda: self._entries)
         except CannotTrace as error:
             if self.options.fullgraph or error.slug not in _BEFORE_THE_RUN:
                 raise
             self._rest_at_once(key, error)
             self._teller.warn_once("%s runs as plain Python: %s", self.name, error)
             return self._run_plainly(args, kwargs)
+        result = made.run.result
+        if isinstance(made, Planned) and self.options.background and made.can_move():
+            self._finish_later(made.for_later(), key, sources, now() - began)
+            return result
+        if isinstance(made, Planned):
+            made = self._pipeline.finish(made)
         with TRACE if isinstance(made.outcome, Refusal) else PLAN:
-            result = made.run.result
             self._take(made, key, sources, now() - began)
             del made  # in here: what only the trace held takes time to die
         return result
+
+    # --- in the background ---
+
+    def _finish_later(self, planned: Planned, key: object, sources: list[str], took: float) -> None:
+        """Compile in the background, and keep the turn until that is done."""
+        token, me, pipeline = self._turn.pass_on(), weakref.ref(self), self._pipeline
+        number = self._tally.traces - 1
+
+        def finish() -> None:
+            dispatcher = me()
+            if dispatcher is None:
+                return
+            try:
+                with dispatcher._compiling(number):
+                    if dispatcher._pipeline is pipeline:  # it may have begun anew
+                        dispatcher._finish(planned, key, sources, took)
+            finally:
+                dispatcher._turn.give_back(token)
+
+        BACKGROUND.submit(finish)
+
+    def _finish(self, planned: Planned, key: object, sources: list[str], took: float) -> None:
+        began = now()
+        try:
+            with planned.surrounded() as is_as_it_was:
+                made = self._pipeline.finish(planned) if is_as_it_was else None
+                if made is None or not planned.is_intact():
+                    planned.standing.close()  # a later call is traced again
+                    return
+                self._take(made, key, sources, took + now() - began)
+        except Exception as error:  # the next call raises it
+            planned.standing.close()
+            self._failed = error
+            self._teller.warn_once("%s isn't compiled in the background: %s", self.name, error)
+
+    def _prepare_later(self) -> bool:
+        """Whether the back end must be imported first, which the background does now."""
+        backend, turn = self.options.backend, self._turn
+        if not self.options.background or is_prepared(backend):
+            return False
+        token = turn.pass_on()
+
+        def prepare_and_give_back() -> None:
+            try:
+                prepare(backend)
+            finally:
+                turn.give_back(token)
+
+        BACKGROUND.submit(prepare_and_give_back)
+        return True
 
     def _take(self, made: Made, key: object, sources: list[str], took: float) -> None:
         """What came of a call, which took so many seconds and was made as these changed."""

@@ -44,5 +44,6 @@ class Options:
     eager_on_backend_error: bool = False
     dynamic: bool | None = None  # None: what proves to vary is left open
     check: bool = False  # new code runs once beside the run that it was made of
+    background: bool = False  # compilers work in a thread of their own
     waits: bool = False  # while another thread compiles; else calls run as plain Python
     recompile_limit: int | None = None  # entries that are made at most

@@ -30,8 +30,9 @@ The numbers are in tally.py. Calls that fail are recorded by who was given as `O
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
+from tripwire.backends.generators import leaving_generators
 from tripwire.backends.handover import OPEN, handing_over, leave_unmarked
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
@@ -60,13 +62,16 @@ from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
 from tripwire.reading.effects import Volatile
+from tripwire.reading.tensors import meta_of
+from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
+from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.opening import Opening
 from tripwire.tracing.state import CURRENT
-from tripwire.validity.plan import admit_open, build_plan
+from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
-from tripwire.values.classes import is_exactly
+from tripwire.values.classes import is_exactly, isinstance
 
 # Entries without a hit, after which the next is compiled when it is first hit.
 UNUSED_ALLOWED = 2
@@ -80,6 +85,47 @@ class Made:
     run: Run
     # None: what the run wrote over can't come back, so an entry would never be used.
     outcome: Entry | Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run that may become an entry: what it depends on is under watch. It isn't compiled yet."""
+
+    run: Run
+    originals: Originals | None
+    plan: Plan
+    standing: Standing
+    waits: bool  # until it is first hit
+    contexts: Contexts  # as they are around the call
+
+    @property
+    def trace(self) -> Trace:
+        """The run's."""
+        assert self.run.trace is not None
+        return self.run.trace
+
+    def can_move(self) -> bool:
+        """Whether another thread can compile it: under no mode, and nothing is compared."""
+        has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+        return self.originals is None and not has_modes
+
+    def for_later(self) -> Planned:
+        """The same without the call's result, which may die meanwhile."""
+        trace = replace(self.trace, result=None)
+        return replace(self, run=replace(self.run, result=None, outputs=(), trace=trace))
+
+    @contextmanager
+    def surrounded(self) -> Iterator[bool]:
+        """Inside, torch's state is the call's; or False: somebody changed what is everybody's."""
+        state = self.run.torch_state
+        with self.contexts.entered(bool(name_quickly(state)["inference mode"])):
+            yield sample_quickly() == state
+
+    def is_intact(self) -> bool:
+        """Whether the graph's inputs are still what they were, as far as compiled code goes."""
+        assert self.trace.completion is not None
+        pairs = zip(self.trace.completion.tensors, self.trace.inputs, strict=True)
+        return all(tensor is None or meta_of(tensor) == wanted.meta for tensor, wanted in pairs)
 
 
 class _Untaken(Exception):
@@ -97,30 +143,45 @@ class Pipeline:
     patience: Patience
     variation: Variation
 
-    def make(
+    def begin(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: object,
         entries: Callable[[], Sequence[Entry]],
-    ) -> Made:
-        """Make a call, and an entry of it, beside those that there are after it."""
+    ) -> Made | Planned:
+        """Make a call, and plan an entry of it, beside those that there are after it."""
         with TRACE:
             opening = self.variation.look(self.target, args, kwargs)
         run, originals = self.observe(args, kwargs, opening)
         self.tally.traces += 1
-        if opening is not None and run.refusal is not None:
-            self.variation.note_refused(run.refusal.slug)
+        if run.trace is None:
+            assert run.refusal is not None
+            return self._refuse(run, run.refusal, opening is not None)
         try:
-            return Made(run, run.refusal or self._build(run, originals, key, entries()))
+            planned = self._plan(run, originals, key, entries())
         except Refused as refused:
-            if opening is not None:
-                self.variation.note_refused(refused.slug)
-            return Made(run, Refusal(refused.slug, refused.reason, refused.where))
+            return self._refuse(run, _refusal_of(refused), opening is not None)
+        return planned if isinstance(planned, Planned) else Made(run, planned)
 
-    def _build(
+    def finish(self, planned: Planned) -> Made:
+        """Compile it."""
+        try:
+            return Made(planned.run, self._build(planned))
+        except Refused as refused:
+            is_open = planned.trace.shadow is not None
+            return self._refuse(planned.run, _refusal_of(refused), is_open)
+
+    def _refuse(self, run: Run, refusal: Refusal, is_open: bool) -> Made:
+        if is_open:
+            self.variation.note_refused(refusal.slug)
+        return Made(run, refusal)
+
+    # --- plan ---
+
+    def _plan(
         self, run: Run, originals: Originals | None, key: object, entries: Sequence[Entry]
-    ) -> Entry | Refusal | None:
+    ) -> Planned | Refusal | None:
         trace = run.trace
         assert trace is not None
         assert trace.completion is not None
@@ -136,11 +197,15 @@ class Pipeline:
         standing = Standing(self.tally.note_retired)
         plan = build_plan(trace, run.torch_state, standing)
         # The conditions of what is open are known when it is compiled.
-        may_wait = originals is None and trace.shadow is None
+        may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
+        return Planned(run, originals, plan, standing, waits, sample_contexts())
+
+    def _build(self, planned: Planned) -> Entry | None:
+        trace, standing = planned.trace, planned.standing
         try:
             with BACKEND:
-                runtime = self.compile(trace, waits=waits)
+                runtime = self.compile(trace, waits=planned.waits)
         except _Untaken as untaken:
             standing.close()
             self.variation.give_up()
@@ -148,12 +213,12 @@ class Pipeline:
             return None
         with PLAN:
             if trace.shadow is not None:
-                admit_open(plan, trace.shadow, standing)
+                admit_open(planned.plan, trace.shadow, standing)
                 self.variation.note_closed(trace.shadow)
                 trace.shadow.forget()
-            entry = Entry(trace, plan, standing, runtime)
-        if originals is not None:
-            self.check(entry, run, originals)
+            entry = Entry(trace, planned.plan, standing, runtime)
+        if planned.originals is not None:
+            self.check(entry, planned.run, planned.originals)
         return entry
 
     # --- observe ---
@@ -212,7 +277,7 @@ class Pipeline:
     def _compile_part(
         self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False
     ) -> Runtime:
-        with keeping_saved():
+        with keeping_saved(), leaving_generators():
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
         return leave_unmarked(runtime) if OPEN in module.meta else runtime
 
@@ -277,6 +342,10 @@ class Pipeline:
         except BaseException:
             entry.standing.close()
             raise
+
+
+def _refusal_of(refused: Refused) -> Refusal:
+    return Refusal(refused.slug, refused.reason, refused.where)
 
 
 def _find_examples(trace: Trace) -> list[torch.Tensor]:

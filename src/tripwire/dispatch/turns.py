@@ -46,6 +46,13 @@ class Turn:
                 self._token = None
             self._changed.notify_all()
 
+    def pass_on(self) -> Token:
+        """The turn goes from this thread, which has it, to whoever holds this token."""
+        token = Token()
+        with self._changed:
+            self._token = weakref.ref(token)
+        return token
+
     @contextmanager
     def taken(self) -> Iterator[Token | None]:
         """Inside, the turn is this thread's, unless it is another's."""

@@ -47,16 +47,30 @@ class Contexts(NamedTuple):
     def restore(self, error: BaseException, depth: tuple[bool, int]) -> None:
         """Put all back after code that raised between entering and leaving them."""
         _leave_inference_modes(error.__traceback__)
-        torch._C._set_grad_enabled(self.grad)
-        for device, enabled, dtype in self.autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
+        self._set()
         cached, nesting = depth
         torch.set_autocast_cache_enabled(cached)
         while torch.autocast_increment_nesting() > nesting:
             torch.autocast_decrement_nesting()
             torch.autocast_decrement_nesting()
         torch.autocast_decrement_nesting()
+
+    @contextmanager
+    def entered(self, inference: bool) -> Iterator[None]:
+        """Inside, they are this thread's, as they were another's; and inference mode."""
+        before = sample_contexts()
+        with torch.inference_mode(inference):
+            self._set()
+            try:
+                yield
+            finally:
+                before._set()
+
+    def _set(self) -> None:
+        torch._C._set_grad_enabled(self.grad)
+        for device, enabled, dtype in self.autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
 
 
 def sample_contexts() -> Contexts:

@@ -38,13 +38,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(patience, "now", clock)
     monkeypatch.setattr(dispatcher, "now", clock)
-    make = dispatcher.Pipeline.make
+    begin = dispatcher.Pipeline.begin
 
-    def make_slowly(*args: Any) -> Any:
+    def begin_slowly(*args: Any) -> Any:
         clock.seconds += 1
-        return make(*args)
+        return begin(*args)
 
-    monkeypatch.setattr(dispatcher.Pipeline, "make", make_slowly)
+    monkeypatch.setattr(dispatcher.Pipeline, "begin", begin_slowly)
     return clock
 
 
