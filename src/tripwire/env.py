@@ -61,6 +61,17 @@ _SITE_ROOTS = tuple(
 )
 
 
+# Whose code a file is, by how its name begins; the first that fits. False: the user's.
+LIBRARY_ROOTS: tuple[tuple[str, bool], ...] = (
+    (OWN_FOLDER, True),
+    (_TORCH_ROOT, True),
+    (_TYPING_FILE, True),
+    *((root, False) for root in _SITE_ROOTS),
+    *((root, True) for root in _STDLIB_ROOTS),
+    ("<frozen ", True),
+)
+
+
 @cache
 def is_own_file(filename: str) -> bool:
     """Whether a file is part of tripwire itself."""

@@ -88,11 +88,11 @@ class Tally:
         self._unused = 0  # entries that were dropped without a hit
         self._balance: Balance | None = None
 
-    def note_retired(self, cause: Cause, compile_id: str | None) -> None:
+    def note_retired(self, causes: tuple[Cause, ...], compile_id: str | None) -> None:
         """An entry was retired, which telemetry is told."""
         self._retired += 1
-        self.causes = [*self.causes[1 - _CAUSES_KEPT :], cause]
-        tell_retired(cause, compile_id)
+        self.causes = [*self.causes, *causes][-_CAUSES_KEPT:]
+        tell_retired(causes, compile_id)
 
     def note_dropped(self, entry: Entry) -> None:
         """Keep the hits of an entry that goes."""

@@ -267,11 +267,12 @@ if HAS_TELEMETRY:
     atexit.register(count_hits)  # before telemetry leaves its counters in the log
 
 
-def tell_retired(cause: Cause, compile_id: str | None) -> None:
+def tell_retired(causes: tuple[Cause, ...], compile_id: str | None) -> None:
     """The entry that a compile came to was retired."""
     if not HAS_TELEMETRY:
         return
     telemetry.count("entries", "retired")
+    cause, *others = causes
     writer = cause.writer
     telemetry.emit(
         schema.Retired,
@@ -283,6 +284,7 @@ def tell_retired(cause: Cause, compile_id: str | None) -> None:
         function=writer.function if writer else "",
         compile_id=compile_id,
         excerpt=linecache.getline(writer.file, writer.line).strip() if writer else "",
+        others=tuple(map(str, others)),
     )
 
 

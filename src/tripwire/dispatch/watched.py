@@ -100,7 +100,7 @@ class WatchedCompile:
         run = Tracer().run(self._plain, args, kwargs, complete=True)
         self.refusal = run.refusal
         if run.trace is not None:
-            standing = Standing(lambda cause, compile_id: None)
+            standing = Standing(lambda causes, compile_id: None)
             try:
                 build_plan(run.trace, run.torch_state, standing)
                 self._standings = [standing, *self._standings[: _KINDS_KEPT - 1]]

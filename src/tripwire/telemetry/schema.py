@@ -179,6 +179,7 @@ class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
     line: Int = 0
     function: str = ""
     excerpt: str = ""  # the writer's source, with carets below where columns are known
+    others: tuple[str, ...] = ()  # what else was written, and by whom
 
 
 class RunRefused(Base, frozen=True, kw_only=True, tag="refusal"):

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tripwire.validity.plan import Plan
 
 Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
-Retired = Callable[[Cause, str | None], None]
+Retired = Callable[[tuple[Cause, ...], str | None], None]
 
 _ANYTHING = Touch(False, -1, None)
 
@@ -35,7 +36,9 @@ class _Doubt:
 
     __slots__ = ("_causes", "_pending")
 
-    def __init__(self, causes: dict[tuple[bool, int], Cause], pending: list[Touch]) -> None:
+    def __init__(
+        self, causes: dict[tuple[bool, int], tuple[Cause, ...]], pending: list[Touch]
+    ) -> None:
         self._causes = causes
         self._pending = pending
 
@@ -72,7 +75,7 @@ class Standing:
         self._compile_id = current_compile()
         self._told = ""
         self._lock = threading.RLock()  # a death may come while settling
-        self._causes: dict[tuple[bool, int], Cause] = {}
+        self._causes: dict[tuple[bool, int], tuple[Cause, ...]] = {}  # by wire
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
         self.trouble = _Doubt(self._causes, self._pending)
 
@@ -85,7 +88,7 @@ class Standing:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Why the entry is retired; empty while it is in use."""
-        return tuple(self._causes.values())
+        return tuple(chain.from_iterable(self._causes.values()))
 
     @property
     def is_in_use(self) -> bool:
@@ -114,9 +117,9 @@ class Standing:
         if self.plan is None:  # gone already
             return
         for index in suspects:
-            cause = self.plan.dicts[index].find_cause(NOBODY)
-            if cause is not None:
-                self._causes[True, index] = cause
+            causes = self.plan.dicts[index].find_causes(NOBODY)
+            if causes:
+                self._causes[True, index] = causes
         if self._causes:  # until the value comes back that the run found
             self.held.release()
         self._settle()
@@ -126,10 +129,11 @@ class Standing:
         if self.plan is None or self._causes:
             return
         found = (wire.find_cause(NOBODY) for wire in self.plan.pulled)
-        cause = next(filter(None, found), None)
-        if cause is not None and str(cause) != self._told:
-            self._on_retired(cause, self._compile_id)
-        self._told = str(cause)
+        causes = tuple(dict.fromkeys(filter(None, found)))
+        told = "\n".join(map(str, causes))
+        if causes and told != self._told:
+            self._on_retired(causes, self._compile_id)
+        self._told = told
 
     def _settle(self) -> bool:
         with self._lock:
@@ -152,7 +156,7 @@ class Standing:
         self._pending.clear()
         if self._causes and not retired:
             self.held.release()
-            self._on_retired(next(iter(self._causes.values())), self._compile_id)
+            self._on_retired(self.causes, self._compile_id)
         elif retired and not self._causes:
             if not self.held.restore():
                 self.close()
@@ -163,19 +167,20 @@ class Standing:
         if touch.is_dict:
             wire = plan.dicts[touch.index]
             owner = None if wire.owner is None else owners.get(wire.owner)
-            cause = wire.find_cause(Writers(touch, owner))
+            causes = wire.find_causes(Writers(touch, owner))
         else:
             cause = plan.objects[touch.index].find_cause(Writers(touch))
+            causes = () if cause is None else (cause,)
         key = (touch.is_dict, touch.index)
-        if cause is None:
+        if not causes:
             self._causes.pop(key, None)
         elif key not in self._causes:
-            self._causes[key] = cause
+            self._causes[key] = causes
 
     def retire(self, cause: Cause) -> None:
         """For good, and for a reason that no wire knows."""
         self.close()
-        self._on_retired(cause, self._compile_id)
+        self._on_retired((cause,), self._compile_id)
 
     def _note_death(self, ref: object) -> None:
         """Something that was read has died, and the entry is gone with it.
@@ -184,10 +189,15 @@ class Standing:
         """
         plan = self.plan
         retired = bool(self._causes)
+        touches = [] if plan is None or retired else plan.sentry.take()
         self.close()
-        for wire in () if plan is None or retired else plan.objects:
+        if plan is None or retired:
+            return
+        for wire in plan.objects:
             if wire.is_about(ref):
-                self._on_retired(wire.gone(), self._compile_id)
+                losers = (plan.dicts[t.index].find_loser(t) for t in touches if t.is_dict)
+                writer = next(filter(None, losers), None)
+                self._on_retired((wire.gone(writer),), self._compile_id)
                 break
 
     def close(self) -> None:

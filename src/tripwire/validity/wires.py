@@ -48,7 +48,7 @@ from tripwire.writes.twin import Hidden, Touch
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote: the innermost Python frame at the time."""
+    """Who wrote: the innermost frame then that is neither torch's, Python's own nor tripwire's."""
 
     file: str
     line: int
@@ -109,10 +109,12 @@ class Writers:
         for one in (owner, touch):
             if one is not None:
                 self._by_key.update((key, (code, line)) for key, code, line in one.writers)
-        self._whole = None if touch is None or touch.is_dict else touch.writer
+        self._whole = None if touch is None else touch.writer
 
     def of(self, key: object) -> Writer | None:
-        """Who wrote under a key; None where it isn't known."""
+        """Who wrote under a key; None where it isn't known. Only names are noted one by one."""
+        if type(key) is not str and not self._by_key:
+            return _writer(self._whole)
         return _writer(self._by_key.get(key))
 
     @property
@@ -207,6 +209,11 @@ class Kept:
         """The value; None where it is gone."""
         return self._value if self._ref is None else self._ref()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the value has died."""
+        return self._ref is not None and self._ref() is None
+
     def is_same(self, value: object) -> bool:
         """Whether a value is still this one, or an equal plain one."""
         value = unhooked(value)
@@ -229,8 +236,7 @@ class Kept:
         return self._ref if isinstance(self._ref, weakref.ref) else ABSENT
 
     def __str__(self) -> str:
-        gone = self._ref is not None and self.get() is None
-        return f"{name_of(self._cls)} object" if gone else str(fingerprint(self.get()))
+        return f"{name_of(self._cls)} object" if self.is_gone else str(fingerprint(self.get()))
 
 
 class Alike(Kept):
@@ -383,22 +389,31 @@ class DictWire:
         """What is compared, for people: sources, and what was seen."""
         return [(self._step(key), str(kept)) for key, kept in self._kept.items()]
 
-    def find_cause(self, writers: Writers) -> Cause | None:
-        """The first key that holds something else now."""
+    def find_causes(self, writers: Writers) -> tuple[Cause, ...]:
+        """Every key that holds something else now."""
         now = self._read()
-        for key, kept in self._kept.items():
-            value = now.get(key, ABSENT)
-            if not kept.is_same(value):
-                return Cause(self._step(key), str(kept), str(fingerprint(value)), writers.of(key))
-        for key, value in now.items():
-            if key not in self._kept:
-                return Cause(self._step(key), "nothing", str(fingerprint(value)), writers.of(key))
-        if self._order is not None:
-            order = self._read_order(self._order)
-            if not same_plain(self._order, order):
-                return Cause(
-                    self._step(next(iter(order), None)), "one order", "another order", None
-                )
+        changed = [
+            (key, str(kept), now.get(key, ABSENT))
+            for key, kept in self._kept.items()
+            if not kept.is_same(now.get(key, ABSENT))
+        ]
+        changed += [(key, "nothing", value) for key, value in now.items() if key not in self._kept]
+        if changed or self._order is None:
+            return tuple(
+                Cause(self._step(key), old, str(fingerprint(value)), writers.of(key))
+                for key, old, value in changed
+            )
+        order = self._read_order(self._order)
+        if same_plain(self._order, order):
+            return ()
+        return (Cause(self._step(next(iter(order), None)), "one order", "another order", None),)
+
+    def find_loser(self, touch: Touch) -> Writer | None:
+        """Who wrote over a value that has died."""
+        for key, code, line in touch.writers:
+            kept = self._kept.get(key)
+            if kept is not None and kept.is_gone:
+                return Writer(code.co_filename, line, code.co_qualname)
         return None
 
     def _read_order(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -447,9 +462,9 @@ class ObjectWire:
         """Whether this is the reference to the object."""
         return self._ref is ref
 
-    def gone(self) -> Cause:
+    def gone(self, writer: Writer | None = None) -> Cause:
         """What to say when the object died."""
-        return Cause(self._path, _class(self._cls), "gone", None)
+        return Cause(self._path, _class(self._cls), "gone", writer)
 
     def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people."""

@@ -210,17 +210,44 @@ static void add_mark(const void *address, int change) {
 static PyFunctionObject *setters[MAX_SETTERS];
 static int n_setters;
 
+/* Files whose code writes for whoever calls it, by how their names begin: torch's, Python's own.
+   The first that fits decides, since packages lie below Python's folder. */
+#define MAX_ROOTS 16
+static struct {
+    PyObject *root;
+    int is_library;
+} roots[MAX_ROOTS];
+static int n_roots;
+
+static int is_library_code(PyObject *code) {
+    PyObject *file = ((PyCodeObject *)code)->co_filename;
+    for (int i = 0; i < n_roots; i++) {
+        PyObject *root = roots[i].root;
+        if (PyUnicode_KIND(file) == PyUnicode_KIND(root) &&
+            PyUnicode_GET_LENGTH(file) >= PyUnicode_GET_LENGTH(root) &&
+            memcmp(PyUnicode_DATA(file), PyUnicode_DATA(root),
+                   (size_t)PyUnicode_GET_LENGTH(root) * PyUnicode_KIND(root)) == 0) {
+            return roots[i].is_library;
+        }
+    }
+    return 0;
+}
+
 #ifdef KNOWS_FRAMES
+static inline PyObject *code_of(const struct _PyInterpreterFrame *frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return frame->f_executable;
+#else
+    return (PyObject *)frame->f_code;
+#endif
+}
+
 /* Whether a frame belongs to a setter, or to a call out of C, which lies between it and its caller. */
 static int is_go_between(const struct _PyInterpreterFrame *frame) {
-    if (frame->owner == FRAME_OWNED_BY_CSTACK) {
+    PyObject *code = code_of(frame);
+    if (frame->owner == FRAME_OWNED_BY_CSTACK || !PyCode_Check(code)) {
         return 1;
     }
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *code = frame->f_executable;
-#else
-    PyObject *code = (PyObject *)frame->f_code;
-#endif
     for (int i = 0; i < n_setters; i++) {
         if (setters[i]->func_code == code) {
             return 1;
@@ -230,7 +257,8 @@ static int is_go_between(const struct _PyInterpreterFrame *frame) {
 }
 #endif
 
-/* The innermost Python code and its line; a new reference, or NULL where there is none. */
+/* The innermost Python code that is no library's, or else the innermost, and its line; a new
+   reference, or NULL where there is none. */
 static PyObject *find_writer(int *line) {
 #if HAS_WATCHERS
     /* No frame object is made: inside a dict watcher nothing may run the gc, whose finalizers
@@ -241,9 +269,17 @@ static PyObject *find_writer(int *line) {
     struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
 #endif
 #ifdef KNOWS_FRAMES
-    while (frame != NULL && is_go_between(frame)) {
-        frame = frame->previous;
+    struct _PyInterpreterFrame *innermost = NULL;
+    for (; frame != NULL; frame = frame->previous) {
+        if (is_go_between(frame)) {
+            continue;
+        }
+        innermost = innermost == NULL ? frame : innermost;
+        if (!is_library_code(code_of(frame))) {
+            break;
+        }
     }
+    frame = frame == NULL ? innermost : frame;
 #endif
     PyObject *code = frame == NULL ? NULL : PyUnstable_InterpreterFrame_GetCode(frame);
     if (code != NULL && !PyCode_Check(code)) { /* the frame of a call out of C */
@@ -255,12 +291,21 @@ static PyObject *find_writer(int *line) {
     return code;
 #else
     /* May run the gc, which is harmless in trampolines: they touch after the write too. */
-    PyFrameObject *frame = PyEval_GetFrame();
-    if (frame == NULL) {
-        return NULL;
+    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef(PyEval_GetFrame());
+    PyObject *writer = NULL;
+    while (frame != NULL) {
+        PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+        int is_users = !is_library_code(code);
+        if (is_users || writer == NULL) {
+            *line = PyFrame_GetLineNumber(frame);
+            Py_XSETREF(writer, Py_NewRef(code));
+        }
+        Py_DECREF(code);
+        PyFrameObject *outer = is_users ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = outer;
     }
-    *line = PyFrame_GetLineNumber(frame);
-    return (PyObject *)PyFrame_GetCode(frame);
+    return writer;
 #endif
 }
 
@@ -1183,6 +1228,21 @@ static PyObject *note_writers_of(PyObject *Py_UNUSED(module), PyObject *function
     Py_RETURN_NONE;
 }
 
+static PyObject *blame_callers_of(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *root;
+    int is_library;
+    if (!PyArg_ParseTuple(args, "Up", &root, &is_library)) {
+        return NULL;
+    }
+    if (n_roots == MAX_ROOTS) {
+        PyErr_SetString(PyExc_ValueError, "too many roots");
+        return NULL;
+    }
+    roots[n_roots].root = Py_NewRef(root);
+    roots[n_roots++].is_library = is_library;
+    Py_RETURN_NONE;
+}
+
 static PyObject *distrust_inline_values(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     is_missing_inline_values = 1;
     Py_RETURN_NONE;
@@ -1208,6 +1268,8 @@ static PyMethodDef module_methods[] = {
      "What this Python function writes is its caller's doing.\n\n"
      "On 3.11, where dicts don't tell who wrote, its first argument is touched after each call that\n"
      "came out of C."},
+    {"blame_callers_of", blame_callers_of, METH_VARARGS,
+     "What code writes whose file begins like this is its caller's doing; or isn't."},
     {"same_items", (PyCFunction)(void (*)(void))same_items, METH_FASTCALL, NULL},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
     {"count_switches", count_switches, METH_NOARGS, NULL},

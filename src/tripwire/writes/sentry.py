@@ -156,6 +156,10 @@ def _choose() -> tuple[Any, tuple[str, ...]]:
 
         for setter in (nn.Module.__setattr__, nn.Module.__delattr__):
             watch.note_writers_of(setter)
+        from tripwire.env import LIBRARY_ROOTS
+
+        for root, is_library in LIBRARY_ROOTS:
+            watch.blame_callers_of(root, is_library)
     if not _sees_attribute_stores(watch.Sentry):
         watch.distrust_inline_values()
     return watch, unhooked

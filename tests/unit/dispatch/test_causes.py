@@ -273,6 +273,92 @@ def test_the_writer_of_a_dict_item_is_known(sentry) -> None:
     check_writer(cause_of(lambda x: x * options["scale"], write), write, sentry)
 
 
+class Dropping(nn.Module):
+    """Reads what the methods of torch below write."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        return self.drop(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda net: net.eval(),
+        lambda net: net.train(False),
+        lambda net: net.inner.register_parameter("bias", nn.Parameter(torch.ones(3))),
+        lambda net: net.apply(lambda module: setattr(module, "training", False)),
+        lambda net: net.inner.requires_grad_(False),
+        lambda net: net.load_state_dict({**net.state_dict()}, assign=True),
+        lambda net: net.register_forward_hook(add_to_result),
+        lambda net: net.inner.register_forward_pre_hook(double_input),
+        lambda net: setattr(net, "drop", nn.Identity()),
+        lambda net: net.inner.__dict__.update(training=False, bias=None),
+    ],
+    ids="eval train register apply requires_grad load hook pre_hook setattr __dict__".split(),
+)
+def test_what_torch_writes_is_its_callers_doing(sentry, write) -> None:
+    net = Dropping()
+    compiled = tripwire.compile(net)
+    check_same(net(X), compiled(X))
+    write(net)
+    check_same(net(X), compiled(X))
+    causes = compiled.statistics().causes
+    assert causes
+    writers = {cause.writer for cause in causes}
+    if sentry is twin.Sentry:
+        assert writers == {None}
+        return
+    if sys.version_info < (3, 12):
+        writers -= {None}  # of what isn't an attribute of a module
+    for writer in writers:
+        assert writer is not None
+        assert writer.file == __file__, writer
+        assert "<lambda>" in writer.function
+
+
+def add_to_result(module, args, result):
+    return result + 1
+
+
+def double_input(module, args):
+    return (args[0] * 2,)
+
+
+@names_dict_writers
+def test_the_writer_of_an_environment_variable_is_the_user(sentry, monkeypatch) -> None:
+    monkeypatch.setenv("SCALE_OF_TEST", "2")
+
+    def write():
+        os.environ["SCALE_OF_TEST"] = "3"
+
+    cause = cause_of(lambda x: x * float(os.environ["SCALE_OF_TEST"]), write)
+    check_writer(cause, write, sentry)
+
+
+def test_every_change_is_told() -> None:
+    net = Dropping()
+    compiled = tripwire.compile(net)
+    compiled(X)
+    net.inner.weight = nn.Parameter(torch.ones(3, 3))
+    net.inner.bias = None
+    net.drop.p = 0.5
+    net.eval()
+    compiled(X)
+    told = {str(cause.source) for cause in compiled.statistics().causes}
+    assert {
+        "L['self'].inner.weight",
+        "L['self'].inner.bias",
+        "L['self'].drop.p",
+        "L['self'].drop.training",
+    } <= told
+    assert compiled.statistics().retired == 1
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on the writer is known")
 def test_a_writer_that_python_311_cannot_tell_is_unknown() -> None:
     box = Box()
