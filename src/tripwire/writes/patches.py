@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import CO_GENERATOR
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -79,10 +80,19 @@ def _detour(*args: Any, **kwargs: Any) -> Any:
     return hook(*args, **kwargs)
 
 
+def _generator_detour(*args: Any, **kwargs: Any) -> Any:
+    hook: Any = "hook"
+    return (yield from hook(*args, **kwargs))
+
+
 def _build_detour(hook: object, code: CodeType) -> CodeType:
-    """Code that calls a hook, for a function whose globals aren't ours."""
-    consts = [hook if const == "hook" else const for const in _detour.__code__.co_consts]
-    return _detour.__code__.replace(
+    """Code that calls a hook, for a function whose globals aren't ours.
+
+    A generator function stays one: Python 3.13 warns of code of another kind.
+    """
+    detour = (_generator_detour if code.co_flags & CO_GENERATOR else _detour).__code__
+    consts = [hook if const == "hook" else const for const in detour.co_consts]
+    return detour.replace(
         co_consts=(*consts, StandsFor(code)), co_name=code.co_name, co_qualname=code.co_qualname
     )
 
