@@ -299,7 +299,18 @@ class Dropping(nn.Module):
         lambda net: setattr(net, "drop", nn.Identity()),
         lambda net: net.inner.__dict__.update(training=False, bias=None),
     ],
-    ids="eval train register apply requires_grad load hook pre_hook setattr __dict__".split(),
+    ids=[
+        "eval",
+        "train",
+        "register",
+        "apply",
+        "requires_grad",
+        "load",
+        "hook",
+        "pre_hook",
+        "setattr",
+        "__dict__",
+    ],
 )
 def test_what_torch_writes_is_its_callers_doing(sentry, write) -> None:
     net = Dropping()
