@@ -48,7 +48,7 @@ from tripwire.backends.rounds import in_rounds, is_aligned
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.reading.tensors import storage_of
-from tripwire.reading.torchstate import sample_backends, sample_torch_state
+from tripwire.reading.torchstate import describe_backends, sample_torch_state
 from tripwire.tracing.opening import OPEN_INPUT
 from tripwire.tracing.state import HELD, STATE
 from tripwire.values.classes import isinstance
@@ -449,7 +449,7 @@ def _describe_surroundings(inputs: Sequence[torch.Tensor | None]) -> list[object
         torch.backends.cpu.get_cpu_capability(),
         sorted(str(torch.cuda.get_device_properties(device)) for device in devices),
         sample_torch_state(),
-        sample_backends(),
+        describe_backends(),
         torch._inductor.config.save_config_portable(),
         torch._functorch.config.save_config_portable(),
     ]

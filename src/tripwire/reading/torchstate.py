@@ -250,7 +250,6 @@ _OTHERS = (
     "_get_cudnn_sdp_enabled",
     "_get_fa3_sdp_enabled",
     "_get_overrideable_sdp_enabled",
-    "_get_sdp_priority_order",
     "_get_math_sdp_allow_fp16_bf16_reduction",
     "_get_blas_preferred_backend",
     "_get_linalg_preferred_backend",
@@ -264,8 +263,19 @@ SWITCHES = tuple(
 )
 
 
+# torch sets it by itself, in the first attention of a process on CUDA or XPU, to what suits the
+# device (`priority_order` in ATen's sdp_utils.cpp; on an H200 [1, 2, 0, 3, 4] → [3, 1, 2, 0, 4]).
+# The preferred BLAS is settled by the question itself; no other switch sets itself up.
+find_attention_order: Callable[[], object] = torch._C._get_sdp_priority_order
+
+
+def describe_backends() -> object:
+    """All that compiled code may depend on: the switches, and what torch sets up by itself."""
+    return sample_backends(), find_attention_order()
+
+
 def sample_backends() -> object:
-    """The switches of torch.backends that change what a call computes."""
+    """The switches of torch.backends that change what a call computes, and that users set."""
     return (
         [switch.ask() for switch in (*SWITCHES, *PRECISIONS)],
         torch.backends.opt_einsum.enabled,
@@ -444,6 +454,12 @@ NAMED = (
         + " ".join(switch.word for switch in (*SWITCHES, *PRECISIONS)),
         sample_backends,
         home="torch.backends",
+    ),
+    _named(
+        "the order of attention's kernels",
+        "_get_sdp_priority_order _set_sdp_priority_order _cur_sdpa_kernel_backends",
+        lambda: find_attention_order(),
+        is_libraries=True,  # torch's own, in a run that doesn't name it
     ),
     _named(
         "the seed of torch's generator",

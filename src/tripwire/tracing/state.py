@@ -277,7 +277,7 @@ class TracingState:
         if known.node is None or known.sources:  # not one that the run itself made
             known.sources.setdefault(source, anchored)
 
-    def run_aside(self, function: Callable[..., None], *args: object) -> None:
+    def run_aside(self, function: Callable[..., object], *args: object) -> None:
         """Call a function that looks at things for us: it is no part of the run."""
         before, CURRENT.state = CURRENT.state, None
         observer = self.observer if self.observer and not self.observer.paused else None
