@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,7 @@ from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
+from tripwire.dispatch.progress import showing
 from tripwire.dispatch.tally import Tally
 from tripwire.dispatch.telling import Teller, in_few_lines
 from tripwire.dispatch.variation import Variation
@@ -277,9 +278,17 @@ class Pipeline:
     def _compile_part(
         self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False
     ) -> Runtime:
-        with keeping_saved(), leaving_generators():
+        with self._showing(module.graph), keeping_saved(), leaving_generators():
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
         return leave_unmarked(runtime) if OPEN in module.meta else runtime
+
+    def _showing(self, graph: fx.Graph) -> AbstractContextManager[None]:
+        """Whoever waits for the compiler is told."""
+        if self.options.background:  # nobody does
+            return nullcontext()
+        count = sum(node.op.startswith("call_") for node in graph.nodes)
+        size = f"{count:,} operation{'' if count == 1 else 's'}"
+        return showing(f"{name_of(self.options.backend)} compiles {self.teller.name} ({size})")
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
