@@ -22,7 +22,7 @@ from tripwire.errors import CannotTrace
 from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
-from tripwire.reading.kinds import ItemsKind, Kind
+from tripwire.reading.kinds import ElementsKind, ItemsKind, Kind
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
@@ -30,6 +30,7 @@ from tripwire.tracing.casts import TAKING
 from tripwire.tracing.opening import Opening
 from tripwire.values.classes import is_exactly, isinstance, module_of
 from tripwire.values.contents import at_once, own_dict
+from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
 if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
@@ -56,7 +57,7 @@ class Variation:
         self._gave_up = False
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._may_take = True
-        self._asks_for_types = False
+        self._asks_for_types = self._compares_identity = False
 
     def look(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,16 +75,16 @@ class Variation:
         for path, tensor in self._find_tensors(roots):
             self._look_at_marks(path, tensor)
             self._compare(path, tensor)
-        for path, source in at_once(self._held.items):  # other threads trace, too
-            self._look_at_number(path, _find(source, roots))
+        for source in at_once(self._held.values):  # other threads trace, too
+            self._look_at_numbers(source, _find(source, roots))
         for value, source in binding.sources(bound):
             if isinstance(source, Local) and source.name not in passed:
                 continue
-            self._look_at_number(str(source), value)
-            for path, tensor in _iter_tensors(value, source):
-                if path not in self._sources:
-                    self._look_at_marks(path, tensor)
-                    self._compare(path, tensor)
+            for step, item in _iter_items(value, source):
+                self._look_at_numbers(step, item)
+                if isinstance(item, torch.Tensor) and str(step) not in self._sources:
+                    self._look_at_marks(str(step), item)
+                    self._compare(str(step), item)
         dims = {
             path: frozenset(d for d in found if (path, d) not in self._static)
             for path, found in at_once(self._dims.items)
@@ -95,12 +96,14 @@ class Variation:
         )
         found = self._look_at_world(roots)
         may_plant_there = not self._asks_for_types and _is_alone()
-        spots = {s: found[s] for s in self._moving - self._fixed} if may_plant_there else {}
+        moving = self._moving - self._fixed if may_plant_there else set()
+        spots = {spot: found[spot] for spot in moving if self._may_open(found[spot])}
         opening = Opening(
             {path: found for path, found in dims.items() if found},
             numbers,
             spots,
-            self._takes and self._may_take and not self._asks_for_types,
+            takes=self._takes and self._may_take and not self._asks_for_types,
+            tuples=not self._compares_identity,
         )
         return opening or None
 
@@ -133,15 +136,19 @@ class Variation:
                 self._fixed.discard(spot)
                 continue
             now = found[spot] = held.kind.get(owner, held.key)
-            is_number = is_exactly(now, int, float) and type(now) is type(held.value)
-            if is_number and now != held.value:
+            if are_variants(now, held.value) and now != held.value and self._may_open(now):
                 self._moving.add(spot)
         return found
 
-    def _look_at_number(self, path: str, value: object) -> None:
-        if is_exactly(value, int, float):
-            before = self._numbers.setdefault(path, value)
-            if self._dynamic or (type(before) is type(value) and before != value):
+    def _may_open(self, value: object) -> bool:
+        """Whether a run may get another object for it: a tuple's identity may matter."""
+        return not self._compares_identity or is_exactly(value, int, float)
+
+    def _look_at_numbers(self, source: Source, value: object) -> None:
+        """See which numbers that are passed differ from what traces found."""
+        for path, number in iter_numbers(value, str(source)):
+            before = self._numbers.setdefault(path, number)
+            if self._dynamic or (type(before) is type(number) and before != number):
                 self._varying.add(path)
 
     def _look_at_marks(self, path: str, tensor: torch.Tensor) -> None:
@@ -165,23 +172,24 @@ class Variation:
                 self._shapes.setdefault(path, wanted.meta.shape)
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
+        self._compares_identity |= trace.reads.compares_identity
         self._note_numbers(trace)
         self._takes |= any(branch.op in TAKING for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
-            if spot in self._world and type(volatile.before) is type(volatile.after):
+            may_open = self._may_open(volatile.before)
+            if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""
         self._static.update(shadow.symbols.closed)
-        paths = {path for path, dim in shadow.symbols.closed if dim is None}
-        self._fixed.update(one.spot for one in shadow.planted if one.path in paths)
+        self._fixed |= shadow.find_closed()
 
     def _note_numbers(self, trace: Trace) -> None:
         """Remember the numbers that a run read out of what was there."""
         for holder in trace.reads.holders:
-            numbers = [i for i, v in enumerate(holder.kept) if is_exactly(v, int, float)]
+            numbers = [i for i, v in enumerate(holder.kept) if holds_numbers(v)]
             if not numbers or not may_plant(holder.owner, holder.kind):
                 continue
             wanted = trace.reads.filter_of(holder)
@@ -195,7 +203,8 @@ class Variation:
                 else:
                     source = holder.step(key)
                     self._held.setdefault(str(source), source)
-                    self._numbers.setdefault(str(source), value)
+                    for path, number in iter_numbers(value, str(source)):
+                        self._numbers.setdefault(path, number)
 
     def will_open(self, volatile: Iterable[Volatile]) -> bool:
         """Whether all that a run read and left changed are numbers, which will be open next."""
@@ -235,23 +244,22 @@ class _Held:
 
 
 def _hold(holder: Holder, key: Any, value: object) -> _Held:
-    if isinstance(holder.kind, ItemsKind):  # nothing refers to a dict weakly
+    if isinstance(holder.kind, (ItemsKind, ElementsKind)):  # nothing refers to these weakly
         return _Held(functools.partial(_find, holder.path), holder.kind, key, value)
     refer = refer_to(holder.owner)
     return _Held(lambda roots: refer(), holder.kind, key, value)
 
 
-def _iter_tensors(value: Any, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors among what was passed, also in containers."""
+def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
+    """What was passed, and what is in it where it is a container."""
     found, seen = [(value, source)], set()
     while found:
         value, source = found.pop()
-        if isinstance(value, torch.Tensor):
-            yield str(source), value
-        elif is_exactly(value, dict, list, tuple) and id(value) not in seen:
+        if is_exactly(value, dict, list, tuple) and id(value) not in seen:
             seen.add(id(value))
             items = at_once(value.items) if is_exactly(value, dict) else enumerate(tuple(value))
             found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
+        yield source, value
 
 
 def _find(source: Source | None, roots: Roots) -> object:

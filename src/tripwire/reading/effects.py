@@ -39,6 +39,7 @@ from tripwire.reading.structure import Building, PartPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
+from tripwire.values.numbers import are_variants, close_values, holds_numbers
 from tripwire.values.sameness import same_plain
 
 
@@ -314,7 +315,7 @@ class _EffectPlanner:
         place = place_of(holder)
         self.written.update((id(holder), write.key) for write in writes)
         if isinstance(holder.kind, ElementsKind):
-            self._add_elements(holder, place)
+            self._add_elements(holder, place, writes)
             return
         if isinstance(holder.kind, ItemsKind) and self._is_reordered(holder):
             if all(write.before is write.after for write in writes):
@@ -372,9 +373,15 @@ class _EffectPlanner:
             self._note_volatile([write])
         self.steps.append(Put(place, write.key, self.plan(write.after)))
 
-    def _add_elements(self, holder: Holder, place: WrittenHolder) -> None:
+    def _add_elements(self, holder: Holder, place: WrittenHolder, writes: list[Write]) -> None:
         now = elements_of(holder.owner)
         before = tuple(holder.before().values())
+        if len(now) == len(before) and all(map(self._may_vary, writes)):
+            for write in writes:
+                if not self._note_carried(write, place):
+                    self._note_volatile([write])
+                self.steps.append(Put(place, write.key, self.plan(write.after)))
+            return
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
         bounded = getattr(holder.owner, "maxlen", None) is not None
@@ -388,6 +395,12 @@ class _EffectPlanner:
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
         else:
             self.steps.append(Replace(place, tuple(map(self.plan, now))))
+
+    def _may_vary(self, write: Write) -> bool:
+        """Whether an element may be another one on each call: a number, or a tensor."""
+        if self.facts_of(write.holder, write.key) is not None:
+            return isinstance(write.after, torch.Tensor)
+        return holds_numbers(write.before) and are_variants(write.before, close_values(write.after))
 
     def _is_reordered(self, holder: Holder) -> bool:
         """Whether putting and dropping keys would leave them in another order."""
@@ -405,7 +418,7 @@ class _EffectPlanner:
         return self.reads.is_only_counted(write.holder, write.key)
 
     def _note_carried(self, write: Write, place: WrittenHolder) -> bool:
-        if not write.holder.anchored or isinstance(write.holder.kind, (ElementsKind, MembersKind)):
+        if not write.holder.anchored or isinstance(write.holder.kind, MembersKind):
             return False
         facts = self.facts_of(write.holder, write.key)
         if facts is None or not isinstance(write.after, torch.Tensor):
@@ -441,9 +454,9 @@ class _EffectPlanner:
             return False
         if self.reads.is_written_first(holder, write.key, write.before):
             return False
-        if isinstance(holder.kind, MembersKind):
+        if isinstance(holder.kind, (MembersKind, ElementsKind)):
             use = self.reads.use_of_container(holder.owner)
-            return use.whole or bool(use.keys or use.attributes)
+            return use.whole or bool(use.keys or use.attributes or use.stored_keys)
         use = self.reads.use_of_key(holder, write.key)
         return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)
 

@@ -23,6 +23,7 @@ from tripwire.reading.kinds import (
     AttributesKind,
     CellsKind,
     ClassDictKind,
+    ElementsKind,
     Held,
     ItemsKind,
     Kind,
@@ -37,8 +38,9 @@ from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.belongings import name_of_module
-from tripwire.values.classes import is_exactly, isinstance
-from tripwire.values.numbers import is_open
+from tripwire.values.classes import isinstance
+from tripwire.values.contents import elements_of
+from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import count_switches
@@ -121,15 +123,21 @@ def may_plant(owner: object, kind: Kind) -> bool:
     """
     if not isinstance(kind, _PLANTED_IN) or isinstance(kind, _OF_LIBRARIES):
         return False
+    if isinstance(kind, ElementsKind) and len(elements_of(owner)) > _LONGEST:
+        return False
     return not isinstance(owner, (logging.Logger, logging.Manager))
 
 
-_PLANTED_IN = (AttributesKind, ItemsKind, NamesKind, CellsKind, SlotsKind, ClassDictKind)
+_PLANTED_IN = (
+    *(AttributesKind, ItemsKind, NamesKind, CellsKind, SlotsKind, ClassDictKind),
+    ElementsKind,
+)
+_LONGEST = 64  # list whose numbers are looked at one by one
 _OF_LIBRARIES = (LibraryClassKind, LibraryNamesKind)
 
 
 class _Planted(NamedTuple):
-    """An open number that is in the place of a plain one, for as long as the run goes on."""
+    """An open number in the place of a plain one, or a tuple of some, while the run goes on."""
 
     holder: Holder
     key: Any
@@ -142,8 +150,8 @@ class Holders:
 
     def __init__(self) -> None:
         self.all: list[Holder] = []
-        # Gives an open number for what a holder has under a key, or None.
-        self.open_number: Callable[[Holder, Any, int | float], object] | None = None
+        # Gives an open number, or a tuple of some, for what a holder has under a key; or None.
+        self.open_number: Callable[[Holder, Any, Any], object] | None = None
         self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
         self.planted: list[tuple[Holder, Any]] = []  # all that lead to one, and by which key
         self._switches = count_switches()
@@ -170,7 +178,7 @@ class Holders:
         return keys, tuple([self._unplant(owner, kind, key, value) for key, value in pairs])
 
     def _unplant(self, owner: Any, kind: Kind, key: Any, value: object) -> object:
-        if not is_open(value):
+        if not (is_open(value) or isinstance(value, tuple)):
             return value
         planted = self._planted.get(kind.spot(owner, key))
         return value if planted is None or planted.number is not value else planted.plain
@@ -179,7 +187,7 @@ class Holders:
         """Put open numbers in the place of those that are to be open, until the run is over."""
         owner, kind = holder.owner, holder.kind
         for key, value in zip(holder.keys, holder.kept, strict=True):
-            if not is_exactly(value, int, float):
+            if not holds_numbers(value):
                 continue
             spot = kind.spot(owner, key)
             if spot not in self._planted and self.open_number is not None:

@@ -247,6 +247,9 @@ class ElementsKind(Kind):
         elements = elements_of(owner)
         return tuple(range(len(elements))), elements
 
+    def put(self, owner: Any, key: Any, value: object) -> None:
+        (deque if isinstance(owner, deque) else list).__setitem__(owner, key, value)
+
     def step(self, path: Source, key: Any) -> Source:
         return Item(path, key)
 

@@ -342,9 +342,10 @@ class Planner:
         find_source: Callable[[object], Source | None],
         was_written: Callable[[object], bool] = lambda _: False,
         hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
-        plan_number: Callable[[Any, Callable[[object], PartPlan]], PartPlan] | None = None,
     ) -> None:
-        self._plan_number = plan_number  # an open one
+        # An open number; and what was passed, where the run got another tuple for it.
+        self.plan_number: Callable[[Any, Callable[[object], PartPlan]], PartPlan] | None = None
+        self.find_original: Callable[[object], object] = _itself
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
@@ -364,9 +365,9 @@ class Planner:
                 self.tensors.append(value)
             return TensorPlan(self._positions[id(value)])
         if find_ledger(value) is not None:
-            assert self._plan_number is not None
-            return self._plan_number(value, self.plan)
-        value = plain(value)  # one that another run left in a C object
+            assert self.plan_number is not None
+            return self.plan_number(value, self.plan)
+        value = self.find_original(plain(value))  # or one that another run left in a C object
         if type(value) is torch.Size and any(map(is_open, value)):
             parts = tuple(map(self.plan, value))
             return MadePlan(self._new_key(value), parts, torch.Size)
@@ -402,6 +403,10 @@ class Planner:
     def _new_key(self, value: object) -> int:
         self._alive.append(value)
         return self._keys.setdefault(id(value), len(self._keys))
+
+
+def _itself(value: object) -> object:
+    return value
 
 
 _IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re", "numpy")

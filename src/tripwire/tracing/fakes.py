@@ -210,11 +210,18 @@ def are_alike(fakes: list[Any], tensors: list[torch.Tensor]) -> bool:
     return len(fakes) == len(tensors) and all(
         fake.layout is tensor.layout is torch.strided
         and fake.dtype is tensor.dtype
-        and list(map(_hint, fake.size())) == list(tensor.size())
-        and list(map(_hint, fake.stride())) == list(tensor.stride())
+        and list(map(hint_of, fake.size())) == list(tensor.size())
+        and _strides_of(fake, tensor) == _strides_of(tensor, tensor)
         for fake, tensor in zip(fakes, tensors, strict=True)
     )
 
 
-def _hint(symbol: Any) -> Any:
+def _strides_of(tensor: torch.Tensor, real: torch.Tensor) -> list[int]:
+    """Strides in this run. Where the size is 1, torch has several ways to say the same."""
+    pairs = zip(tensor.stride(), real.size(), strict=True)
+    return [hint_of(stride) for stride, size in pairs if size != 1]
+
+
+def hint_of(symbol: Any) -> Any:
+    """The value in this run."""
     return symbol.node.hint if isinstance(symbol, torch.SymInt) else symbol

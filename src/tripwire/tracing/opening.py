@@ -30,6 +30,7 @@ class Opening:
     # Of the world, which is the same on every call: what lies where, before the call.
     spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
     takes: bool = False  # numbers out of tensors
+    tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
     def __bool__(self) -> bool:
         return bool(self.dims or self.numbers or self.spots or self.takes)
@@ -69,12 +70,13 @@ class OpenNumber:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """An open number that the world holds, and where each call finds it."""
+    """A number that the world holds and that is open, or a tuple with some; where calls find it."""
 
     place: WrittenHolder
     key: Any
     path: str
     spot: tuple[int, Any]
+    value: Any  # as the run found it
 
 
 @dataclass(frozen=True, slots=True)

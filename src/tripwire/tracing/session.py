@@ -26,7 +26,7 @@ from tripwire.reading.bytecode import find_uses, tells_types
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
 from tripwire.reading.reads import ReadSet, fingerprint
-from tripwire.reading.sources import Attr, Local, Running, Source
+from tripwire.reading.sources import Attr, Item, Local, Running, Source
 from tripwire.reading.structure import (
     Planner,
     Unbuildable,
@@ -176,8 +176,13 @@ class Session:
             return args, kwargs
         positional, named = list(args), dict(kwargs)
         for name, expression in self.expressions.items():
-            opened = shadow.open_number(self.bound[name], str(Local(name)))
-            if opened is not self.bound[name]:
+            value: Any = self.bound[name]
+            if expression.startswith("{"):  # **kwargs
+                steps = ((key, str(Item(Local(name), key))) for key in value)
+                named |= {key: shadow.open_passed(value[key], path) for key, path in steps}
+                continue
+            opened = shadow.open_passed(value, str(Local(name)))
+            if opened is not value:
                 exec(
                     f"{expression} = opened",
                     {"args": positional, "kwargs": named, "opened": opened},
@@ -355,12 +360,14 @@ class Session:
         written = {id(write.holder.owner) for write in writes}
         if self.complete:  # effects come first, and leave what was written as it should be
             fresh = self.state.reach.fresh
-            shadow = self.state.shadow
-            return Planner(
+            planner = Planner(
                 self.state.reach.find_source,
                 hold=lambda value: None if id(value) in fresh else refer_to(value),
-                plan_number=None if shadow is None else shadow.formulas.plan,
             )
+            if self.state.shadow is not None:
+                planner.plan_number = self.state.shadow.formulas.plan
+                planner.find_original = self.state.shadow.find_passed
+            return planner
         return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 
     def _reads(self) -> ReadSet:

@@ -26,7 +26,7 @@ from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
-from tripwire.tracing.fakes import Fakes, are_alike
+from tripwire.tracing.fakes import Fakes, are_alike, hint_of
 from tripwire.tracing.formulas import Formulas
 from tripwire.tracing.fxnodes import add_branch
 from tripwire.tracing.opening import LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
@@ -39,11 +39,14 @@ from tripwire.values.numbers import (
     Number,
     OpenFloat,
     OpenInt,
+    holds_numbers,
     is_open,
     is_taken,
     iter_leaves,
+    iter_numbers,
     map_leaves,
     of_run,
+    spell_items,
     symbolic,
 )
 
@@ -64,6 +67,8 @@ class Shadow:
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.planted: list[Planted] = []  # those of them that the world holds
         state.reach.holders.open_number = self._open_held
+        self.has_tuples = False  # whether there were some, once the run is over
+        self.tuples: dict[int, tuple[object, object]] = {}  # that the run got, and those before
         self.decisions: list[Decision] = []
         self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
         self._told = 0  # conditions that the environment had when it was last looked at
@@ -72,37 +77,65 @@ class Shadow:
 
     # --- what is open from the beginning ---
 
-    def open_number(self, value: Any, path: str) -> Any:
-        """Leave an int or a float that is passed open, if it is to be."""
-        if path not in self._opening.numbers or not is_exactly(value, int, float):
+    def open_passed(self, value: Any, path: str) -> Any:
+        """Leave what is passed open, if it is to be: an int, a float, some of them in a tuple."""
+        numbers = self._opening.numbers
+        if not numbers or not holds_numbers(value):
             return value
-        number = self._open(value, path)
-        return value if number is None else number
+        return self._open_within(value, path, numbers.__contains__)
 
-    def _open_held(self, holder: Holder, key: Any, value: Any) -> OpenInt | OpenFloat | None:
-        """Leave an int or a float open that something holds, if it is to be."""
+    def _open_within(self, value: Any, path: str, is_wanted: Callable[[str], bool]) -> Any:
+        """A number that is open where it is to be; a tuple with such numbers; or the value."""
+        if is_exactly(value, int, float):
+            number = self._open(value, path) if is_wanted(path) else None
+            return value if number is None else number
+        if not self._opening.tuples or not holds_numbers(value):
+            return value
+        before = tuple(tuple.__iter__(value))
+        items = [self._open_within(v, p, is_wanted) for p, v in spell_items(value, path)]
+        if all(map(operator.is_, items, before)):
+            return value
+        made = tuple(items) if is_exactly(value, tuple) else type(value)._make(items)
+        self.tuples[id(made)] = made, value
+        return made
+
+    def find_passed(self, value: object) -> object:
+        """The tuple that was passed, where the run got another one for it; else the value."""
+        _, original = self.tuples.get(id(value), (value, value))
+        return original if id(original) in self._state.reach.fresh else value
+
+    def _open_held(self, holder: Holder, key: Any, value: Any) -> object:
+        """Leave open what something holds, if it is to be; None: it isn't."""
         opening = self._opening
         if holder.anchored:
             spot = holder.kind.spot(holder.owner, key)
             if spot not in opening.spots or opening.spots[spot] is not value:
                 return None  # or the run has written it by now
             path = str(holder.step(key))
-            while path in self.numbers:  # another one, of which the same is said
-                path += "'"
-            number = self._open(value, path)
-            if number is not None:
-                self.planted.append(Planted(place_of(holder), key, path, spot))
-            return number
-        if not opening.numbers:
-            return None
-        path = str(holder.step(key))
-        return self._open(value, path) if path in opening.numbers else None
+            while any(one.path == path for one in self.planted):
+                path += "'"  # another one, of which the same is said
+            opened = self._open_within(value, path, lambda path: True)
+            if opened is value:
+                return None
+            self.planted.append(Planted(place_of(holder), key, path, spot, value))
+            return opened
+        opened = self.open_passed(value, str(holder.step(key))) if opening.numbers else value
+        return None if opened is value else opened
 
     def is_open_at(self, holder: Holder, key: Any) -> bool:
         """Whether a number was planted, and nothing closed it: conditions say which may come."""
         spot = holder.kind.spot(holder.owner, key)
-        path = next((one.path for one in self.planted if one.spot == spot), None)
-        return path is not None and (path, None) not in self.symbols.closed
+        planted = next((one for one in self.planted if one.spot == spot), None)
+        return planted is not None and not self._is_closed(planted)
+
+    def _is_closed(self, planted: Planted) -> bool:
+        """Whether the run had to close it, or one of its numbers."""
+        paths = (path for path, _ in iter_numbers(planted.value, planted.path))
+        return any((path, None) in self.symbols.closed for path in paths)
+
+    def find_closed(self) -> set[tuple[int, Any]]:
+        """Where the world holds numbers that the run, or its compiler, had to close."""
+        return {one.spot for one in self.planted if self._is_closed(one)}
 
     def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         # A shape environment knows neither nan nor infinity, nor the sign of zero.
@@ -286,10 +319,12 @@ class Shadow:
             elif name == "is_contiguous":
                 found = fake.is_contiguous(*args[1:], **kwargs)
             self._note_decisions()
-            if found is None or (is_exactly(value, bool) and found != value):
+            is_tuple = is_exactly(value, torch.Size, tuple)
+            hints = tuple(map(hint_of, found)) if is_tuple and found is not None else hint_of(found)
+            if hints != value:  # strides where the size is 1, perhaps
                 self._close_arguments((args, kwargs), f"{name}()")
                 return value
-            if is_exactly(value, torch.Size, tuple):
+            if is_tuple:
                 items = [self._wrap(s, v) for s, v in zip(found, value, strict=True)]
                 return type(value)(items)
             return value if is_exactly(value, bool) else self._wrap(found, value)
@@ -362,7 +397,10 @@ class Shadow:
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         if alive:
-            result = Sweep(alive).run(result)
+            passed = {key: self.find_passed(made) for key, (made, _) in self.tuples.items()}
+            result = Sweep(alive, passed).run(result)
+        self.has_tuples = bool(self.tuples)
+        self.tuples.clear()
         return result
 
     def find_conditions(self) -> list[str]:

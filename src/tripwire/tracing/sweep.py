@@ -17,8 +17,9 @@ from tripwire.values.contents import own_dict, slots_of
 class Sweep:
     """Replaces open numbers by plain ones, wherever they are held."""
 
-    def __init__(self, numbers: list[Any]) -> None:
+    def __init__(self, numbers: list[Any], tuples: dict[int, object]) -> None:
         self._numbers = numbers
+        self._tuples = tuples  # with open numbers, by identity: what to put in their place
         self._replaced = {id(number): number.value for number in numbers}
         self._old: list[object] = list(numbers)  # alive, so that identities stay theirs
 
@@ -52,8 +53,9 @@ class Sweep:
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
                 items = [self._find(item) for item in tuple.__iter__(holder)]
                 cls = type(holder)
-                made = cls(*items) if is_namedtuple(cls) else cls(items)
-                self._replaced[id(holder)] = made
+                made = tuple.__new__(cls, items) if is_namedtuple(cls) else cls(items)
+                known = self._tuples.get(id(holder), holder)
+                self._replaced[id(holder)] = made if known is holder else known
                 self._old.append(holder)
                 fresh.append(holder)
         elif isinstance(holder, dict):

@@ -189,8 +189,8 @@ class Admission:
         if shadow is None:
             return
         for one in shadow.planted:
-            name = writer.assign(f"{writer.constant(functools.partial(_fetch, one))}()")
-            writer.add_open(one.path, name, shadow.numbers[one.path])
+            fetch = writer.constant(functools.partial(_fetch, one))
+            writer.add(one.path, f"{fetch}()", one.value)
 
     def _add_numbers(self, writer: GuardWriter, fetched: list[str]) -> list[str]:
         """The graph's inputs that are numbers, before its tensors; and those that results hold."""

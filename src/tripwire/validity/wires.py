@@ -569,8 +569,8 @@ class PulledWire:
         self._kind = kind
         self._step = step
         self._wanted = None if wanted is None else wanted - ignored
-        # What a list or a set as a whole was like is what counts there.
-        self._ignored = frozenset() if isinstance(kind, (ElementsKind, MembersKind)) else ignored
+        # What a set as a whole was like is what counts there.
+        self._ignored = frozenset() if isinstance(kind, MembersKind) else ignored
         keys, values = self._read()
         if before:
             now = dict(zip(keys, values, strict=True)) | before
@@ -604,7 +604,8 @@ class PulledWire:
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
         if isinstance(self._kind, SlotsKind):
             return self._spell_slots(owner, constant)
-        if isinstance(self._kind, ElementsKind) and type(owner) is list and self._wanted is None:
+        is_whole = self._wanted is None and not self._ignored
+        if isinstance(self._kind, ElementsKind) and type(owner) is list and is_whole:
             items = tuple(k.item for k in kept)
             if all(item is not ABSENT for item in items):
                 place = getattr(self._owner, "__self__", None)  # an Alike's, or nobody's

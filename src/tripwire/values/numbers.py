@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+from tripwire.values.sameness import same_plain
 
 Symbol = torch.SymInt | torch.SymFloat
 Number = int | float
@@ -73,6 +74,43 @@ def find_ledger(*values: Any) -> Ledger | None:
 def of_run(ledger: object, value: Any) -> Any:
     """A value; a number of another run, which is over, as the plain one that it is by now."""
     return value.value if is_open(value) and value.ledger is not ledger else value
+
+
+def holds_numbers(value: object) -> bool:
+    """Whether it is an int or a float that may be left open, or a tuple with some in it."""
+    if is_exactly(value, int, float):
+        return True
+    return is_taken_apart(value) and any(map(holds_numbers, tuple.__iter__(value)))  # type: ignore[arg-type]
+
+
+def is_taken_apart(value: object) -> bool:
+    """Whether it is a tuple of Python's own, or a named one."""
+    return is_exactly(value, tuple) or is_namedtuple(type(value))
+
+
+def spell_items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What a tuple holds, with paths as users and guards spell them."""
+    fields = None if is_exactly(value, tuple) else type(value)._fields
+    for index, item in enumerate(tuple.__iter__(value)):
+        yield f"{path}[{index}]" if fields is None else f"{path}.{fields[index]}", item
+
+
+def iter_numbers(value: Any, path: str) -> Iterator[tuple[str, Number]]:
+    """The ints and floats that a value is, or holds in tuples, with their paths."""
+    if is_exactly(value, int, float):
+        yield path, value
+    elif is_taken_apart(value):
+        for step, item in spell_items(value, path):
+            yield from iter_numbers(item, step)
+
+
+def are_variants(left: Any, right: Any) -> bool:
+    """Whether two values are one but for the ints and floats in them, which are of one type."""
+    if type(left) is not type(right):
+        return False
+    if is_taken_apart(left):
+        return len(left) == len(right) and all(map(are_variants, left, right))
+    return is_exactly(left, int, float) or left is right or bool(same_plain(left, right))
 
 
 class _OffTheRun:

@@ -1,0 +1,265 @@
+"""Numbers in lists and tuples, passed or held, stay open; and so do tensors that a list carries."""
+
+import collections
+import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import check_same
+
+import tripwire
+from tripwire.values.numbers import is_open
+
+BACKENDS = ["eager", "aot_eager"]
+CALLS = 12
+Range = collections.namedtuple("Range", "low high")
+
+
+@dataclass(frozen=True)
+class Betas:
+    betas: tuple = (0.9, 0.99)
+
+
+def x():
+    return torch.arange(3.0) + 1
+
+
+def keep(value):
+    return copy.deepcopy(value)
+
+
+def passed(function, make):
+    """Calls with arguments that `make(i)` makes; they are looked at afterwards."""
+
+    def call(run, i):
+        given = make(i)
+        return run(x(), *given), keep(given)
+
+    return function, call
+
+
+def halve(x, scales):
+    scales[0] *= 0.5
+    scales.append(1.5)
+    return x * scales[0]
+
+
+def swap(x, pair):
+    pair[0], pair[1] = pair[1], pair[0]
+    return x * pair[0]
+
+
+PASSED = {
+    "a list": passed(lambda x, s: sum(x * one for one in s), lambda i: ([0.5 + i, 0.25 * i + 1],)),
+    "a tuple": passed(lambda x, b: x * b[0] + (1 - b[1]) * x, lambda i: ((0.9 - i, 0.1 + i),)),
+    "in tuples": passed(lambda x, c: x * c[0][1] + c[1]["b"][0], lambda i: (((1, i), {"b": [i]}),)),
+    "a named tuple": passed(lambda x, r: (x + r.low) * r.high, lambda i: (Range(0.5, 1.5 + i),)),
+    "a frozen dataclass": passed(
+        lambda x, c: x * c.betas[0] + c.betas[1], lambda i: (Betas((0.1 + i, 2.0)),)
+    ),
+    "groups": passed(
+        lambda x, groups: [x * g["lr"] * g["betas"][0] for g in groups],
+        lambda i: ([{"lr": 0.1 / (i + 1), "betas": (0.9, 0.5)}, {"lr": 0.2, "betas": (i, 1)}],),
+    ),
+    "*args": passed(lambda x, *ws: sum(w * x for w in ws), lambda i: (0.1 + i, 0.2 * i + 1)),
+    "a list of sizes": passed(lambda x, s: x.expand(s).sum(0), lambda i: ([2 + i, 3],)),
+    "a list that is written": passed(halve, lambda i: ([0.5 + i, 0.25],)),
+    "a list that is turned round": passed(swap, lambda i: ([0.5 + i, 0.25 + 2 * i],)),
+    "with words in it": passed(
+        lambda x, c: x.relu() * c[1] if c[0] == "relu" and c[2] is None else x,
+        lambda i: (["relu", 0.5 + i, None],),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PASSED)
+def test_numbers_in_containers_that_are_passed_are_traced_twice(name, backend) -> None:
+    function, call = PASSED[name]
+    compiled = tripwire.compile(function, backend=backend, fullgraph=True)
+    for i in range(1, CALLS):
+        check_same(call(function, i), call(compiled, i))
+    assert compiled.statistics().traces == 2
+
+
+def build_held():
+    """Functions with something that they hold, and what is done to it before each call."""
+    counts, scales, pair = [0, 5], [0.5, 0.25], SimpleNamespace(state=(0, 1.0))
+    config, rows, last = {"betas": (0.9, 0.5)}, [[1, 2], [3, 4]], collections.deque([1, 2], 2)
+    two = SimpleNamespace(a=[1, 2])
+    two.b = two.a
+    ranges = SimpleNamespace(r=Range(1, 2.0))
+
+    def count(x):
+        counts[0] += 1
+        return x * counts[0] + counts[1]
+
+    def decay(x):
+        scales[:] = [one * 0.5 + 1 for one in scales]
+        return x * scales[0]
+
+    def advance(x):
+        n, s = pair.state
+        pair.state = (n + 1, s * 0.9)
+        return x * s + n
+
+    def below(x):
+        rows[1][0] += 1
+        return x * rows[1][0] + rows[0][1]
+
+    def push(x):
+        last.append(last[-1] + 1)
+        return x * last[0]
+
+    def by_other_name(x):
+        two.a[0] += 1
+        return x * two.b[0]
+
+    def replace(x):
+        ranges.r = ranges.r._replace(low=ranges.r.low + 1)
+        return x * ranges.r.low
+
+    return {
+        "a counter in a list": (count, lambda i: None, lambda: list(counts)),
+        "a list that is written whole": (decay, lambda i: None, lambda: list(scales)),
+        "a list that others write": (
+            lambda x: x * scales[0] + max(scales),
+            lambda i: scales.__setitem__(0, 0.5 + i),
+            lambda: list(scales),
+        ),
+        "a tuple that is replaced": (advance, lambda i: None, lambda: pair.state),
+        "a tuple that others replace": (
+            lambda x: x * config["betas"][0] + config["betas"][1],
+            lambda i: config.update(betas=(0.9 + i, 0.5)),
+            lambda: dict(config),
+        ),
+        "a list of lists": (below, lambda i: None, lambda: keep(rows)),
+        "a deque": (push, lambda i: None, lambda: list(last)),
+        "a list of two names": (by_other_name, lambda i: None, lambda: (two.a, two.b)),
+        "a named tuple": (replace, lambda i: None, lambda: ranges.r),
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", build_held())
+def test_numbers_in_containers_that_are_held_are_traced_twice(name, backend) -> None:
+    plain, change_plain, look_plain = build_held()[name]
+    function, change, look = build_held()[name]
+    compiled = tripwire.compile(function, backend=backend)
+    for i in range(CALLS):
+        change_plain(i)
+        change(i)
+        check_same(plain(x()), compiled(x()))
+        assert repr(look_plain()) == repr(look())
+    assert compiled.statistics().traces == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_that_a_list_carries_grow_in_compiled_code(backend) -> None:
+    def build():
+        cache = [None, torch.ones(2, 1, 3)]
+
+        def attend(x):
+            for i in range(2):
+                held = cache[i]
+                cache[i] = x if held is None else torch.cat([held, x], 1)
+                x = x + (x @ cache[i].mT).softmax(-1) @ cache[i]
+            return x
+
+        return attend, cache
+
+    (plain, expected), (function, cache) = build(), build()
+    compiled = tripwire.compile(function, backend=backend)
+    for seed in range(CALLS):
+        given = torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(seed))
+        check_same(plain(given), compiled(given))
+        check_same(expected, cache)
+    assert compiled.statistics().traces <= 3
+
+
+def test_an_element_that_others_replace_is_the_next_calls() -> None:
+    held = [torch.zeros(3), torch.ones(3)]
+
+    def add(x):
+        held[0] = held[0] + x
+        return held[0] * held[1]
+
+    compiled = tripwire.compile(add, backend="eager")
+    total, factor = torch.zeros(3), torch.ones(3)
+    for i in range(CALLS):
+        if i == 5:
+            factor = held[1] = torch.full((3,), 4.0)
+        if i == 7:
+            total = held[0] = torch.full((3,), 2.0)
+        total = total + x()
+        check_same(total * factor, compiled(x()))
+        check_same(total, held[0])
+
+
+def test_a_tuple_that_is_handed_back_is_the_one_that_was_passed() -> None:
+    compiled = tripwire.compile(lambda x, t: (x * t[0], t), backend="eager", fullgraph=True)
+    for i in range(4):
+        given = (0.5 + i, 3)
+        assert compiled(x(), given)[1] is given
+    assert compiled.statistics().traces == 2
+
+
+def test_code_that_asks_which_tuple_it_has_gets_those_that_are_there() -> None:
+    first = (0.5, 1)
+    held = SimpleNamespace(t=first)
+
+    def which(x, t):
+        return x * held.t[0] + t[0], t is first, t is held.t
+
+    compiled = tripwire.compile(which, backend="eager")
+    for i in range(CALLS):
+        held.t = (0.5 + i, 1)
+        given = (first, held.t, (2.5 + i, 1))[i % 3]
+        check_same(which(x(), given), compiled(x(), given))
+
+
+def test_a_run_that_raises_leaves_no_open_number_in_a_list() -> None:
+    held = [3.5, 1]
+
+    def refuse(x):
+        if held[0] > 5:
+            raise ValueError("too much")
+        return x * held[0]
+
+    compiled = tripwire.compile(refuse, backend="eager")
+    for i in range(4):
+        held[0] = 3.5 + i
+        if i < 2:
+            compiled(x())
+        else:
+            with pytest.raises(ValueError, match="too much"):
+                compiled(x())
+        assert not any(map(is_open, held))
+    assert held == [6.5, 1]
+
+
+def test_strides_where_the_size_is_one_close_nothing() -> None:
+    def merge(x):
+        heads = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        return heads.reshape(heads.shape[0], -1, x.shape[1], 4).transpose(1, 2).reshape(1, -1, 8)
+
+    compiled = tripwire.compile(merge, backend="eager", fullgraph=True)
+    for length in (5, 7, 9, 4):
+        given = torch.randn(1, length, 8)
+        check_same(merge(given), compiled(given))
+    assert compiled.statistics().traces == 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_strides_that_python_reads_are_the_real_ones(size) -> None:
+    def read(x):
+        heads = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        merged = heads.reshape(heads.shape[0], -1, x.shape[1], 4)
+        return merged * merged.stride()[0], merged.stride(), merged.is_contiguous()
+
+    compiled = tripwire.compile(read, backend="eager")
+    for length in (5, 7, 9, 4):
+        given = torch.randn(size, length, 8)
+        check_same(read(given), compiled(given))
