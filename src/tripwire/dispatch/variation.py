@@ -48,6 +48,7 @@ class Variation:
         self._numbers: dict[str, object] = {}
         self._held: dict[str, Source] = {}  # where arguments hold numbers
         self._dims: dict[str, set[int]] = defaultdict(set)  # that vary
+        self._sizes: set[int] = set()  # of dims that vary
         self._varying: set[str] = set()  # numbers
         self._world: dict[Spot, _Held] = {}  # numbers that it holds
         self._moving: set[Spot] = set()  # those of them that vary
@@ -104,6 +105,9 @@ class Variation:
             spots,
             takes=self._takes and self._may_take and not self._asks_for_types,
             tuples=not self._compares_identity,
+            known=frozenset((*self._shapes, *self._numbers)),
+            everything=bool(self._dynamic) and not self._asks_for_types,
+            sizes=frozenset(self._sizes),
         )
         return opening or None
 
@@ -122,8 +126,10 @@ class Variation:
         if self._dynamic:
             self._dims[path].update(range(len(shape)))
         elif len(before) == len(shape):
-            pairs = enumerate(zip(before, shape, strict=True))
-            self._dims[path].update(i for i, (old, new) in pairs if old != new)
+            for dim, (old, new) in enumerate(zip(before, shape, strict=True)):
+                if old != new:
+                    self._dims[path].add(dim)
+                    self._sizes |= {old, new} - {0, 1}
 
     def _look_at_world(self, roots: Roots) -> dict[Spot, object]:
         """See which numbers that the world holds differ from what traces found; all as they are."""

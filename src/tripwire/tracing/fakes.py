@@ -16,8 +16,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
-from tripwire.tracing.opening import OpenTensor
+from tripwire.tracing.opening import Opening, OpenTensor
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.values.classes import is_exactly, isinstance
@@ -27,13 +28,12 @@ from tripwire.values.numbers import is_open, map_leaves, symbolic
 class Fakes:
     """Of one run."""
 
-    def __init__(
-        self, state: TracingState, symbols: Symbols, dims: Mapping[str, frozenset[int]]
-    ) -> None:
+    def __init__(self, state: TracingState, symbols: Symbols, opening: Opening) -> None:
         self._state = state
         self._symbols = symbols
-        self._dims = dims  # to be left open, by path
-        self._awaited = set(dims)  # tensors that the run hasn't come to yet
+        self._opening = opening
+        self._awaits = bool(opening.dims or opening.everything or opening.sizes)
+        self._met: set[str] = set()  # paths of tensors that the run came to
         self.mode = FakeTensorMode(shape_env=symbols.env, static_shapes=False)
         # The memo keeps what is asked again.
         self._caches, self.mode.cache_enabled = self.mode.cache_enabled, False
@@ -44,17 +44,20 @@ class Fakes:
 
     # --- tensors of the call ---
 
-    def open(self, tensor: torch.Tensor, path: str) -> None:
+    def open(self, tensor: torch.Tensor, sources: Mapping[Source, bool]) -> None:
         """Leave some sizes of a tensor of the call open, if they are to be."""
-        dims = self._dims.get(path)
-        if path not in self._awaited:
+        paths = tuple(map(str, sources))
+        path = next((path for path in paths if path in self._opening.dims), paths[0])
+        if not self._awaits or path in self._met:
             return
-        self._awaited.discard(path)
-        if not dims or tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
+        self._met.update(paths)
+        if tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
             return
         label = f"t{len(self.opened)}"
         with self._state.aside():
             shape = tensor.size()
+            is_passed = not any(sources.values())
+            dims = self._opening.choose_dims(path, shape, is_passed=is_passed)
             if not any(d < len(shape) and shape[d] > 1 for d in dims):
                 return
             kinds = [
@@ -99,13 +102,12 @@ class Fakes:
         found = self._fakes.get(id(tensor))
         if found is not None and found[0]() is tensor:
             return found[1]
-        if self._awaited:  # it may be asked for its size before any call gets it
+        if self._awaits:  # it may be asked for its size before any call gets it
             known = self._state.values.find(tensor)
-            for path in () if known is None else map(str, tuple(known.sources)):
-                if path in self._awaited:
-                    self.open(tensor, path)
-                    return self.find(tensor)
-        return None
+            if known is not None and known.sources:
+                self.open(tensor, known.sources)
+                found = self._fakes.get(id(tensor))
+        return None if found is None or found[0]() is not tensor else found[1]
 
     def put(self, tensor: torch.Tensor, fake: Any) -> None:
         """A tensor has the sizes of this fake, which may all be fixed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,26 @@ class Opening:
     takes: bool = False  # numbers out of tensors
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
+    # Of what no trace has found before, and is passed in an object: whether all of it is open;
+    # else which sizes, since others that were equal to these differ from call to call.
+    known: frozenset[str] = frozenset()  # paths that traces have found
+    everything: bool = False
+    sizes: frozenset[int] = frozenset()
+
     def __bool__(self) -> bool:
-        return bool(self.dims or self.numbers or self.spots or self.takes)
+        known = self.dims or self.numbers or self.spots or self.takes
+        return bool(known or self.everything or self.sizes)
+
+    def wants_number(self, path: str) -> bool:
+        """Whether a number that is passed is left open."""
+        return path in self.numbers or (self.everything and path not in self.known)
+
+    def choose_dims(self, path: str, shape: Sequence[int], *, is_passed: bool) -> frozenset[int]:
+        """Which sizes of a tensor are left open."""
+        if path in self.dims or path in self.known or not is_passed:
+            return self.dims.get(path, frozenset())
+        found = enumerate(shape)
+        return frozenset(dim for dim, size in found if self.everything or size in self.sizes)
 
 
 @dataclass(frozen=True, slots=True)

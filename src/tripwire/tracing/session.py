@@ -351,7 +351,7 @@ class Session:
             binding=self.binding,
             namespaces=self.namespaces,
             skeletons=self.skeletons,
-            shadow=state.shadow,
+            shadow=None if state.shadow is None or state.shadow.is_idle else state.shadow,
             completion=None if effects is None else self._completion(effects, planner, reads),
             _module=_LazyModule(graph, tuple(state.constants), _class_name(name)),
         )

@@ -62,11 +62,12 @@ class Shadow:
         self._thread = get_ident()
         self._has_ended = False
         self.symbols = Symbols(takes=opening.takes)
-        self.fakes = Fakes(state, self.symbols, opening.dims)
+        self.fakes = Fakes(state, self.symbols, opening)
         self.formulas = Formulas(state, self.symbols)
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.planted: list[Planted] = []  # those of them that the world holds
         state.reach.holders.open_number = self._open_held
+        self.is_idle = False  # whether nothing was open, once the run is over
         self.has_tuples = False  # whether there were some, once the run is over
         self.tuples: dict[int, tuple[object, object]] = {}  # that the run got, and those before
         self.decisions: list[Decision] = []
@@ -79,10 +80,9 @@ class Shadow:
 
     def open_passed(self, value: Any, path: str) -> Any:
         """Leave what is passed open, if it is to be: an int, a float, some of them in a tuple."""
-        numbers = self._opening.numbers
-        if not numbers or not holds_numbers(value):
+        if not holds_numbers(value):
             return value
-        return self._open_within(value, path, numbers.__contains__)
+        return self._open_within(value, path, self._opening.wants_number)
 
     def _open_within(self, value: Any, path: str, is_wanted: Callable[[str], bool]) -> Any:
         """A number that is open where it is to be; a tuple with such numbers; or the value."""
@@ -119,7 +119,9 @@ class Shadow:
                 return None
             self.planted.append(Planted(place_of(holder), key, path, spot, value))
             return opened
-        opened = self.open_passed(value, str(holder.step(key))) if opening.numbers else value
+        if not (opening.numbers or opening.everything):
+            return None
+        opened = self.open_passed(value, str(holder.step(key)))
         return None if opened is value else opened
 
     def is_open_at(self, holder: Holder, key: Any) -> bool:
@@ -394,6 +396,7 @@ class Shadow:
         self.end()
         self._state.reach.holders.uproot()
         self.formulas.end()
+        self.is_idle = not (self._handed_out or self.fakes.opened or self.numbers)
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         if alive:

@@ -263,7 +263,7 @@ class TracingState:
         self.traits[known.node] = traits_of(tensor)
         self.versions[known.node] = version_of(tensor)
         if self.shadow is not None:
-            self.shadow.fakes.open(tensor, str(next(iter(known.sources))))
+            self.shadow.fakes.open(tensor, known.sources)
         return known.node
 
     def _reach_tensor(self, tensor: torch.Tensor, source: Source, anchored: bool) -> None:
