@@ -53,6 +53,9 @@ FREE = (
     "t = t + math.floor(2.5)",
     "t = (lambda v, *rest, k=1: v * k + len(rest))(t, 1, 2, k=3)",
     "while t.dim() < 2:\n    t = t[None]",
+    "t = t + x.split(max(1, x.shape[0] // 2))[0].sum()",
+    "t = t / (10 / (x.shape[0] - 1) if x.shape[0] > 1 else 1)",
+    "t = t * (x.shape[0] % 2 + x.shape[-1] // 3) - x.size(0) * 0.1",
 )
 
 BLOCKS = (
@@ -218,6 +221,7 @@ RETURNS = (
 )
 VECTORS = (
     "new(4)",
+    "new(1, 4)",
     "new(2, 4)",
     "new(3, 4)",
     "new(4, 4)",

@@ -532,7 +532,8 @@ def _compile(
     return Guards(source, lines, space["admits"], space, returned)
 
 
-_CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError)"
+# What isn't there, or can't be computed from this call's numbers: a division by a size of zero.
+_CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)"
 
 
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)

@@ -154,6 +154,26 @@ def test_a_division_by_an_open_number_raises_where_that_is_zero(name, backend) -
     assert compiled.statistics().hits == 2
 
 
+BEYOND = {  # a condition of the entry for larger numbers can't be computed for the smaller ones
+    "half": lambda x: x.split(max(1, x.shape[0] // 2))[0] * 2,
+    "a third": lambda x: x.chunk(x.shape[0] // max(1, x.shape[0] // 3))[0] + 1,
+    "rows": lambda x: x[: x.shape[0] // 2 * 2].view(-1, max(1, x.shape[0] // 2)) * 3,
+    "remainder": lambda x: x * (7 % (x.shape[0] - 1) if x.shape[0] > 1 else 0),
+    "quotient": lambda x: x / (10 / (x.shape[0] - 1) if x.shape[0] > 1 else 1),
+    "power": lambda x: x * (10.0 ** (x.shape[0] * 100) if x.shape[0] < 4 else 3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_condition_that_this_calls_sizes_cannot_be_put_into_admits_nothing(name, backend) -> None:
+    fn = BEYOND[name]
+    compiled = tripwire.compile(fn, backend=backend)
+    for size in (3, 3, 2, 6, 5, 1, 4, 1, 2, 6, 5):
+        check_same(fn(torch.ones(size)), compiled(torch.ones(size)))
+    assert compiled.statistics().hits
+
+
 def test_a_float_that_a_compiler_has_no_code_for_is_closed_and_others_stay_open() -> None:
     def fn(x, most, scale):
         return x.clamp(max=most) * (scale + 0.1)
