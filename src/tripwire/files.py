@@ -1,8 +1,10 @@
 """Files: made for this user alone, whole or not at all, and never where a link leads.
 
 A new file has mode 0600 and a new folder 0700, whatever the umask says. What takes a place is
-written under another name beside it, and moved. Whether a place can be trusted is decided as
-OpenSSH decides it: by who may write to any folder on the way there.
+written under another name beside it, and moved. The way to a folder is gone once, name by name;
+what is done there is done in the folder that was reached, so nobody can put a link in its place
+meanwhile. Links on the way are followed if they belong to this user or to root. Whether a place can
+be trusted is decided as OpenSSH decides it: by who may write to any folder on the way there.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, Self
 
 try:
     import fcntl
@@ -31,6 +34,9 @@ _HAS_OWNERS = hasattr(os, "getuid")
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened at once, and then refused
 _BINARY = getattr(os, "O_BINARY", 0)
+# A folder is opened to go on from there, not to be listed: that needs no right to read it.
+_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _NOFOLLOW
+_HAS_WAYS = os.open in os.supports_dir_fd  # not on Windows
 _DESCRIPTORS = re.compile(r"/proc/(\d+)/(task/\d+/)?fd")
 
 
@@ -38,37 +44,164 @@ class NotOurs(OSError):
     """Why a file or folder isn't trusted: others may have put it there."""
 
 
+# --- folders -----------------------------------------------------------------------------------
+
+
+class Folder(NamedTuple):
+    """A folder that was reached: what is done in it is done there, whatever its path leads to now.
+
+    Where the system has no such thing (Windows), each call goes by the path.
+    """
+
+    path: Path
+    handle: int | None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.handle is not None:
+            os.close(self.handle)
+
+    def _name(self, name: str) -> str:
+        return name if self.handle is not None else str(self.path / name)
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of a file in it, which is made with mode 0600 if the flags say so."""
+        return os.open(self._name(name), flags | _BINARY, 0o600, dir_fd=self.handle)
+
+    def look(self, name: str) -> os.stat_result:
+        """What stands there under a name; a link is a link."""
+        return os.stat(self._name(name), dir_fd=self.handle, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        """Take a file away."""
+        os.unlink(self._name(name), dir_fd=self.handle)
+
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name, in the place of any that has it."""
+        handle = self.handle
+        os.replace(self._name(name), self._name(to), src_dir_fd=handle, dst_dir_fd=handle)
+
+    def link(self, name: str, to: str) -> None:
+        """Give a file a second name, unless that is taken."""
+        handle = self.handle
+        os.link(self._name(name), self._name(to), src_dir_fd=handle, dst_dir_fd=handle)
+
+
+def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = False) -> Folder:
+    """Go to a folder, name by name from the root on.
+
+    make: folders that are missing are made, for this user alone. strict: `NotOurs` is raised unless
+    this user and root alone decide what stands in each folder on the way, and in the last.
+    """
+    whole = Path(path) if os.path.isabs(path) else Path(os.getcwd(), path)
+    if not _HAS_WAYS:
+        if make:
+            whole.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Folder(whole, None)
+    with _Way() as way:
+        names = _split(os.fspath(whole))
+        given = len(names)  # of those left, so many are of the path itself, and not of a link
+        way.step("/", strict=strict, is_last=not names)
+        while names:
+            is_given = len(names) <= given
+            name = names.pop()
+            given = min(given, len(names))
+            try:
+                target = way.step(name, strict=strict, is_last=not names)
+            except FileNotFoundError:
+                if not (make and is_given):  # a link may lead nowhere
+                    raise
+                way.make(name)
+                target = way.step(name, strict=strict, is_last=not names)
+            if target is not None:
+                names += _split(target)
+                if target.startswith("/"):
+                    way.step("/", strict=strict, is_last=not names)
+        return Folder(whole, way.keep())
+
+
+class _Way:
+    """How far one has come."""
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+        self._here = ""
+        self._links = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def keep(self) -> int:
+        """The folder that was reached; whoever takes it closes it."""
+        handle, self._handle = self._handle, None
+        assert handle is not None
+        return handle
+
+    def make(self, name: str) -> None:
+        """Make a folder here, unless another process was faster."""
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self._handle)
+            found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+            if found.st_mode & 0o700 != 0o700:  # a umask that keeps even us out
+                os.chmod(name, 0o700, dir_fd=self._handle)
+
+    def step(self, name: str, *, strict: bool, is_last: bool) -> str | None:
+        """Go to a folder; where a link has the name, stay, and say where that leads."""
+        place = os.path.normpath(os.path.join(self._here, name))
+        try:
+            handle = os.open(name, os.O_RDONLY | _ENTER, dir_fd=self._handle)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):
+                raise
+            return self._read_link(name, place, strict)
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self._here = handle, place
+        if strict:
+            _check_step(place, os.fstat(handle), is_last)
+        return None
+
+    def _read_link(self, name: str, place: str, strict: bool) -> str:
+        status = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
+            if strict:
+                raise NotOurs(f"{place} is no folder")
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
+        self._links += 1
+        _check_link(place, status, self._links)
+        return os.readlink(name, dir_fd=self._handle)
+
+
 # --- writing -----------------------------------------------------------------------------------
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder and those above it that are missing, for this user alone."""
-    folder = Path(path)
-    if not os.path.lexists(folder.parent):
-        make_folder(folder.parent)
-    try:
-        _make_own(folder)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-
-
-def _make_own(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    if folder.lstat().st_mode & 0o700 != 0o700:  # a umask that keeps even us out
-        folder.chmod(0o700)
+    enter(path, make=True).__exit__()
 
 
 def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of a file that wasn't there, to write to; `FileExistsError` where one was."""
-    new = os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
-    return _with_mode(os.open(path, os.O_WRONLY | new | flags, 0o600))
+    with enter(Path(path).parent) as folder:
+        return _open_new(folder, Path(path).name, flags)
+
+
+def _open_new(folder: Folder, name: str, flags: int = 0) -> int:
+    new = os.O_CREAT | os.O_EXCL | _NOFOLLOW
+    return _with_mode(folder.open(name, os.O_WRONLY | new | flags))
 
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
     """A descriptor of a file that is made if need be, to write at its end; a link is an error."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW | _NONBLOCK | _BINARY
-    return os.open(path, flags, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW | _NONBLOCK
+    with enter(Path(path).parent) as folder:
+        return folder.open(Path(path).name, flags)
 
 
 def _with_mode(handle: int) -> int:
@@ -77,27 +210,57 @@ def _with_mode(handle: int) -> int:
     return handle
 
 
+@dataclass(slots=True)
+class Draft:
+    """A file that is written, and has no name yet that anybody looks for."""
+
+    file: BinaryIO
+    folder: Folder
+    name: str
+
+    def move(self, name: str) -> None:
+        """Take the place of whatever has this name, a link included."""
+        self.file.close()
+        self.folder.move(self.name, name)
+
+    def link(self, name: str) -> None:
+        """Take a name that is free; `FileExistsError` where it is taken."""
+        try:
+            self.folder.link(self.name, name)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: take the name first, then move over it
+            os.close(_open_new(self.folder, name))
+            self.folder.move(self.name, name)
+
+
 @contextmanager
-def writing_beside(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Path]]:
-    """A draft in the folder of a path, and its name: moved by the caller, or gone at the end.
+def writing_beside(path: str | os.PathLike[str]) -> Iterator[Draft]:
+    """A draft in the folder of a path: given its name by the caller, or gone at the end.
 
     Drafts of processes that were killed are removed, once they are a day old.
     """
-    draft = _name_draft(path)
-    with os.fdopen(open_new(draft), "wb", buffering=1 << 20) as file:
+    name = _name_draft(path)
+    with (
+        enter(Path(path).parent) as folder,
+        os.fdopen(_open_new(folder, name), "wb", buffering=1 << 20) as file,
+    ):
         try:
             _hold(file.fileno())
-            yield file, draft
+            yield Draft(file, folder, name)
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(draft)
+                folder.remove(name)
 
 
 @contextmanager
 def making_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The same with a folder for a draft, since a folder never takes the place of a full one."""
-    draft = _name_draft(path)
-    _make_own(draft)
+    """The same with a folder for a draft, since a folder never takes the place of a full one.
+
+    Goes by the path: the folder around it must have been looked at with `check_ours`.
+    """
+    draft = Path(path).parent / _name_draft(path)
+    make_folder(draft)
     held = os.open(draft, os.O_RDONLY) if fcntl else None
     try:
         if held is not None:
@@ -122,15 +285,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with stream:
             yield stream
         return
-    with suppress(FileNotFoundError):
-        mode = os.lstat(place).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            kind = IsADirectoryError if stat.S_ISDIR(mode) else FileExistsError
-            raise kind(errno.EEXIST, "There is something that is no file", str(place))
-    with writing_beside(place) as (file, draft):
-        yield file
-        file.close()
-        os.replace(draft, place)
+    with writing_beside(place) as draft:
+        with suppress(FileNotFoundError):
+            mode = draft.folder.look(place.name).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                kind = IsADirectoryError if stat.S_ISDIR(mode) else FileExistsError
+                raise kind(errno.EEXIST, "There is something that is no file", str(place))
+        yield draft.file
+        draft.move(place.name)
 
 
 def is_draft(name: str) -> bool:
@@ -164,33 +326,31 @@ def _hold(handle: int) -> bool:
     return True
 
 
-def _name_draft(path: str | os.PathLike[str]) -> Path:
-    folder = Path(path).parent
-    sweep(folder)
-    return folder / f".tripwire-{secrets.token_hex(8)}.draft"
+def _name_draft(path: str | os.PathLike[str]) -> str:
+    sweep(Path(path).parent)
+    return f".tripwire-{secrets.token_hex(8)}.draft"
 
 
 def sweep(folder: Path) -> None:
     """Remove what killed processes began in a folder: old drafts that no process holds."""
-    with suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
-            if is_draft(entry.name):
-                with suppress(OSError):  # another process was faster
-                    _remove_abandoned(entry.path)
+    with suppress(OSError), enter(folder) as place:
+        for name in filter(is_draft, os.listdir(folder)):
+            with suppress(OSError):  # another process was faster
+                _remove_abandoned(place, name)
 
 
-def _remove_abandoned(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
+def _remove_abandoned(folder: Folder, name: str) -> None:
+    handle = folder.open(name, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
     try:
         status = os.fstat(handle)
         is_old = time.time() - status.st_mtime > _ABANDONED
         if not (is_old and _is_own(status) and _hold(handle)):
             return
         if stat.S_ISREG(status.st_mode):
-            os.unlink(path)
+            folder.remove(name)
         elif stat.S_ISDIR(status.st_mode):
-            check_ours(os.path.dirname(path))  # else others may have moved a folder of ours there
-            shutil.rmtree(path)
+            check_ours(folder.path)  # else others may have moved a folder of ours there
+            shutil.rmtree(folder.path / name)
     finally:
         os.close(handle)
 
@@ -216,9 +376,12 @@ def find_user_folder(variable: str, name: str) -> Path:
 # --- reading what others may have put there ----------------------------------------------------
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """A file opened to be read; a pipe or a device is an error, and nobody waits for it."""
-    handle = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY | flags)
+    return _check_regular(os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY))
+
+
+def _check_regular(handle: int) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise NotOurs("it is no regular file")
@@ -228,23 +391,26 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
 def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
     """The content of a file that this user alone may write, by the one name that it has.
 
-    The folder must have been looked at with `check_ours`.
+    `NotOurs` where anybody else could have put it there: see `check_ours`.
     """
-    try:
-        file = open_regular(path, _NOFOLLOW)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise NotOurs("it is a link") from None
-        raise
-    with file:
-        status = os.fstat(file.fileno())
-        if not _is_own(status):
-            raise NotOurs("it belongs to another user")
-        if _HAS_OWNERS and status.st_mode & 0o022:
-            raise NotOurs("other users may write it")
-        if status.st_nlink > 1:  # it has none if it was replaced since it was opened
-            raise NotOurs("it has a second name (a hard link), through which others may write it")
-        return file.read(most)
+    with enter(Path(path).parent, strict=True) as folder:
+        try:
+            handle = folder.open(Path(path).name, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                raise NotOurs("it is a link") from None
+            raise
+        with _check_regular(handle) as file:
+            status = os.fstat(handle)
+            if not _is_own(status):
+                raise NotOurs("it belongs to another user")
+            if _HAS_OWNERS and status.st_mode & 0o022:
+                raise NotOurs("other users may write it")
+            if status.st_nlink > 1:  # it has none if it was replaced since it was opened
+                raise NotOurs(
+                    "it has a second name (a hard link), through which others may write it"
+                )
+            return file.read(most)
 
 
 def check_no_link(folder: Path) -> None:
@@ -260,25 +426,7 @@ def check_ours(folder: str | os.PathLike[str]) -> None:
     on the way belongs to one of them as well, and the way goes on where it leads. Unlike OpenSSH
     we pass through sticky folders such as /tmp: what is ours there can't be moved by others.
     """
-    if not _HAS_OWNERS:
-        return
-    whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
-    names = _split(os.fspath(whole))
-    here, links = "/", 0
-    _check_step(here, os.lstat(here), is_last=not names)
-    while names:
-        name = names.pop()
-        place = os.path.dirname(here) if name == ".." else os.path.join(here, name)
-        status = os.lstat(place)
-        if stat.S_ISLNK(status.st_mode):
-            links += 1
-            _check_link(place, status, links)
-            target = os.readlink(place)
-            names += _split(target)
-            here = "/" if target.startswith("/") else here
-        else:
-            here = place
-            _check_step(here, status, is_last=not names)
+    enter(folder, strict=True).__exit__()
 
 
 def check_ours_below(folder: str | os.PathLike[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path) -> None:
     (tmp_path / "there").mkdir(mode=0o755)
     make_folder(tmp_path / "there" / "inside")
     assert mode(tmp_path / "there") == 0o755
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         (tmp_path / "file").touch()
         make_folder(tmp_path / "file")
 
@@ -159,7 +160,8 @@ def test_drafts_of_killed_processes_are_swept_after_a_day_unless_held(tmp_path) 
         (tmp_path / name).write_text("x")
         if kind != "young":
             os.utime(tmp_path / name, (yesterday, yesterday))
-    with writing_beside(tmp_path / "slow") as (_, held):
+    with writing_beside(tmp_path / "slow") as draft:
+        held = tmp_path / draft.name
         os.utime(held, (yesterday, yesterday))
         write(tmp_path / "place")
         left = {path.name for path in tmp_path.iterdir()}
@@ -218,6 +220,109 @@ def test_a_draft_of_another_user_is_left_to_them(tmp_path) -> None:
     os.chown(theirs, SOMEBODY, -1)
     write(tmp_path / "place")
     assert theirs.exists()
+
+
+# --- folders that are swapped for links -----------------------------------------------------------
+
+
+class Swap:
+    """Somebody who may write around a folder, and puts a link to the user's own in its place."""
+
+    def __init__(self, base: Path) -> None:
+        self.folder, self.moved, self.precious = base / "out", base / "moved", base / "precious"
+        for folder in (self.folder, self.precious):
+            (folder / "sub").mkdir(parents=True)
+            (folder / "report.html").write_text("mine")
+            (folder / ".tripwire-0123456789abcdef.draft").write_text("mine")
+            os.utime(folder / ".tripwire-0123456789abcdef.draft", (1, 1))
+
+    def __call__(self) -> None:
+        if not self.moved.exists():
+            self.folder.rename(self.moved)
+            self.folder.symlink_to(self.precious)
+            if os.getuid() == 0:
+                os.lchown(self.folder, SOMEBODY, -1)
+
+    def check(self) -> None:
+        found = {path.relative_to(self.precious) for path in self.precious.rglob("*")}
+        names = ("sub", "report.html", ".tripwire-0123456789abcdef.draft")
+        assert found == set(map(Path, names))
+        assert (self.precious / "report.html").read_text() == "mine"
+
+
+def append(path: Path) -> None:
+    with os.fdopen(open_to_append(path), "wb") as file:
+        file.write(b"new")
+
+
+def make_new(path: Path) -> None:
+    os.close(open_new(path))
+
+
+def make_below(path: Path) -> None:
+    make_folder(path.with_name("a") / "b")
+
+
+def link_free(path: Path) -> None:
+    with writing_beside(path) as draft:
+        draft.link(path.name)
+
+
+CALLS = ("open", "mkdir", "replace", "link", "unlink", "stat", "lstat", "listdir", "readlink")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("place", ["report.html", "new.html", "sub/new.html"])
+@pytest.mark.parametrize("do", [write, append, make_new, make_below, link_free])
+def test_a_folder_that_others_swap_for_a_link_leads_nowhere(tmp_path, monkeypatch, do, place):
+    """Whenever that happens: before each call to the system in turn."""
+    number, calls = 0, 1
+    while number < calls:
+        base = tmp_path / str(number)
+        base.mkdir()
+        swap, calls = Swap(base), 0
+
+        def watch(name: str, swap=swap, number=number) -> None:
+            plain = getattr(os, name)
+
+            def call(*args, **kwargs):
+                nonlocal calls
+                if calls == number:
+                    calls += 1  # what the swap itself does is no call of ours
+                    swap()
+                else:
+                    calls += 1
+                return plain(*args, **kwargs)
+
+            patch.setattr(os, name, call)
+
+        with monkeypatch.context() as patch:
+            for name in CALLS:
+                watch(name)
+            with suppress(OSError):
+                do(swap.folder / place)
+        swap.check()
+        number += 1
+    assert number > 5
+
+
+def test_what_is_written_stays_in_the_folder_that_was_there_at_first(tmp_path) -> None:
+    swap = Swap(tmp_path)
+    with replacing(swap.folder / "report.html") as file:
+        swap()
+        file.write(b"new")
+    swap.check()
+    assert (swap.moved / "report.html").read_bytes() == b"new"
+
+
+@AS_ROOT
+@pytest.mark.parametrize("do", [write, append, make_new, make_below, link_free])
+def test_a_link_of_somebody_elses_on_the_way_is_refused(tmp_path, do) -> None:
+    swap = Swap(tmp_path)
+    swap()
+    with pytest.raises(NotOurs, match="belongs to another user"):
+        do(swap.folder / "new.html")
+    swap.check()
 
 
 # --- trusting ----------------------------------------------------------------------------------

@@ -15,10 +15,13 @@ def members_of(data: bytes) -> dict[str, bytes]:
         return {name: file.read(name) for name in file.namelist()}
 
 
-def seal(members: dict[str, bytes]) -> bytes:
-    """A file whose every hash is right, as an attacker would make it."""
+def seal(members: dict[str, bytes], level: int = 0) -> bytes:
+    """A file whose every hash is right, as an attacker would make it.
+
+    A table that deflates well is refused for that, so it isn't deflated unless a test asks for it.
+    """
     manifest = json.loads(members["manifest.json"])
-    objects = Content.deflate(members["objects.json"])
+    objects = Content.deflate(members["objects.json"], level)
     manifest["members"] = {
         name: [len(data), hashlib.sha256(data).hexdigest()]
         for name, data in {**members, "objects.json": b"".join(objects.chunks)}.items()

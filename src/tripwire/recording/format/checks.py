@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from tripwire.errors import BadRecord
+from tripwire.prices import LIST
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.format.container import damaged
@@ -23,12 +24,20 @@ from tripwire.recording.format.nodes import Table
 # What the text of a table and all that is decoded from it may take. A Transformer of 1,000 layers
 # takes a third of it, the vocabulary of a tokenizer (250,000 words) most of it.
 MOST_MEMORY = 48 << 20
+# Less for a small file: so much, and so much for each of its bytes. A byte of JSON has no higher
+# price than that of `[` in a wide string, so a table that isn't deflated always fits.
+_SMALL, _PER_BYTE = 2 << 20, LIST + 2 + 3
 # The same for the manifest, unless the file is larger.
 MOST_MANIFEST = 1 << 19
 
 _INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
+
+
+def most_memory(size: int) -> int:
+    """What the table of a file of this size may take, and so may what it says twice."""
+    return min(MOST_MEMORY, _SMALL + _PER_BYTE * size)
 
 
 def too_large(what: str) -> BadRecord:
@@ -83,8 +92,8 @@ def _check_slot(slot: nodes.Slot, count: int) -> None:
 # --- tables ---
 
 
-def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object]) -> None:
-    """Raise `BadRecord` for a table that can't be built."""
+def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object], most: int) -> None:
+    """Raise `BadRecord` for a table that can't be built, or not in as much memory."""
     for code in table.codes:
         _check_member(code.source, "src/", members)
         _check_member(code.marshalled, "code/", members)
@@ -97,7 +106,7 @@ def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object])
         check = _CHECKS.get(type(node))
         if check is not None:
             check(node, table, blobs)
-    _check_copies(table, blobs)
+    _check_copies(table, blobs, most)
     for name, wanted in _ROOTS.items():
         if name in table.roots:
             _check_root(name, wanted, table)
@@ -108,11 +117,11 @@ def _check_member(name: str | None, folder: str, members: Mapping[str, object]) 
         raise damaged("a source or code that objects.json names isn't there")
 
 
-def _check_copies(table: Table, blobs: StoredBlobs) -> None:
+def _check_copies(table: Table, blobs: StoredBlobs, most: int) -> None:
     """Each array has its own copy of the bytes; the first is as large as the file says."""
     arrays = [node.blob for node in table.nodes if isinstance(node, nodes.Array)]
     copied = sum(blobs[blob].size for blob in arrays) - sum(blobs[b].size for b in set(arrays))
-    if copied > MOST_MEMORY:
+    if copied > most:
         raise too_large("Copies of arrays")
 
 

@@ -21,9 +21,9 @@ from typing import BinaryIO
 
 from tripwire.errors import BadRecord
 from tripwire.files import (
+    Draft,
     NotOurs,
     make_folder,
-    open_new,
     open_regular,
     replacing,
     writing_beside,
@@ -63,8 +63,8 @@ class Content:
         return Content(len(data), (data,))
 
     @staticmethod
-    def deflate(data: bytes) -> Content:
-        packed = zlib.compress(data, 9, -zlib.MAX_WBITS)
+    def deflate(data: bytes, level: int = 9) -> Content:
+        packed = zlib.compress(data, level, -zlib.MAX_WBITS)
         return Content(len(packed), (packed,), len(data), zlib.crc32(data))
 
     def digest(self) -> tuple[str, int]:
@@ -170,33 +170,22 @@ def _settle(out: BinaryIO) -> None:
 def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
     """Write a whole file or nothing, beside any that exist: `x.rec`, `x-1.rec`, ..."""
     make_folder(path.parent)
-    with writing_beside(path) as (out, draft):
-        write_members(out, members)
-        _settle(out)
-        return _link_free(str(draft), path)
+    with writing_beside(path) as draft:
+        write_members(draft.file, members)
+        _settle(draft.file)
+        return _link_free(draft, path)
 
 
-def _link_free(temporary: str, path: Path) -> Path:
+def _link_free(draft: Draft, path: Path) -> Path:
     number = 0
     while True:
         target = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
         try:
-            _link(temporary, target)
+            draft.link(target.name)
         except FileExistsError:
             number += 1
         else:
             return target
-
-
-def _link(temporary: str, target: Path) -> None:
-    """Give a file its name, unless that is taken: a rename would replace what is there."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links: take the name first, then rename over it
-        os.close(open_new(target))
-        os.replace(temporary, target)
 
 
 def replace(path: Path, members: Mapping[str, tuple[Content, int]]) -> None:

@@ -36,8 +36,8 @@ from tripwire.recording.format.blobs import (
 )
 from tripwire.recording.format.checks import (
     MOST_MANIFEST,
-    MOST_MEMORY,
     check_table,
+    most_memory,
     too_large,
 )
 from tripwire.recording.format.container import (
@@ -101,12 +101,15 @@ class NewRecord:
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
         parts = _encode_parts(self.table)
-        own = self._count_entries(_encode_objects(parts, pack_blobs(self.blobs, 0)).size)
+        packed = Content.deflate(_encode_objects(parts, pack_blobs(self.blobs, 0)))
+        own = self._count_entries(packed.size)
         contents = {
-            OBJECTS: _encode_objects(parts, pack_blobs(self.blobs, own)),
             TENSORS: build_content(self.blobs, own),
             **{name: Content.of(data) for name, data in self.files.items()},
         }
+        size = sum(content.size for content in contents.values())
+        text = _encode_objects(parts, pack_blobs(self.blobs, own))
+        contents = {OBJECTS: _deflate(text, size), **contents}
         digests = {name: content.digest() for name, content in contents.items()}
         members = {name: (contents[name].size, sha) for name, (sha, _) in digests.items()}
         head = encode_manifest(msgspec.structs.replace(self.manifest, members=members))
@@ -136,8 +139,15 @@ def _encode_parts(table: Table) -> dict[str, object]:
     }
 
 
-def _encode_objects(parts: dict[str, object], packed: tuple[BlobRun, ...]) -> Content:
-    return Content.deflate(encode_json({**parts, "packed": packed} if packed else parts))
+def _encode_objects(parts: dict[str, object], packed: tuple[BlobRun, ...]) -> bytes:
+    return encode_json({**parts, "packed": packed} if packed else parts)
+
+
+def _deflate(text: bytes, beside: int) -> Content:
+    """The table as small as a reader believes it: as it is, where a million zeros become 2 KB."""
+    content = Content.deflate(text)
+    price = estimate_memory(text) + estimate_wide(text)
+    return content if price <= most_memory(content.size + beside) else Content.deflate(text, 0)
 
 
 def _shorten(node: msgspec.Struct) -> list[object]:
@@ -252,7 +262,7 @@ def _read_record(source: ByteSource) -> Record:
     objects = _read_objects(source, members[OBJECTS])
     blobs = find_blobs(source, members[TENSORS], objects.packed)
     table = Table(objects.roots, objects.nodes, objects.codes)
-    check_table(table, blobs, members)
+    check_table(table, blobs, members, most_memory(source.size))
     return Record(source, members, manifest, table, blobs)
 
 
@@ -304,17 +314,18 @@ def _check_text(source: ByteSource, member: Member) -> None:
 
 def _read_objects(source: ByteSource, member: Member) -> _Objects:
     """The table: its text is gone through once before any of it is held."""
+    most = most_memory(source.size)
     memory = size = 0
     for piece in source.inflate(member):
         memory += estimate_memory(piece)
         size += len(piece)
-        if memory > MOST_MEMORY:
+        if memory > most:
             raise too_large(member.name)
     text, position = bytearray(size), 0
     for piece in source.inflate(member):
         text[position : position + len(piece)] = piece
         position += len(piece)
-    if memory + estimate_wide(text) > MOST_MEMORY:
+    if memory + estimate_wide(text) > most:
         raise too_large(member.name)
     return _decode(text, member, _OBJECTS)
 

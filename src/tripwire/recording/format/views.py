@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from tripwire.errors import TripwireError
 from tripwire.recording.format import nodes
+from tripwire.recording.format.checks import most_memory
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import Slot
 
 Value = Callable[[Slot], object]
-_MOST_SOURCE = 48 << 20  # characters of functions, which may lie in one another
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +174,7 @@ class Viewer:
         self._read = read
         self._lines: dict[str, list[str]] = {}
         self._texts: dict[tuple[str, int, int], str] = {}
-        self._shown = 0
+        self._stored = self._shown = 0  # characters of source in the file, and of functions
 
     def needs(self, node: nodes.AnyNode) -> Iterator[Slot]:
         match node:
@@ -234,13 +234,14 @@ class Viewer:
         lines = self._lines.get(code.source)
         if lines is None:
             text = self._read(code.source).decode("utf-8", "replace")
+            self._stored += len(text)
             lines = self._lines[code.source] = io.StringIO(text).readlines()
         before, count = code.lines
         at = code.source, before, count
         if at not in self._texts:  # functions of one code share it
             text = self._texts[at] = "".join(lines[before : before + count] if count else lines)
             self._shown += len(text)
-            if self._shown > _MOST_SOURCE:
+            if self._shown > most_memory(self._stored):  # functions may lie in one another
                 raise ValueError("more source than a record has")
         return self._texts[at]
 

@@ -413,6 +413,27 @@ def test_a_large_vocabulary_fits(tmp_path) -> None:
     assert again(tmp_path, words) == words
 
 
+@pytest.mark.parametrize(
+    "many",
+    [
+        lambda: [0] * 10**6,
+        lambda: ["a"] * 400_000,
+        lambda: [()] * 200_000,
+        lambda: "[" * 400_000 + "😀",
+        lambda: [[] for _ in range(100_000)],
+        lambda: dict.fromkeys(range(300000)),
+        lambda: ["é"] * 200_000,
+        lambda: "[" * 500_000,
+    ],
+)
+def test_what_deflates_to_next_to_nothing_is_as_large_in_the_file_as_a_reader_wants_it(
+    many, tmp_path
+) -> None:
+    """A small file with a large table is refused, so a sound one isn't that small."""
+    value = many()
+    assert again(tmp_path, value) == value
+
+
 class Wants:
     def __init__(self) -> None:
         self.known = {"x"}
