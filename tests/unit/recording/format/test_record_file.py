@@ -104,7 +104,7 @@ def test_no_file_is_ever_written_over(tmp_path) -> None:
 
 
 def test_without_hard_links_nothing_is_written_over_either(tmp_path, monkeypatch) -> None:
-    def refuse(*args: object) -> None:
+    def refuse(*args: object, **where: object) -> None:
         raise PermissionError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
