@@ -211,7 +211,7 @@ def _with_mode(handle: int) -> int:
 
 
 @dataclass(slots=True)
-class Draft:
+class DraftFile:
     """A file that is written, and has no name yet that anybody looks for."""
 
     file: BinaryIO
@@ -235,7 +235,7 @@ class Draft:
 
 
 @contextmanager
-def writing_beside(path: str | os.PathLike[str]) -> Iterator[Draft]:
+def writing_beside(path: str | os.PathLike[str]) -> Iterator[DraftFile]:
     """A draft in the folder of a path: given its name by the caller, or gone at the end.
 
     Drafts of processes that were killed are removed, once they are a day old.
@@ -247,7 +247,7 @@ def writing_beside(path: str | os.PathLike[str]) -> Iterator[Draft]:
     ):
         try:
             _hold(file.fileno())
-            yield Draft(file, folder, name)
+            yield DraftFile(file, folder, name)
         finally:
             with suppress(FileNotFoundError):
                 folder.remove(name)

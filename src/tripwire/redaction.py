@@ -28,7 +28,12 @@ _SECRET_NAME = re.compile(
 )
 _NAME_ALONE = re.compile(_NAMES)  # `password="password"` is a form's, and no secret
 # Tokenizers have tokens, too: what stands under this name must look like a secret as well.
-_PERHAPS = re.compile(r"(?:.*_)?(?:token|auth|pass|credentials?_\w+)")
+# So must what is called a key of a kind that isn't always one.
+_PERHAPS = re.compile(
+    r"(?:.*_)?(?:token|auth|pass|credentials?_\w+|salt|pepper"
+    r"|(?:hmac|aes|rsa|master|session|cipher|crypto|encrypt|decrypt|webhook|app|application|consumer"
+    r"|license|licence|shared|root|deploy|server|storage|service|jwt|session|fernet|storage)_?key)"
+)
 _FORMS = re.compile(
     r"""
     (?P<pem>-----BEGIN[ ](?:[A-Z0-9]+[ ])*PRIVATE[ ]KEY(?:[ ]BLOCK)?-----
@@ -43,8 +48,11 @@ _FORMS = re.compile(
         | AIza[\w-]{35} | ya29\.[\w-]{20,} | 1//0[\w-]{40,}            # Google
         | npm_[A-Za-z0-9]{36} | pypi-[\w-]{50,} | dop_v1_[a-f0-9]{64} | SG\.[\w-]{16,}\.[\w-]{16,}
         | eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                          # JWT
+        | dapi[0-9a-f]{32} | shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}       # Databricks, Shopify
+        | (?:SK|AC)[0-9a-f]{32}\b | key-[0-9a-f]{32}\b | [0-9a-f]{32}-us\d{1,2}\b
       )
     | (?<=://)(?P<user>[^\s:/@'"]*):(?P<url>[^\s/@'"]+)(?=@)          # user:password@
+    | \b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)+password\s+(?P<netrc>\S+)
     | (?i:\b(?:bearer|basic)\s+)(?P<bearer>[A-Za-z0-9+/=_.~-]{12,})
     | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)                                # --password=x, ?token=x
       (?![rbufRBUF]{1,2}['"])(?P<given>[^\s&'",;)\]}]+)
@@ -53,6 +61,11 @@ _FORMS = re.compile(
 )
 # `password: x-1` in a message or in YAML. In prose and annotations words follow, so it has a digit.
 _STATED = re.compile(r"\b([\w-]+):[ \t]+([^\s'\",;(){}\[\]=|]{6,})(?=[\s,;]|\Z)")
+# JSON in a string: `"{\\"password\\": \\"x\\"}"`, escaped once or more often.
+_ESCAPED = re.compile(
+    r"""(?P<open>\\+["'])(?P<name>[\w-]+)(?P=open)\s*[:=,]\s*(?P<quote>\\+["'])"""
+    r"""(?P<given>(?:(?!(?P=quote))[^\n])*)(?P=quote)"""
+)
 # A string of Python's, and what stands before it; comments are skipped over.
 _LITERAL = re.compile(
     r"""(?P<prefix>(?:\b[rbuRBU]{1,2})?)(?P<text>'''(?:\\.|(?!''').)*'''|\"\"\"(?:\\.|(?!\"\"\").)*\"\"\""""
@@ -69,6 +82,13 @@ _BEFORE = re.compile(
     r"""|[=!]=|:(?:[^\n→]{0,160}→)?|=(?!=)"""
     r"""|\bis(?:\s+not)?\b)\s*\(?\s*\Z"""
 )
+# ("password", "x"), and a call with both: `setdefault("API_KEY", "x")`, `setattr(cfg, "key", "x")`.
+_PAIR = re.compile(
+    r"""(?:[(\[]|\bsetattr\([^()'"]*,)\s*[rbuRBU]{0,2}(?P<quote>['"])(?P<name>[\w-]+)(?P=quote)"""
+    r"""\s*,\s*\Z"""
+)
+_END_OF_PAIR = re.compile(r"\s*,?\s*[)\]]")
+_BARE_WORDS = re.compile(r"[A-Za-z_][A-Za-z_ -]*")  # in a pair this is another name, or prose
 _FETCHED = re.compile(r"^\s*(\w+) = .*?(?:'(\w+)'\)|\['(\w+)'\]|\.(\w+))$", re.MULTILINE)
 _LAST_STEP = re.compile(r"(?:\['|\b)([A-Za-z_][\w-]*)(?:'\])?$")
 # Variables of the environment: that they changed is told, and never to what.
@@ -85,6 +105,8 @@ _HEX = re.compile(
     r"[+-]?(?:0[xX])?(?:[0-9a-f]+|[0-9A-F]+)"
     r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
 )
+_VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9A-F]{32}")  # in a name: `group__STREAM_1g9d05...`
 # What code hands on under a name: `key=self.key`, `key=find(`, `key=os.environ[`, `f"key={key}"`.
 _HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[]")
 _CODE_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\(\))?\.)*([A-Za-z_]\w*)")
@@ -145,6 +167,7 @@ class Redactor:
             return text
         text = _FORMS.sub(self._replace_form, text)
         text = _STATED.sub(self._replace_stated, text) if ": " in text else text
+        text = _ESCAPED.sub(self._replace_escaped, text) if "\\" in text else text
         if "'" in text or '"' in text:
             text = self._sub_literals(text)
         text = _BASE64.sub(self._replace_word, text)
@@ -208,7 +231,7 @@ class Redactor:
         return found[0][:start] + self._mark(found[group], why) + found[0][end:]
 
     def _replace_form(self, found: re.Match[str]) -> str:
-        for group in ("pem", "token", "url", "bearer"):
+        for group in ("pem", "token", "url", "netrc", "bearer"):
             if found[group] and (group != "bearer" or _is_mixed(found[group])):
                 return self._hide(found, group)
         given, name = found["given"], found["name"]
@@ -220,6 +243,10 @@ class Redactor:
         is_one = _has_digits(found[2]) and _is_given(found[2], found[1])
         return self._hide(found, 2, found[1]) if is_one else found[0]
 
+    def _replace_escaped(self, found: re.Match[str]) -> str:
+        name, given = found["name"], found["given"]
+        return self._hide(found, "given", name) if is_secret(given, name) else found[0]
+
     def _replace_in_source(self, found: re.Match[str]) -> str:
         if found["comment"]:
             return self._clean(found[0], None)
@@ -228,6 +255,7 @@ class Redactor:
     def _replace_literal(self, found: re.Match[str], whole: bool = False) -> str:
         before = _BEFORE.search(found.string, max(0, found.start() - 160), found.start())
         name = before and (before["item"] or before["key"] or before["name"])
+        name = name or _find_pair(found)
         spelled = found["text"]
         quote = spelled[:3] if spelled.startswith(("'''", '"""')) else spelled[0]
         try:
@@ -235,6 +263,8 @@ class Redactor:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return found[0]
         value = value.decode("latin-1") if isinstance(value, bytes) else value
+        if before is None and not is_paired(value):
+            name = None
         if value not in self._marks and not is_secret(value, name):
             inside = spelled[len(quote) : -len(quote)]  # a docstring, or code as a text
             inside = self._clean_inside(found, inside) if whole else self._sub_literals(inside)
@@ -263,12 +293,25 @@ def is_secret(value: str, name: str | None) -> bool:
     """Whether a whole value is a secret, by its name or by itself."""
     if _EMPTY.fullmatch(value) or _MARK.fullmatch(value) or _NAME_ALONE.fullmatch(value):
         return False
+    if _VARIABLE.fullmatch(value) and is_secret_name(value):  # `"GITHUB_TOKEN"`: where to look
+        return False
     if name is not None and is_secret_name(name):
         return True
     if name is not None and _PERHAPS.fullmatch(_words(name)) and _is_mixed(value):
         return True
     found = _FORMS.fullmatch(value)
     return bool(found and (found["pem"] or found["token"])) or looks_random(value)
+
+
+def _find_pair(found: re.Match[str]) -> str | None:
+    """The name in a pair of literals whose second one was found."""
+    before = _PAIR.search(found.string, max(0, found.start() - 160), found.start())
+    return before["name"] if before and _END_OF_PAIR.match(found.string, found.end()) else None
+
+
+def is_paired(value: str) -> bool:
+    """Whether a text that stands beside a name may be its value, and isn't another name."""
+    return _BARE_WORDS.fullmatch(value) is None
 
 
 def _is_given(value: str, name: str) -> bool:
@@ -290,7 +333,7 @@ def is_secret_name(name: str) -> bool:
 def looks_random(text: str) -> bool:
     """Whether letters and digits are drawn, as in a key; digests and UUIDs are no secrets."""
     is_word = _WORD.fullmatch(text) or (_BASE64.fullmatch(text) and _has_cases(text))
-    if not is_word or _HEX.fullmatch(text) or not _is_mixed(text):
+    if not is_word or _HEX.fullmatch(text) or _DIGEST.search(text) or not _is_mixed(text):
         return False
     # Names of kernels, classes and files are made of words; a key seldom has one.
     words = sum(map(len, _IN_WORDS.findall(text)))

@@ -41,7 +41,20 @@ TOKENS = [
     "1//0" + drawn(60),
     "hooks.slack.com/services/T00000000/B00000000/" + drawn(24),
     drawn(17) + "/" + drawn(16) + "/" + drawn(5),  # as the secret keys of AWS
+    "dapi" + "0123456789abcdef" * 2,
+    "shpat_" + "0123456789abcdef" * 2,
+    "SK" + "0123456789abcdef" * 2,
+    "key-" + "0123456789abcdef" * 2,
+    "0123456789abcdef" * 2 + "-us12",
 ]
+
+
+@pytest.mark.parametrize("name", ["hmac_key", "MASTER_KEY", "sessionKey", "salt", "app_key"])
+def test_hexadecimal_digits_are_told_by_the_name_of_a_key(name):
+    key = "0123456789abcdef" * 2
+    assert Redactor().clean(f"{name} = '{key}'") == f"{name} = '<redacted 1>'"
+    assert Redactor().clean(key, name) == "<redacted 1>"
+    assert Redactor().clean(f"digest = '{key}'") == f"digest = '{key}'"
 
 
 @pytest.mark.parametrize("token", TOKENS)
@@ -94,6 +107,16 @@ def test_a_value_is_told_by_its_name(name):
         "could not log in with password: abc-x-1",
         "user: me\npassword: abc-x-1\n",
         "X-Api-Key: abc-x-1",
+        "headers = [('Authorization', 'x-1'), ('Accept', 'text/html')]",
+        "[['api_key', 'x-1']]",
+        "os.environ.setdefault('API_KEY', 'x-1')",
+        "setattr(config.db, 'password', 'x-1')",
+        "(b'password', b'x-1',)",
+        'send("{\\"password\\": \\"x-1\\", \\"n\\": 1}")',
+        "send('{\\\\\\'api_key\\\\\\': \\\\\\'x-1\\\\\\'}')",
+        "machine api.x.org login me password x-1",
+        "machine api.x.org\n  login me\n  account a\n  password x-1\n",
+        "default login anonymous password x-1",
     ],
 )
 def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text):
@@ -122,6 +145,14 @@ def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text
         "+0X001234567890ABCDEF12345",
         "password: str | None, the password: anything that opens it",
         "def connect(user='root', password='password'): pass",
+        "https://x.org/group__CUDART__STREAM.html#group__CUDART__STREAM_1g9d0535d93a214cbf126835257b16ba85",
+        "ENV_GITHUB_TOKEN = 'GITHUB_TOKEN'",
+        "fields = ('password', 'username')",
+        "fields = ('password', 'user1', 'user2')",
+        "add_argument('--password', help='the one of user 1')",
+        "log in with your login and password please",
+        "cache_key = 'e3b0c44298fc1c149afbf4c8996fb924'",
+        "the machine that you use has a default password policy",
     ],
 )
 def test_what_is_no_secret_is_left_alone(text):

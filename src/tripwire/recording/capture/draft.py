@@ -23,7 +23,7 @@ from tripwire.recording.format.checks import find_slot_fields, slots_of
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Manifest, Omission, Raised, encode_json
 from tripwire.recording.format.nodes import AnyNode, Slot, Table
-from tripwire.redaction import Redactor, is_secret_name
+from tripwire.redaction import Redactor, is_paired, is_secret_name
 from tripwire.values.callables import all_codes
 
 if TYPE_CHECKING:
@@ -150,6 +150,10 @@ class Cleaner:
                 detail = cls.detail if isinstance(cls, nodes.Class) else None
                 fields = dict(nodes.read_dict(self._table, detail)).get("fields")
                 yield from self._pair(self._items_of(fields), node.items)
+            case nodes.Tuple(items=(name, value)) | nodes.List(items=(name, value)):
+                name, text = self._text_of(name), self._text_of(value)
+                if name is not None and text is not None and is_paired(text):
+                    yield name, value
             case nodes.Wrapped(form="partial"):
                 yield from self._pair(*map(self._items_of, node.parts[2:4]))
             case nodes.EnumMember():
@@ -241,6 +245,9 @@ class Cleaner:
             return self.clean_code(value)
         if type(value) is tuple or type(value) is frozenset:
             parts = tuple(map(self._clean_constant, value))
+            if type(value) is tuple and len(value) == 2 and all(type(v) is str for v in value):
+                if is_paired(value[1]):  # ("password", "x")
+                    parts = value[0], self._redactor.clean(value[1], value[0])
             same = all(a is b for a, b in zip(parts, value, strict=True))
             return value if same else type(value)(parts)
         return value

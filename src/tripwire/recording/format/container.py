@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from tripwire.errors import BadRecord
 from tripwire.files import (
-    Draft,
+    DraftFile,
     NotOurs,
     make_folder,
     open_regular,
@@ -176,7 +176,7 @@ def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
         return _link_free(draft, path)
 
 
-def _link_free(draft: Draft, path: Path) -> Path:
+def _link_free(draft: DraftFile, path: Path) -> Path:
     number = 0
     while True:
         target = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path

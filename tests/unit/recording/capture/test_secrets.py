@@ -208,6 +208,8 @@ HOLDERS = [
     functools.partial(print, password="-".join(["of", "a", "partial"])),
     {"name": "DB_PASSWORD", "value": "-".join(["of", "a", "setting"])},
     {"key": "api_key", "value": "-".join(["of", "a", "key"])},
+    [("Authorization", "-".join(["of", "headers", "7"])), ("Accept", "text/html")],
+    ["password", "-".join(["of", "a", "list", "7"])],
 ]
 
 
@@ -220,6 +222,7 @@ def test_fields_keywords_and_named_settings_tell_secrets(tmp_path):
         tripwire.record_on_error(tmp_path)(holds)(torch.ones(1))
     (path,) = tmp_path.glob("*.rec")
     of = ("a-dataclass", "an-instance", "a-pair", "an-enum", "a-partial", "a-setting", "a-key")
+    of += ("headers-7", "a-list-7")
     assert [text for text in of if find_in(path, f"of-{text}")] == []
     with pytest.raises(ValueError, match=str(len(HOLDERS))):
         tripwire.replay(path, trust=True)
