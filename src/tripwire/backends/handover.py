@@ -6,7 +6,6 @@ comes with a tracing context; CUDA graphs need to know which inputs keep their p
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -108,12 +107,11 @@ def _forget_inputs(fake_mode: FakeTensorMode) -> None:
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     """The constants stay the same objects: they are state, like the inputs."""
-    shallow = copy.copy(module)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    shallow.graph = graph
-    shallow.meta = dict(module.meta)
-    return shallow
+    copied = fx.GraphModule(module, graph)  # takes what the graph names from the module
+    copied.meta = dict(module.meta)
+    return copied
 
 
 def _add_examples(graph: fx.Graph, fake_mode: FakeTensorMode) -> None:

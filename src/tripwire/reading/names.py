@@ -11,6 +11,7 @@ import dis
 from collections.abc import Iterator
 from enum import Enum
 from types import CodeType
+from typing import Any
 
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.ranges import PerCode, SourceRange
@@ -23,12 +24,16 @@ class _Taker(Enum):
 
 def find_names(where: SourceRange) -> str | tuple[str, ...] | None:
     """The variable, or the unpacked variables, that will hold the innermost call's result."""
-    for code, offset in where.pairs():
-        taker = _taker(code, offset)
-        if taker is _Taker.NOBODY:
-            return None
-        if taker is not _Taker.CALLER:
-            return taker
+    part: SourceRange | None = where
+    while part is not None:  # as `where.pairs()`, without a generator: asked for each node
+        raw: Any = part.raw
+        for at in range(0, len(raw), 2):
+            taker = _taker(raw[at], raw[at + 1])
+            if taker is _Taker.NOBODY:
+                return None
+            if taker is not _Taker.CALLER:
+                return taker
+        part = part.outer
     return None
 
 

@@ -106,10 +106,16 @@ def storage_of(tensor: torch.Tensor) -> int:
 LAZY = -1  # the version of a lazy module's tensor that has no shape yet
 
 
-@quietly
 def version_of(tensor: torch.Tensor) -> int | None:
     """The count of in-place changes; None for inference tensors, which keep none."""
-    if id(type(tensor)) not in PLAIN_TENSORS and is_lazy(tensor):
+    if id(type(tensor)) in PLAIN_TENSORS:  # asked several times for each call of a run
+        return None if tensor.is_inference() else tensor._version
+    return _version_of_subclass(tensor)
+
+
+@quietly
+def _version_of_subclass(tensor: torch.Tensor) -> int | None:
+    if is_lazy(tensor):
         return LAZY
     return None if tensor.is_inference() else tensor._version
 

@@ -21,6 +21,7 @@ from torch import fx
 from tripwire.ranges import SourceRange
 from tripwire.reading.names import find_names
 from tripwire.reading.tensors import (
+    PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
     holds_tensor,
@@ -76,10 +77,14 @@ def build_arguments(
     """A call's arguments as a graph spells them. Raises Refused."""
     if rule.name == "deepcopy":
         args = args[:1]
-    converted = [
-        value if id(type(value)) in _SPELLABLE else _convert(state, rule, value, where)
-        for value in args
-    ]
+    converted: list[Any] = []
+    for value in args:
+        kind = id(type(value))
+        if kind in PLAIN_TENSORS:
+            converted.append(state.node_of(value))
+        else:
+            spelled = kind in _SPELLABLE
+            converted.append(value if spelled else _convert(state, rule, value, where))
     if rule.attribute is not None:
         converted.insert(1, rule.attribute)
     if not kwargs:

@@ -43,7 +43,7 @@ from tripwire.tracing.state import (
     TracingState,
 )
 from tripwire.values.classes import isinstance
-from tripwire.values.numbers import close_values
+from tripwire.values.numbers import close_values, is_open, iter_leaves
 
 if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
@@ -91,9 +91,9 @@ class Recorder(TorchFunctionMode):
         if func not in RULES:
             func = find_original(func)
         given = args, kwargs
-        if state.shadow is not None:
-            given = state.shadow.take(args), state.shadow.take(kwargs)
-            args, kwargs = close_values(args), close_values(kwargs)
+        if state.shadow is not None and any(map(is_open, iter_leaves(given))):
+            given = state.shadow.take(given)
+            args, kwargs = close_values((args, kwargs))
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
@@ -164,7 +164,8 @@ class Recorder(TorchFunctionMode):
                 note_failure(state, rule, error, self._range())
                 raise
             finally:
-                note_time(state, func, args, perf_counter_ns() - begin)
+                if state.quiet:  # nobody else asks
+                    note_time(state, func, args, perf_counter_ns() - begin)
             try:
                 record(state, rule, nodes, args, kwargs, value, self._range(), varies=varies)
                 if shadow is not None and varies:

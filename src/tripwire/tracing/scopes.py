@@ -8,11 +8,10 @@ one module can be told apart.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):  # a tuple: each call of a module makes one
     """One call of a module, or a stretch that the user named."""
 
     path: str

@@ -401,16 +401,17 @@ OpenInt.__name__, OpenFloat.__name__ = "int", "float"  # in the words of errors 
 
 def iter_leaves(value: Any) -> Iterator[Any]:
     """What is in the containers that torch takes as arguments."""
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from iter_leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from iter_leaves(item)
-    elif is_exactly(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
+    left = [value]  # a stack: generators in generators took twice the time
+    while left:
+        value = left.pop()
+        if isinstance(value, (tuple, list)):
+            left += [*value][::-1]
+        elif isinstance(value, dict):
+            left += [*value.values()][::-1]
+        elif type(value) is slice:
+            left += value.step, value.stop, value.start
+        else:
+            yield value
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
