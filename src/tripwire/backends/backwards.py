@@ -65,6 +65,8 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
     none: frozenset[int] = frozenset()
 
     def find(node: fx.Node) -> frozenset[int]:
+        if not written:
+            return leads[node]
         return leads[node].union(*(written.get(m, none) for m in node.meta[FACTS].memory))
 
     inputs = graph.find_nodes(op="placeholder")

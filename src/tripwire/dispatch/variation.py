@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +30,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.opening import Opening
-from tripwire.values.classes import is_exactly, isinstance, module_of
+from tripwire.values.classes import ids_of, is_exactly, isinstance, module_of
 from tripwire.values.contents import at_once, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
 
 Spot = tuple[int, Any]  # where a value lies: see Kind.spot
+# Classes of most values that a run comes to: of numbers, they hold none that could be open.
+_HOLD_NONE = ids_of(
+    *(type(None), bool, str, dict, list, type, FunctionType, CodeType, weakref.ref),
+    *(property, classmethod, staticmethod),
+)
 
 
 class Variation:
@@ -195,6 +202,8 @@ class Variation:
     def _note_numbers(self, trace: Trace) -> None:
         """Remember the numbers that a run read out of what was there."""
         for holder in trace.reads.holders:
+            if _HOLD_NONE.issuperset(map(id, map(type, holder.kept))):
+                continue
             numbers = [i for i, v in enumerate(holder.kept) if holds_numbers(v)]
             if not numbers or not may_plant(holder.owner, holder.kind):
                 continue

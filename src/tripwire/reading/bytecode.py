@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from types import CodeType
 
+from tripwire.ranges import PerCode
 from tripwire.reading.account import (
     NAME_ARGUMENT,
     NULL,
@@ -576,6 +577,10 @@ _CARRY_OUT = [_find_carry_out(name, opcode) for opcode, name in enumerate(dis.op
 
 def tells_types(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type. `type(self).count` doesn't."""
+    return _tells_types(code, 0)
+
+
+def _find_types_told(code: CodeType, _: int) -> bool:
     steps = [
         (step.opname, step.argval)
         for step in dis.get_instructions(code)
@@ -592,3 +597,6 @@ def tells_types(code: CodeType) -> bool:
             if hasattr(int, attribute) or hasattr(float, attribute):
                 return True
     return False
+
+
+_tells_types = PerCode(_find_types_told)

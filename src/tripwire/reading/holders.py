@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from operator import is_
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -53,8 +54,8 @@ class Holder(NamedTuple):  # a tuple: there are thousands
     kind: Kind
     path: Any  # a Source; None for the traced function's own cells
     anchored: bool  # the same thing on every call; else it is reached anew through an argument
-    keys: tuple[Any, ...]
-    kept: tuple[Any, ...]  # values, tensors by weak references
+    keys: Sequence[Any]
+    kept: Sequence[Any]  # values, tensors by weak references
 
     def before(self) -> dict[Any, object]:
         """What it held; None for a tensor that died since."""
@@ -67,6 +68,10 @@ class Holder(NamedTuple):  # a tuple: there are thousands
     def step(self, key: Any) -> Source:
         """The source of one key."""
         return self.kind.step(self.path, key)
+
+
+def _growing(holder: Any) -> tuple[set[str], list[str], list[object]]:
+    return holder.kind.names, holder.keys, holder.kept
 
 
 class _Users(NamedTuple):
@@ -169,6 +174,21 @@ class Holders:
             self._plant(holder)
         return holder
 
+    def remember_library(self, space: dict[str, Any], path: Source) -> Holder:
+        """A namespace of a library's, of which names are kept as they come into use."""
+        holder = Holder(space, LibraryNamesKind(set()), path, True, [], [])
+        self.all.append(holder)
+        return holder
+
+    def add_names(self, holder: Holder, names: Set[str]) -> list[str]:
+        """Keep more names of a library's namespace; those of them that it has."""
+        space, (known, keys, kept) = holder.owner, _growing(holder)
+        known |= names
+        present = sorted(names & space.keys())
+        keys += present
+        kept += self._keep(tuple([space[name] for name in present]))
+        return present
+
     def _read(self, owner: Any, kind: Kind) -> Held:
         """What something holds, with plain numbers in the place of those that were planted."""
         keys, values = kind.read(owner)
@@ -258,9 +278,12 @@ class Holders:
         """Which of these names the run changed in modules and classes of libraries."""
         for holder in self.all:
             if isinstance(holder.kind, _OF_LIBRARIES):
-                before = holder.before()
-                now = dict(zip(*holder.kind.read(holder.owner), strict=True))
-                for name in sorted(names & (before.keys() | now.keys())):
+                keys, values = holder.kind.read(holder.owner)
+                found = names.intersection(holder.keys).union(names.intersection(keys))
+                if not found:
+                    continue
+                before, now = holder.before(), dict(zip(keys, values, strict=True))
+                for name in sorted(found):
                     old, new = unhooked(before.get(name, ABSENT)), unhooked(now.get(name, ABSENT))
                     if old is not new and not same_plain(old, new) and not _is_loaded(old, new):
                         yield holder, name
@@ -292,13 +315,14 @@ class Holders:
         for holder in self.all:
             if isinstance(holder.kind, _OF_LIBRARIES):  # hooks of other threads come and go there
                 continue
-            names = holder.kind.names if isinstance(holder.kind, NamesKind) else frozenset()
-            first = {(id(holder.owner), name) for name in names} - met
+            names = holder.kind.names if isinstance(holder.kind, NamesKind) else ()
+            first = {(id(holder.owner), name) for name in names}
+            first -= met
             met |= first
             keys, values = self._read(holder.owner, holder.kind)
             kept = self._keep(values)
             replaced = self._find_replaced(holder)
-            is_same = tuple(map(id, kept)) == tuple(map(id, holder.kept))
+            is_same = len(kept) == len(holder.kept) and all(map(is_, kept, holder.kept))
             if is_same and keys == holder.keys and not replaced:
                 continue
             before = dict(zip(holder.keys, holder.kept, strict=True))
@@ -323,6 +347,8 @@ class Holders:
 
     def _find_replaced(self, holder: Holder) -> set[Any]:
         """Keys whose open number is there no more: the same value may be another one next time."""
+        if not self._planted:
+            return set()
         return {
             planted.key
             for planted in self._planted.values()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
+from collections.abc import Set
 from contextvars import ContextVar
 from functools import partial
 from types import CellType
@@ -215,7 +216,7 @@ class NamesKind(_DictKind):
 
     __slots__ = ("module", "names")
 
-    def __init__(self, names: frozenset[str], module: str | None = None) -> None:
+    def __init__(self, names: Set[str], module: str | None = None) -> None:
         self.names = names
         self.module = module  # the name of a G[...] root; None below another path
 

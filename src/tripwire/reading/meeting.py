@@ -174,7 +174,7 @@ class Meeting(ABC):
         self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
         self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
         # Tables of modules that held nothing: whoever fills one changes what the module does.
-        self.empty_tables: list[tuple[nn.Module, str, Source, bool]] = []
+        self.empty_tables: list[tuple[nn.Module, list[str], Source, bool]] = []
         self.homes: set[str] = set()  # modules of what was reached: of modules, classes, arrays
         self.known_code: set[int] = set()  # of reached functions, and of functions made inside
 
@@ -362,6 +362,14 @@ class Meeting(ABC):
                 self.reader.watch(one)
                 waiting += type.__subclasses__(one)
 
+    def find_filled(self) -> str | None:
+        """A table of a module that held nothing when it was met, and holds something now."""
+        for module, tables, path, _ in self.empty_tables:
+            space = own_dict(module) or {}
+            if any(map(space.get, tables)):
+                return next(f"{path}.{table}" for table in tables if space.get(table))
+        return None
+
     # --- objects with attributes ---
 
     def _meet_module(self, module: nn.Module, path: Source, anchored: bool) -> Reached:
@@ -377,17 +385,14 @@ class Meeting(ABC):
         if _DISPATCHER in class_dict(cls):  # a compiled module runs the one that it stands for
             yield object.__getattribute__(module, _DISPATCHER).target, path
         keyed_table = _KEYED_TABLE.get(cls)
+        empty = [name for name in (*MODULE_TABLES, *HOOK_TABLES) if not space.get(name)]
+        self.empty_tables.append((module, empty, path, anchored))
         for name in MODULE_TABLES:
             table = space.get(name)
             if table:
                 indexed = issubclass(cls, _INDEXED_MODULES) and _is_numbered(table)
                 kind = _TABLES[name, indexed, name == keyed_table]
                 held.append(self.holders.remember(module, kind, path, anchored))
-            else:
-                self.empty_tables.append((module, name, path, anchored))
-        for name in HOOK_TABLES:
-            if not space.get(name):
-                self.empty_tables.append((module, name, path, anchored))
         yield from self._meet(module)
 
     def _meet(self, item: object) -> Reached:

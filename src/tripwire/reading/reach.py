@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
+import itertools
 import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,7 +37,6 @@ from tripwire.reading.kinds import (
     CODE,
     MEMBERS,
     SLOTS,
-    LibraryNamesKind,
     NamesKind,
     TableKind,
 )
@@ -93,6 +94,14 @@ _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 
 
+class _Taken(NamedTuple):
+    """A Python module that was met."""
+
+    space: dict[str, Any]
+    names: set[str]  # those that were taken from it
+    library: Holder | None  # of torch or the standard library: what keeps them
+
+
 class Reach(Meeting):
     """Tensors go to `on_tensor`; other objects are met."""
 
@@ -111,7 +120,8 @@ class Reach(Meeting):
         self._python_modules: dict[int, types.ModuleType] = {}
         self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
         self._uses: Uses | None = None  # of the function that begins
-        self._module_names: dict[int, set[str]] = {}  # of Python modules, those reached
+        self._taken: dict[int, _Taken] = {}  # of Python modules
+        self._asked_unmet = False  # `getattr` asked what wasn't met for what Python makes
         self.paths: dict[int, list[Source]] = {}  # every path of a container
         self.aliases: list[object] = []  # arguments, and below them, that are state as well
         self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
@@ -151,10 +161,10 @@ class Reach(Meeting):
         # Python asks for this when a class is made: its slot is its own, and nothing of it is told.
         return None if names is not None and "__init_subclass__" in names else names
 
-    def attributes_of(self, owner: object) -> frozenset[str]:
+    def attributes_of(self, owner: object) -> Sequence[str]:
         """The names of attributes of its own that an object had before the run."""
         held = (h.keys for h in self._held.get(id(owner), ()) if h.kind is ATTRIBUTES)
-        return frozenset().union(*held)
+        return next(held, ())
 
     # --- reads, told as they happen ---
 
@@ -223,10 +233,8 @@ class Reach(Meeting):
             if issubclass(type(value), kinds) and self.is_anchored(value)
         )
 
-    def walk(
-        self, value: object, source: Source, anchored: bool, names: frozenset[str] = frozenset()
-    ) -> None:
-        """Reach everything below `value`. `names` limits what is read of Python modules."""
+    def walk(self, value: object, source: Source, anchored: bool) -> None:
+        """Reach everything below `value`."""
         queue: deque[tuple[Any, Source, bool]] = deque([(value, source, anchored)])
         while queue:
             item, path, anchored = queue.popleft()
@@ -251,8 +259,10 @@ class Reach(Meeting):
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
                 taken = self._find_taken(path)
                 if taken is None:
-                    self._open_modules.setdefault(id(item), (item, path))
-                    taken = names | self._names
+                    if id(item) in self._open_modules:  # names that come later are taken then
+                        continue
+                    self._open_modules[id(item)] = item, path
+                    taken = frozenset(self._names)
                 queue.extend((v, p, True) for v, p in self._names_of(item, path, taken))
                 continue
             if isinstance(item, CONTAINERS):
@@ -324,11 +334,11 @@ class Reach(Meeting):
         What looks past classes' own lookups does so for a user's: `isinstance` of a protocol.
         """
         if "__getattribute__" in code.co_names and code.co_name not in LOOKUPS:
-            self._open_all()
+            self._aside(self._open_all)
         if isinstance(self.reader, Twin) and code not in ACCESSORS:
-            self._tell_twin(find_uses(code))
+            self._aside(self._tell_twin, find_uses(code))
             if code.co_name in _TABLE_WALKERS:
-                self.reader.open_tables()
+                self._aside(self.reader.open_tables)
 
     def see_computed(self, name: str) -> None:
         """An attribute is about to be looked up under a name that no code object tells."""
@@ -394,7 +404,8 @@ class Reach(Meeting):
         self._walk_waiting(names)
         uses, self._uses = self._uses, None
         for python_module, path in tuple(self._open_modules.values()) if names else ():
-            self.walk(python_module, path, True, names)
+            for value, step in self._names_of(python_module, path, names):
+                self.walk(value, step, True)
         self._uses = uses
         late = names & MADE_BY_PYTHON
         if late:
@@ -406,16 +417,26 @@ class Reach(Meeting):
             path = self._sources.get(id(owner))
             if path is not None and name == "__annotations__":
                 self.walk(owner.__annotations__, Attr(path, name), True)
+            self._asked_unmet |= path is None
             return
+        self._asked_unmet |= isinstance(owner, types.ModuleType)
         cls = owner if isinstance(owner, type) else type(owner)
-        holder = next((base for base in mro(cls) if name in class_dict(base)), None)
+        is_whole = cls is owner and name == "__dict__"
+        holder = cls if is_whole else _holder_of(cls, name)
         path = next((path for base, path in self.classes if base is holder), None)
         if holder is not None and path is not None:
-            self.walk(class_dict(holder)[name], Attr(path, name), True)
+            for made in MADE_BY_PYTHON & class_dict(holder).keys() if is_whole else (name,):
+                self.walk(class_dict(holder)[made], Attr(path, made), True)
+        self._asked_unmet |= path is None and holder is not None
 
-    def find_made(self, names: Iterable[str]) -> frozenset[str]:
-        """Which names stand for something that Python makes, and weren't asked for so far."""
-        return MADE_BY_PYTHON.intersection(names) - self._names
+    def find_made(self, codes: Iterable[types.CodeType]) -> frozenset[str]:
+        """What Python makes for classes and functions, and code asks any of these for.
+
+        Names that the run's own code has are known by now. `inspect` asks by `getattr`, one by one.
+        """
+        told = None if self._asked_unmet else inspect.get_annotations.__code__
+        names = (find_uses(code).attributes for code in codes if code is not told)
+        return MADE_BY_PYTHON.intersection(itertools.chain.from_iterable(names)) - self._names
 
     def _walk_made(self, names: frozenset[str]) -> None:
         """Reach what Python made for classes and functions, once code asks for it."""
@@ -497,25 +518,41 @@ class Reach(Meeting):
                 yield from self._class_of(module, path)
 
     def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
-        space, module_name = own_dict(module) or {}, name_of_module(module)
-        self.homes.add(module_name)
-        library = is_library_module(module_name)
-        if not library:
+        taken = self._taken.get(id(module)) or self._take_from(module, path)
+        space = taken.space
+        if taken.library is None:
             names |= {"__getattr__"}  # which is asked for what isn't there
-        known = self._module_names.setdefault(id(module), set())
-        new = names - known
-        known |= new
-        if new:
-            kind = LibraryNamesKind if library else NamesKind
-            self.holders.remember(space, kind(frozenset(new)), path, True)
-        for name in sorted(new & self._passed.keys()) if library else ():
+        new = names - taken.names
+        if not new:
+            return
+        taken.names.update(new)
+        if taken.library is None:
+            self.holders.remember(space, NamesKind(new), path, True)
+            for name in sorted(new & space.keys()):
+                yield space[name], Attr(path, name)
+            return
+        present = self.holders.add_names(taken.library, new)
+        for name in sorted(new & self._passed.keys()):
             self._judge(name, space.get(name))
-        for name in sorted(new & space.keys()):
+        for name in present:
             value = space[name]
-            if not (library and is_librarys(value)):
+            if not is_librarys(value):
                 yield value, Attr(path, name)
             elif isinstance(value, type):
                 self._remember_library_class(value, Attr(path, name))
+
+    def _take_from(self, module: types.ModuleType, path: Source) -> _Taken:
+        """A Python module that is met for the first time."""
+        space: dict[str, Any] = own_dict(module) or {}
+        name = name_of_module(module)
+        self.homes.add(name)
+        library = self.holders.remember_library(space, path) if is_library_module(name) else None
+        taken = self._taken[id(module)] = _Taken(space, set(), library)
+        return taken
+
+
+def _holder_of(cls: type, name: str) -> type | None:
+    return next((base for base in mro(cls) if name in class_dict(base)), None)
 
 
 def _is_plain_class(item: object) -> bool:

@@ -167,6 +167,20 @@ def _name_of(step: Source) -> str | None:
     return step.name if isinstance(step, (Attr, Global, Cell)) else None
 
 
+def _join(codes: list[CodeType]) -> Uses:
+    """What code uses together. A callable that is traced again runs the same, mostly."""
+    key = tuple(map(id, codes))
+    found = _joined.get(key)
+    if found is None:
+        if len(_joined) >= 64:
+            _joined.clear()
+        found = _joined[key] = join(map(find_uses, codes)), tuple(codes)
+    return found[0]
+
+
+_joined: dict[tuple[int, ...], tuple[Uses, tuple[CodeType, ...]]] = {}  # with what it is of, alive
+
+
 class ReadSet:
     """Everything that one run could read, narrowed to what its code names."""
 
@@ -186,13 +200,15 @@ class ReadSet:
         self._executed = {id(code) for code in codes}
         # By identity, of objects that the reach keeps alive.
         self._names_of: dict[int, frozenset[str] | None] = {}
-        self._missed_by: dict[int, frozenset[str]] = {}  # of modules
+        # Equal layers are read alike, and share their sets: by names, and by class and attributes.
+        self._with_stored: dict[frozenset[str], frozenset[str]] = {}
+        self._missed_by: dict[tuple[object, ...], frozenset[str]] = {}
         self._class_has: dict[int, frozenset[str]] = {}  # of modules' classes: their names
 
     @cached_property
     def uses(self) -> Uses:
         """What all the executed code may read and write."""
-        return join(map(find_uses, self._codes))
+        return _join(self._codes)
 
     @cached_property
     def refused(self) -> tuple[str, str] | None:
@@ -287,7 +303,11 @@ class ReadSet:
     def _find_names_of(self, owner: object) -> frozenset[str] | None:
         names = self._reach.names_read.get(id(owner))
         if names is not None:
-            return None if "__dict__" in names else names | self._stored
+            if "__dict__" in names:
+                return None
+            if names not in self._with_stored:
+                self._with_stored[names] = names | self._stored
+            return self._with_stored[names]
         if answers_itself(type(owner)) or self.is_dynamic:
             return None
         if isinstance(owner, SimpleNamespace) and self.use_of_container(owner).whole:
@@ -325,7 +345,7 @@ class ReadSet:
         """The keys of a holder that count; None where all of them do."""
         match holder.kind:
             case NamesKind() as kind:
-                return kind.names
+                return frozenset(kind.names)
             case CellsKind() | CodeKind():
                 return None if self.is_executed(holder.owner) else frozenset()
             case AttributesKind() | SlotsKind():
@@ -374,11 +394,12 @@ class ReadSet:
 
     def _missed(self, module: nn.Module, names: frozenset[str]) -> frozenset[str]:
         """Those of the names under which a module was read that it has no attribute for."""
-        known = self._missed_by.get(id(module))
+        own = self._reach.attributes_of(module)
+        key = names, id(type(module)), own
+        known = self._missed_by.get(key)
         if known is None:
-            own = self._reach.attributes_of(module)
             known = names.difference(own, self._names_in_class(type(module)))
-            self._missed_by[id(module)] = known
+            self._missed_by[key] = known
         return known
 
     def _names_in_class(self, cls: type) -> frozenset[str]:

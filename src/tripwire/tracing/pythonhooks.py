@@ -53,8 +53,9 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
         state = CURRENT.state
         if state is not None and isinstance(name, str):
-            state.computed_names.add(str(name))
-            state.reach.see_computed(str(name))
+            if str(name) not in state.computed_names:
+                state.computed_names.add(str(name))
+                state.reach.see_computed(str(name))
             if stores and isinstance(owner, ModuleType):  # seen before it is written
                 state.reach.walk_names(frozenset({str(name)}))
             elif name in MADE_BY_PYTHON and plain is _GETATTR:

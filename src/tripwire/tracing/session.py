@@ -50,7 +50,6 @@ from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.state import CURRENT, FACTS, HELD, PAST, STATE, NodeFacts, TracingState
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
-from tripwire.values.contents import own_dict
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.
@@ -135,7 +134,7 @@ class Session:
         """A function of torch's or the standard library's starts for the first time."""
         if code.co_filename == _IMPORTS_DYNAMO and "torch._dynamo" not in sys.modules:
             self.state.run_aside(importlib.import_module, "torch._dynamo")
-        self.state.run_aside(self.state.reach.walk_library_code, code)
+        self.state.reach.walk_library_code(code)
 
     def _reach_from(self, code: CodeType, namespace: dict[str, Any], module: str) -> None:
         reach = self.state.reach
@@ -379,7 +378,7 @@ class Session:
         if function is not None and not any(code is function.__code__ for code in codes):
             codes.insert(0, function.__code__)
         # Library code is asked by the user's for annotations and fields of the user's classes.
-        reach.walk_names(reach.find_made(name for c in codes for name in find_uses(c).attributes))
+        reach.walk_names(reach.find_made(codes))
         return ReadSet(reach, codes, frozenset(self.state.computed_names), self.adopted)
 
     def _check_reads(self, reads: ReadSet) -> None:
@@ -441,13 +440,13 @@ class Session:
         return steps
 
     def _check_tables(self) -> None:
-        for module, table, path, _ in self.state.reach.empty_tables:
-            if (own_dict(module) or {}).get(table):
-                raise Refused(
-                    "module-changed",
-                    f"the run put something into {path}.{table}, which was empty: a hook, a "
-                    "parameter, a buffer or a submodule. Do it before the first call.",
-                )
+        filled = self.state.reach.find_filled()
+        if filled is not None:
+            raise Refused(
+                "module-changed",
+                f"the run put something into {filled}, which was empty: a hook, a "
+                "parameter, a buffer or a submodule. Do it before the first call.",
+            )
 
     def _check_libraries(self, reads: ReadSet) -> None:
         for holder, key in self.state.reach.holders.find_library_writes(reads.stored):

@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_globals
 from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
-from tripwire.reading.kinds import ABSENT, ORDER, CodeKind, ElementsKind, MembersKind, NamesKind
+from tripwire.reading.kinds import ABSENT, CODE, ELEMENTS, MEMBERS, ORDER, NamesKind
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
@@ -201,7 +201,7 @@ class _Planner:
         """Wires on everything anchored that was read."""
         spaces: dict[int, _Space] = {}
         for holder in self.reads.holders:
-            if holder.anchored and not isinstance(holder.kind, CodeKind):
+            if holder.anchored and holder.kind is not CODE:
                 self._watch_holder(spaces, holder, keeper)
         self._watch_tables(spaces)
         self._watch_torch(spaces)
@@ -250,8 +250,11 @@ class _Planner:
     def _find_alike(self, named: set[int]) -> dict[int, tuple[Alike, ...]]:
         """Lists and sets of plain values that the run only reads, once for each place."""
         changed = self.written.keys() | self.before.keys()
-        kinds = (ElementsKind, MembersKind)
-        holders = [h for h in self.reads.holders if h.anchored and isinstance(h.kind, kinds)]
+        holders = [
+            h
+            for h in self.reads.holders
+            if h.anchored and (h.kind is ELEMENTS or h.kind is MEMBERS)
+        ]
         found: dict[int, object] = {}
         for holder in holders:
             owner = holder.owner
@@ -273,9 +276,9 @@ class _Planner:
         wanted = self.reads.filter_of(holder)
         ignored = frozenset(self.written.get(id(holder), ()))
         before = self.before.get(id(holder), {})
-        if isinstance(holder.kind, MembersKind) and ignored and not before:
+        if holder.kind is MEMBERS and ignored and not before:
             return  # only added to, and every call adds
-        if wanted is not None and not (wanted - ignored):
+        if wanted is not None and ignored.issuperset(wanted):
             return
         space = holder.kind.dict_of(holder.owner)
         step = functools.partial(holder.kind.step, holder.path)
@@ -290,7 +293,7 @@ class _Planner:
             spaces[id(space)].owner = id(holder.owner)
             if wanted is None and ignored and not isinstance(space, OrderedDict):
                 spaces[id(space)].order = holder.order()
-        if isinstance(holder.kind, NamesKind) and holder.kind.module is not None:
+        if holder.path is None and isinstance(holder.kind, NamesKind):  # globals of a function
             self._watch_builtins(spaces, holder)
 
     def _find_objects(self) -> list[tuple[object, Source]]:
@@ -340,31 +343,41 @@ class _Planner:
         """A name that isn't in the module was looked for in builtins."""
         kind = holder.kind
         assert isinstance(kind, NamesKind)
-        missing = kind.names - frozenset(holder.keys)
+        missing = frozenset(kind.names).difference(holder.keys)
         if missing and kind.module != "sys.modules":
             step = functools.partial(Global, "builtins")
             _join(spaces, vars(builtins), missing, step, frozenset())
 
     def _watch_tables(self, spaces: dict[int, _Space]) -> None:
-        for module, table, path, anchored in self.reach.empty_tables:
-            space: Any = (own_dict(module) or {}).get(table)
-            if not anchored or space is None:
-                continue
-            names: frozenset[str] | None
-            step: Callable[[Any], Source]
-            if table in HOOK_TABLES:
-                names = None if self.reads.is_table_read(module, table) else frozenset()
-                step = functools.partial(Item, Attr(path, table))
-            else:
-                names = self.reads.filter_of_table(module, table)
-                step = functools.partial(Attr, path)
-            if names is None or names:
-                _join(spaces, space, names, step, frozenset())
-                spaces[id(space)].owner = id(module)
+        for module, tables, path, anchored in self.reach.empty_tables:
+            held: Any = own_dict(module) or {}
+            for table in tables if anchored else ():
+                space = held.get(table)
+                if space is not None:
+                    self._watch_table(spaces, module, table, space, path)
         if self.reach.modules:
             for name in _GLOBAL_HOOKS:
                 step = functools.partial(Item, Global("torch.nn.modules.module", name))
                 _join(spaces, getattr(module_globals, name), None, step, frozenset())
+
+    def _watch_table(
+        self,
+        spaces: dict[int, _Space],
+        module: torch.nn.Module,
+        table: str,
+        space: dict[Any, Any],
+        path: Source,
+    ) -> None:
+        step: Callable[[Any], Source]
+        if table in HOOK_TABLES:
+            if not self.reads.is_table_read(module, table):
+                return
+            names, step = None, functools.partial(Item, Attr(path, table))
+        else:
+            names, step = self.reads.filter_of_table(module, table), functools.partial(Attr, path)
+        if names is None or names:
+            _join(spaces, space, names, step, frozenset())
+            spaces[id(space)].owner = id(module)
 
     def _watch_torch(self, spaces: dict[int, _Space]) -> None:
         """Functions of torch's that somebody may replace, under the names that were used."""
@@ -395,13 +408,12 @@ class _Planner:
         if holders.is_alone():
             return
         holders.check_unwritten(holders.find_writes())
-        for module, table, path, _ in self.reach.empty_tables:
-            if (own_dict(module) or {}).get(table):
-                raise Refused(
-                    "another-thread",
-                    f"something was put into {path}.{table} after "
-                    "the run, perhaps by another thread.",
-                )
+        filled = self.reach.find_filled()
+        if filled is not None:
+            raise Refused(
+                "another-thread",
+                f"something was put into {filled} after the run, perhaps by another thread.",
+            )
 
 
 def _are_one_place(sources: tuple[tuple[Source, bool], ...], carried: dict[str, Carried]) -> bool:

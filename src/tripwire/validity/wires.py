@@ -190,18 +190,19 @@ class Kept:
     __slots__ = ("_cls", "_ref", "_value")
 
     def __init__(self, value: object, held: Held | None = None) -> None:
-        value = unhooked(value)
-        self._cls = type(value)
         self._value: object = None
         self._ref: Callable[[], object] | None = None
         if id(type(value)) in PLAIN:
-            self._value = value
+            self._cls, self._value = type(value), value
             return
-        if held is not None and issubclass(type(value), torch.Tensor):  # asks no dead proxy
+        value = unhooked(value)
+        cls = self._cls = type(value)
+        is_tensor = issubclass(cls, torch.Tensor)  # asks no dead proxy
+        if is_tensor and held is not None:
             self._ref = held.refer_to(value)
         if self._ref is None:
             try:
-                self._ref = _referring(value)(value)
+                self._ref = (Hidden if is_tensor else weakref.ref)(value)
             except TypeError:
                 self._value = value
 
@@ -366,7 +367,11 @@ class DictWire:
         if before:  # what the run itself changed must be again as it was
             now |= before
             now = {key: value for key, value in now.items() if value is not ABSENT}
-        self._kept = {key: keeper.keep(value, held) for key, value in now.items()}
+        # Half of it is plain, and kept as it is: a first call makes thousands of these.
+        self._kept: dict[Any, object] = {
+            key: value if id(type(value)) in PLAIN else keeper.keep(value, held)
+            for key, value in now.items()
+        }
         self._order = (order or tuple(now)) if wanted is None else None
 
     def _read(self) -> dict[Any, object]:
@@ -387,15 +392,15 @@ class DictWire:
 
     def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people: sources, and what was seen."""
-        return [(self._step(key), str(kept)) for key, kept in self._kept.items()]
+        return [(self._step(key), _describe_kept(kept)) for key, kept in self._kept.items()]
 
     def find_causes(self, writers: Writers) -> tuple[Cause, ...]:
         """Every key that holds something else now."""
         now = self._read()
         changed = [
-            (key, str(kept), now.get(key, ABSENT))
+            (key, _describe_kept(kept), now.get(key, ABSENT))
             for key, kept in self._kept.items()
-            if not kept.is_same(now.get(key, ABSENT))
+            if not _is_kept(kept, now.get(key, ABSENT))
         ]
         changed += [(key, "nothing", value) for key, value in now.items() if key not in self._kept]
         if changed or self._order is None:
@@ -412,7 +417,7 @@ class DictWire:
         """Who wrote over a value that has died."""
         for key, code, line in touch.writers:
             kept = self._kept.get(key)
-            if kept is not None and kept.is_gone:
+            if isinstance(kept, Kept) and kept.is_gone:
                 return Writer(code.co_filename, line, code.co_qualname)
         return None
 
@@ -420,6 +425,14 @@ class DictWire:
         """The keys as they follow one another; of those that the run writes, the old ones."""
         new = self._ignored.difference(before)
         return tuple(key for key in copy_dict(self.space) if key not in new)
+
+
+def _is_kept(kept: object, value: object) -> bool:
+    return kept.is_same(value) if isinstance(kept, Kept) else same_plain(kept, value)
+
+
+def _describe_kept(kept: object) -> str:
+    return str(kept) if isinstance(kept, Kept) else str(fingerprint(kept))
 
 
 _NOTHING = object()  # can't be written to
@@ -450,7 +463,7 @@ class ObjectWire:
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = facts or _facts_of(value)
-        self._labels = {name: _label_of(value, name) for name in sorted(labels)}
+        self._labels = {n: _label_of(value, n) for n in sorted(labels)} if labels else {}
 
     @property
     def value(self) -> object:

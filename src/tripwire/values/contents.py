@@ -85,13 +85,13 @@ def slots_of(cls: type) -> dict[str, MemberDescriptorType]:
 
 def _all_slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
     """A class's slots, bases first; of one name there may be several."""
-    return [
-        (name, value)
-        for base in reversed(mro(cls))
-        if "__slots__" in class_dict(base)
-        for name, value in at_once(class_dict(base).items)
-        if isinstance(value, MemberDescriptorType)
-    ]
+    found: list[tuple[str, MemberDescriptorType]] = []
+    for base in mro(cls)[::-1]:
+        space = class_dict(base)
+        if "__slots__" in space:  # in few: asked for each object that a run comes to
+            pairs = at_once(space.items)
+            found += [pair for pair in pairs if type(pair[1]) is MemberDescriptorType]
+    return found
 
 
 def slot_count(cls: type) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
+import torch
 from unit.dispatch.sidebyside import BACKENDS, check_twins
+
+import tripwire
 
 PROGRAMS = {
     "MappingProxyType argument": """
@@ -459,6 +464,102 @@ def go(f, see):
     for i in range(3):
         see(f(T(1)))
 """,
+    "inspect annotations of a class": """
+import inspect
+
+class A:
+    a: int
+
+class B(A):
+    b: int
+
+def call(x):
+    return x * (len(inspect.get_annotations(A)) + 2 * len(inspect.get_annotations(B)))
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(1)))
+    A.__annotations__["z"] = str
+    for i in range(3):
+        see(f(T(1)))
+    B.__annotations__ = {}
+    for i in range(3):
+        see(f(T(1)))
+""",
+    "inspect annotations of a class that is first met by an argument": """
+import inspect
+
+class A:
+    a: int
+
+def call(a, x):
+    return x * len(inspect.get_annotations(type(a)))
+
+def go(f, see):
+    a = A()
+    for i in range(3):
+        see(f(a, T(1)))
+    A.__annotations__["z"] = str
+    for i in range(3):
+        see(f(a, T(1)))
+""",
+    "inspect signature of a method": """
+import inspect
+
+class A:
+    def m(self, a: int, b: str):
+        pass
+
+def call(a, x):
+    return x * sum(p.annotation is int for p in inspect.signature(a.m).parameters.values())
+
+def go(f, see):
+    a = A()
+    for i in range(3):
+        see(f(a, T(1)))
+    A.m.__annotations__["b"] = int
+    for i in range(3):
+        see(f(a, T(1)))
+""",
+    "inspect signature of what a dict of another module holds": """
+import inspect
+
+def g(a: int, b: str):
+    pass
+
+import sys
+table = sys.modules.setdefault("table_of_annotations", types.ModuleType("table_of_annotations"))
+table.held = {"g": [g]}
+
+def call(x):
+    import table_of_annotations
+    (found,) = table_of_annotations.held["g"]
+    return x * sum(p.annotation is int for p in inspect.signature(found).parameters.values())
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(1)))
+    g.__annotations__["b"] = int
+    for i in range(3):
+        see(f(T(1)))
+""",
+    "inspect annotations of a module": """
+import inspect
+import sys
+
+N: int = 1
+me = sys.modules[__name__]
+
+def call(x):
+    return x * len(inspect.get_annotations(me))
+
+def go(f, see):
+    for i in range(3):
+        see(f(T(1)))
+    me.__annotations__["z"] = str
+    for i in range(3):
+        see(f(T(1)))
+""",
 }
 BEHIND_INDUCTOR = ["MappingProxyType argument"]
 
@@ -472,3 +573,20 @@ def test_what_python_made_is_followed(name, backend, tmp_path) -> None:
 @pytest.mark.parametrize("name", BEHIND_INDUCTOR)
 def test_inductor_agrees_that_what_python_made_is_followed(name, tmp_path) -> None:
     check_twins(PROGRAMS[name], "inductor", tmp_path, hits=1)
+
+
+def test_annotations_of_what_inspect_was_not_asked_for_are_no_reads() -> None:
+    def asked(a: int) -> None: ...
+    def other(a: int) -> None: ...
+
+    def call(x):
+        return x * len(inspect.signature(asked).parameters) + (other is not None)
+
+    compiled = tripwire.compile(call, backend="eager")
+    compiled(torch.ones(2))
+    other.__annotations__["z"] = int
+    compiled(torch.ones(2))
+    assert tripwire.explain(compiled).traces == 1
+    asked.__annotations__["z"] = int
+    compiled(torch.ones(2))
+    assert tripwire.explain(compiled).traces == 2
