@@ -19,8 +19,7 @@ EVAL_FRAME = "torch._dynamo.eval_frame"
 
 def find_stance() -> Any:
     """What torch.compiler.set_stance set, as Dynamo has it: `stance` and `backend`; or None."""
-    dynamo = MODULES.get(EVAL_FRAME)
-    return None if dynamo is None else dynamo._stance
+    return getattr(MODULES.get(EVAL_FRAME), "_stance", None)  # a thread may be importing it
 
 
 def find_default_backend() -> str | Callable[..., Any]:

@@ -122,10 +122,12 @@ class Dispatcher(Followed):
             return self._failures.run(self, args, kwargs)
         try:
             dynamo = MODULES.get(EVAL_FRAME)
-            if dynamo is not None and dynamo._stance is not self._heeded:
-                instead = self._find_instead(dynamo._stance)
-                if instead is not None:
-                    return instead(args, kwargs)
+            if dynamo is not None:
+                stance = getattr(dynamo, "_stance", None)  # None: a thread is importing it
+                if stance is not self._heeded and stance is not None:
+                    instead = self._find_instead(stance)
+                    if instead is not None:
+                        return instead(args, kwargs)
             if self._open_regions and self._regions.is_plain(args, kwargs):
                 self._tally.calls += 1
                 with all_plain():

@@ -174,8 +174,8 @@ class Pipeline:
             return self._refuse(planned.run, _refusal_of(refused), is_open)
 
     def _refuse(self, run: Run, refusal: Refusal, is_open: bool) -> Made:
-        if is_open:
-            self.variation.note_refused(refusal.slug)
+        if is_open and not self.patience.is_passing(refusal, run.was_alone):
+            self.variation.give_up()  # it may be taken where less is open
         return Made(run, refusal)
 
     # --- plan ---

@@ -228,11 +228,6 @@ class Variation:
         opening = self._moving - self._fixed
         return all(one.spot in opening for one in volatile)
 
-    def note_refused(self, slug: str) -> None:
-        """A run with something open was refused. It may be taken where less is."""
-        if slug != "another-thread":  # bad luck
-            self.give_up()
-
     def give_up(self) -> None:
         """Leave less open: no numbers out of tensors, then nothing at all."""
         takes, self._may_take = self._takes and self._may_take, False

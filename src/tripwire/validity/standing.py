@@ -144,6 +144,9 @@ class Standing:
         if plan is None:
             return False
         retired = bool(self._causes)
+        if retired and self.held.has_lost():  # what it was traced with can't come back
+            self.close()
+            return False
         self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
         self._pending.extend(plan.sentry.take())
         if plan.sentry.is_spent:  # it names everything each time: for the last time now

@@ -179,6 +179,10 @@ class Held:
         self.tensors, self._weak = found, ()
         return True
 
+    def has_lost(self) -> bool:
+        """Whether one of them died while the entry was retired."""
+        return any(ref() is None for ref in self._weak)
+
     def drop(self) -> None:
         """Forget them."""
         self.tensors = self._weak = ()

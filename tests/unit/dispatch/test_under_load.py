@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -211,6 +213,17 @@ def test_a_region_that_began_plainly_beside_a_compile_runs_again_plainly() -> No
     check_same(want, got)
 
 
+def test_a_call_does_not_trip_over_dynamo_while_a_thread_imports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "torch._dynamo.eval_frame"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))  # as it is when its import begins
+    compiled: Any = tripwire.compile(lambda x: x + 1, backend="eager")
+    for _ in range(3):
+        check_same(X + 1, compiled(X))
+    assert compiled.statistics().hits == 2
+
+
 # --- code that is compiled when it is first hit ---
 
 
@@ -268,6 +281,44 @@ def test_weights_that_are_swapped_in_the_midst_of_a_trace_spoil_that_trace_alone
     found = tripwire.statistics(compiled)
     assert (found.traces, found.hits, found.refusals) == (2, 2, 0)
     assert not caplog.records
+
+
+def test_a_trace_that_was_spoilt_leaves_open_what_varies(swaps_in_runs: Any) -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    compiled(torch.ones(2, 3))
+    swaps_in_runs(net, 1)
+    compiled(torch.ones(4, 3))
+    for n in range(4, 20):
+        check_same(net(torch.ones(n, 3)), compiled(torch.ones(n, 3)))
+    found = tripwire.statistics(compiled)
+    assert found.traces <= 4
+    assert found.hits >= 14
+
+
+def test_code_for_weights_that_are_gone_is_dropped_and_is_no_burden() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    for _ in range(5):
+        net.load_state_dict(Net().state_dict(), assign=True)
+        for _ in range(3):
+            check_same(net(X), compiled(X))
+    states = [entry.state for entry in tripwire.explain(compiled).entries]
+    assert states[0] == "in use"
+    assert len(states) <= 2
+    assert tripwire.statistics(compiled).hits == 10
+
+
+def test_weights_that_somebody_keeps_bring_their_code_back() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    weights = [nn.Parameter(torch.randn(3, 3)) for _ in range(3)]
+    for _ in range(3):
+        for weight in weights:
+            net.layers[0].weight = weight
+            check_same(net(X), compiled(X))
+    found = tripwire.statistics(compiled)
+    assert (found.traces, found.hits) == (3, 6)
 
 
 def test_weights_that_are_swapped_in_many_traces_are_waited_for(
