@@ -67,7 +67,7 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
 
-soak: $(BUILT)  ## the slow tests: real models, torch's operator database; 200,000 steps of the law machine
+soak: $(BUILT)  ## the slow tests: real models, torch's operator database, a server under load; 200,000 steps of the law machine
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
 	PYTHONPATH=tests $(BIN)/python -m property.machine --steps 200000
 
