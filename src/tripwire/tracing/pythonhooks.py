@@ -170,6 +170,23 @@ def _wrap_import(plain: Callable[..., Any]) -> Callable[..., Any]:
     return import_by_name
 
 
+def _wrap_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What an import runs isn't the run's, so nobody looks: Dynamo, which checkpoint imports."""
+
+    def load(name: str, import_: Any) -> Any:
+        state = CURRENT.state
+        observer = None if state is None else state.observer
+        if observer is None or observer.paused:
+            return plain(name, import_)
+        observer.pause()
+        try:
+            return plain(name, import_)
+        finally:
+            observer.resume()
+
+    return load
+
+
 PATCHES = (
     Patch(os._Environ, "__getitem__", _wrap_environment_item),
     Patch(os._Environ, "__iter__", _wrap_environment),
@@ -178,4 +195,5 @@ PATCHES = (
     Patch(builtins, "hash", _wrap_hash),
     Patch(json.JSONEncoder, "default", _wrap_json_default),
     Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
+    Patch(importlib._bootstrap, "_find_and_load", _wrap_loading),
 )

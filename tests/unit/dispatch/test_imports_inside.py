@@ -140,3 +140,20 @@ def test_a_branch_that_does_not_run_imports_nothing(shop) -> None:
     for _ in range(3):
         assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
     assert compiled.statistics().hits == 2
+
+
+def test_nobody_looks_while_a_module_is_loaded(shop) -> None:
+    (shop / "heavy.py").write_text(
+        "from tripwire.tracing.state import CURRENT\n"
+        "IS_LOOKED_AT = not CURRENT.state.observer.paused\n"
+    )
+
+    def call(x):
+        from shop.heavy import IS_LOOKED_AT
+
+        return x + (not IS_LOOKED_AT)
+
+    compiled = tripwire.compile(call, backend="eager")
+    x = torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(compiled(x), x + 1)
