@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         StateError,
         TelemetryError,
         TraceDiffers,
-        TracerWarning,
         TripwireError,
         WrongResult,
     )
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
         load_record,
     )
     from tripwire.recording.replay.rerun import replay
-    from tripwire.tracing import Trace, Tracer
+    from tripwire.tracing import Trace, Tracer, TracerWarning
     from tripwire.validity import Cause
     from tripwire.writes import Change, Watch, watch
 
@@ -119,7 +118,7 @@ _HOME = {
         "load_record",
     ),
     "tripwire.recording.replay.rerun": ("replay",),
-    "tripwire.tracing": ("Trace", "Tracer"),
+    "tripwire.tracing": ("Trace", "Tracer", "TracerWarning"),
     "tripwire.validity": ("Cause",),
     "tripwire.writes": ("Change", "Watch", "watch"),
 }

@@ -52,10 +52,6 @@ class StateError(TripwireError):
     """A tracing state was used wrongly by hand."""
 
 
-class TracerWarning(UserWarning):
-    """The trace holds only for a value that this run met, or leaves out a write of the run."""
-
-
 class BadOption(TripwireError):
     """An argument of one of tripwire's functions can't be met."""
 

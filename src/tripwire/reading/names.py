@@ -22,10 +22,15 @@ class _Taker(Enum):
     NOBODY = "no variable holds it"
 
 
-def find_names(where: SourceRange) -> str | tuple[str, ...] | None:
-    """The variable, or the unpacked variables, that will hold the innermost call's result."""
+def find_names(
+    where: SourceRange, callers: SourceRange | None = None
+) -> str | tuple[str, ...] | None:
+    """The variable, or the unpacked variables, that will hold the innermost call's result.
+
+    The callers of a traced function get a trace, and no result.
+    """
     part: SourceRange | None = where
-    while part is not None:  # as `where.pairs()`, without a generator: asked for each node
+    while part is not None and part is not callers:  # no generator: asked for each node
         raw: Any = part.raw
         for at in range(0, len(raw), 2):
             taker = _taker(raw[at], raw[at + 1])

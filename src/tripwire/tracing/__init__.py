@@ -4,7 +4,7 @@ from tripwire.ranges import Frame, SourceRange
 from tripwire.reading.sources import Attr, Cell, Child, Global, Item, Local, Source, TypeOf
 from tripwire.reading.tensors import TensorMeta
 from tripwire.rulebook.refusals import Refusal
-from tripwire.tracing.branches import Branch
+from tripwire.tracing.branches import Branch, TracerWarning
 from tripwire.tracing.recorder import recording
 from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
 from tripwire.tracing.session import Run
@@ -43,6 +43,7 @@ __all__ = [
     "Trace",
     "TraceStatistics",
     "Tracer",
+    "TracerWarning",
     "TracingState",
     "TypeOf",
     "get_tracing_state",

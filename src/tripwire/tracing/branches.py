@@ -6,11 +6,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
-from tripwire.errors import TracerWarning
 from tripwire.ranges import SourceRange
 from tripwire.tracing.scopes import Scope
+
+
+class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]  # untyped
+    """The trace holds only for a value that this run met, or leaves out a write of the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -422,7 +422,7 @@ def _choose_names(
         return state.name_fn(value) if isinstance(value, torch.Tensor) else None
     if value is None:
         return None
-    return find_names(where)
+    return find_names(where, state.callers)
 
 
 def _stand_for(

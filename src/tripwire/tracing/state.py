@@ -124,6 +124,7 @@ class TracingState:
         self.name_fn: Callable[[torch.Tensor], str | None] | None = None
         self.ends: tuple[CodeType | None, CodeType | None] = (None, None)  # see capture_range
         self.outer: SourceRange | None = None  # the stack around the innermost module call
+        self.callers: SourceRange | None = None  # the stack around the run, where it is wanted
         self.values = ValueTable()
         self.scopes = ScopeStack()
         self.reach = Reach(self._reach_tensor, self.run_aside)
@@ -451,7 +452,8 @@ def set_tracing_state(state: TracingState | None) -> None:
 def get_value_trace(tensor: torch.Tensor, state: TracingState | None = None) -> fx.Node:
     """The node that stands for a tensor, in `state` or the current one."""
     try:
-        return _need(state).node_of(tensor)
+        with torch._C.DisableTorchFunction():  # what is asked of the tensor isn't the run's
+            return _need(state).node_of(tensor)
     except Refused as refused:
         raise StateError(refused.reason, slug="no-value-trace") from None
 

@@ -26,8 +26,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_file, is_own_code
-from tripwire.errors import CannotTrace, TraceDiffers, TracerWarning
+from tripwire.errors import CannotTrace, TraceDiffers
 from tripwire.phases import OBSERVE, TRACE
+from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
 from tripwire.reading.sources import Local, Roots
 from tripwire.reading.structure import (
@@ -39,6 +40,7 @@ from tripwire.reading.structure import (
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.tracing import hooks
+from tripwire.tracing.branches import TracerWarning
 from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.opening import Opening
 from tripwire.tracing.result import Trace
@@ -76,7 +78,8 @@ class Tracer:
     ) -> Trace:
         """`trace`, with warnings pointed at a caller further up."""
         copied = copy_arguments(args, kwargs) if self.check else None
-        run = self.run(fn, args, kwargs)
+        callers = capture_range(stacklevel - 1, (None, None), None)
+        run = self.run(fn, args, kwargs, callers=callers)
         if run.trace is None:
             assert run.refusal is not None
             raise run.refusal.error()
@@ -100,11 +103,13 @@ class Tracer:
         *,
         complete: bool = False,
         opening: Opening | None = None,
+        callers: SourceRange | None = None,
     ) -> Run:
         """Run once, observed.
 
         complete: refuse what can't be repeated or whose reads can't be seen, and plan effects,
         so that the trace can stand for later calls.
+        callers: the stack around the run, which is the end of each node's.
         """
         if CURRENT.tracing:
             raise CannotTrace(
@@ -124,6 +129,7 @@ class Tracer:
             state.name_fn = self.name_fn
             state.target = fn
             state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
+            state.outer = state.callers = callers
             state.quiet = complete
             if opening is not None:
                 from tripwire.tracing.shadow import Shadow  # imports much
