@@ -100,6 +100,13 @@ def is_library_file(filename: str) -> bool:
     return filename.startswith(_STDLIB_ROOTS)
 
 
+@cache
+def is_installed_file(filename: str) -> bool:
+    """Whether a file is Python's, or of a package that was installed: nobody's own program."""
+    known = is_library_file(filename) or is_own_file(filename)
+    return known or filename.startswith(_SITE_ROOTS)
+
+
 def torch_path(filename: str) -> str | None:
     """A file's path inside torch, with forward slashes; None for other files."""
     if not filename.startswith(_TORCH_ROOT):

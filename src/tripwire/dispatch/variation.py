@@ -9,28 +9,31 @@ to close isn't opened again.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from tripwire.env import is_installed_file
 from tripwire.errors import CannotTrace
 from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
 from tripwire.reading.kinds import ElementsKind, ItemsKind, Kind
+from tripwire.reading.reader import SWAPS_AT_ONCE
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.opening import Opening
-from tripwire.values.classes import ids_of, is_exactly, isinstance, module_of
+from tripwire.values.classes import ids_of, is_exactly, isinstance
 from tripwire.values.contents import at_once, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
@@ -235,12 +238,22 @@ class Variation:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread may write to the world while a run has open numbers in it.
+    """Whether no other thread runs the user's code, which could read a number that is open.
 
-    Putting a number in its place, and back, isn't one step: the other's write could be lost.
+    Libraries have threads that wait: Inductor, data loaders, notebooks. Should one wake up and call
+    the user's code after all, then nothing that it writes is lost.
     """
-    others = (t for t in threading.enumerate() if t is not threading.current_thread())
-    return all(module_of(type(thread)).startswith("tqdm.") for thread in others)  # its monitor
+    if not SWAPS_AT_ONCE:
+        return threading.active_count() == 1
+    others = sys._current_frames()
+    others.pop(threading.get_ident(), None)
+    return all(is_installed_file(file) for one in others.values() for file in _iter_files(one))
+
+
+def _iter_files(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 @dataclass(frozen=True, slots=True)

@@ -682,7 +682,32 @@ static PyObject *count_hooked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return PyLong_FromSsize_t(n_classes + 2 * (of_type != NULL));
 }
 
+/* swap(get, put, expected, value): put a value where another one lies, if it does; whether it did.
+   Both are C functions, so no other thread runs in between. */
+static PyObject *swap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "swap takes four arguments");
+        return NULL;
+    }
+    PyObject *found = PyObject_CallNoArgs(args[0]);
+    if (found == NULL) {
+        PyErr_Clear(); /* nothing lies there any more */
+        Py_RETURN_FALSE;
+    }
+    int is_there = found == args[2];
+    Py_DECREF(found);
+    if (is_there) {
+        PyObject *none = PyObject_CallOneArg(args[1], args[3]);
+        if (none == NULL) {
+            return NULL;
+        }
+        Py_DECREF(none);
+    }
+    return PyBool_FromLong(is_there);
+}
+
 static PyMethodDef module_methods[] = {
+    {"swap", (PyCFunction)(void (*)(void))swap, METH_FASTCALL, NULL},
     {"after_fork", after_fork, METH_NOARGS, NULL},
     {"count_hooked", count_hooked, METH_NOARGS, "How many classes are hooked now."},
     {NULL, NULL, 0, NULL},

@@ -35,6 +35,7 @@ from tripwire.reading.kinds import (
     TableKind,
     plain_key,
 )
+from tripwire.reading.reader import swap
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
@@ -212,9 +213,8 @@ class Holders:
             spot = kind.spot(owner, key)
             if spot not in self._planted and self.open_number is not None:
                 number = self.open_number(holder, key, value)
-                if number is not None:
+                if number is not None and swap(*kind.slot(owner, key), value, number):
                     self._planted[spot] = _Planted(holder, key, number, value)
-                    kind.put(owner, key, number)
             if spot in self._planted:
                 self.planted.append((holder, key))
 
@@ -235,8 +235,8 @@ class Holders:
         """Put plain numbers back where open ones were planted, and still are."""
         self.open_number = None
         for spot, (holder, key, number, plain) in self._planted.items():
-            if number is not None and holder.kind.get(holder.owner, key) is number:
-                holder.kind.put(holder.owner, key, plain)
+            if number is not None:
+                swap(*holder.kind.slot(holder.owner, key), number, plain)
             self._planted[spot] = _Planted(holder, key, None, plain)  # the number may die now
 
     def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from functools import partial
 from types import CellType
@@ -76,6 +76,10 @@ class Kind:
         keys, values = self.read(owner)
         return dict(zip(keys, values, strict=True)).get(key, ABSENT)
 
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """C functions that get and put what it holds under a key."""
+        raise NotImplementedError
+
     def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
         """Where the value lies, as an identity: two holders may lead to one place."""
         space = self.dict_of(owner)
@@ -105,6 +109,10 @@ class _DictKind(Kind):
 
     def get(self, owner: Any, key: Any) -> object:
         return dict.get(self.dict_of(owner), key, ABSENT)
+
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        space = self.dict_of(owner)
+        return partial(dict.get, space, key), partial(dict.__setitem__, space, key)
 
 
 class AttributesKind(_DictKind):
@@ -200,6 +208,9 @@ class ClassDictKind(_DictKind):
     def put(self, owner: Any, key: Any, value: object) -> None:
         type.__setattr__(owner, key, value)
 
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        return super().slot(owner, key)[0], partial(type.__setattr__, owner, key)
+
     def drop(self, owner: Any, key: Any) -> None:
         if key in class_dict(owner):
             type.__delattr__(owner, key)
@@ -250,6 +261,10 @@ class ElementsKind(Kind):
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         (deque if isinstance(owner, deque) else list).__setitem__(owner, key, value)
+
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        kind: Any = deque if isinstance(owner, deque) else list
+        return partial(kind.__getitem__, owner, key), partial(kind.__setitem__, owner, key)
 
     def step(self, path: Source, key: Any) -> Source:
         return Item(path, key)
@@ -302,6 +317,10 @@ class SlotsKind(Kind):
     def put(self, owner: Any, key: Any, value: object) -> None:
         slots_of(type(owner))[key].__set__(owner, value)
 
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        slot = slots_of(type(owner))[key]
+        return partial(slot.__get__, owner), partial(slot.__set__, owner)
+
     def drop(self, owner: Any, key: Any) -> None:
         if key in read_slots(owner):
             slots_of(type(owner))[key].__delete__(owner)
@@ -323,6 +342,10 @@ class CellsKind(Kind):
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         cells_of(owner)[key].cell_contents = value
+
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        cell, contents = cells_of(owner)[key], vars(CellType)["cell_contents"]
+        return partial(contents.__get__, cell), partial(contents.__set__, cell)
 
     def drop(self, owner: Any, key: Any) -> None:
         if _contents(cells_of(owner)[key]) is not ABSENT:

@@ -171,22 +171,36 @@ class Twin:
                 self._on_read(item, name, value)
 
 
-def _choose() -> Any:
+def _swap(
+    get: Callable[[], object], put: Callable[[Any], object], expected: object, value: object
+) -> bool:
+    try:
+        is_there = get() is expected
+    except (LookupError, AttributeError, ValueError):  # nothing lies there any more
+        return False
+    if is_there:
+        put(value)
+    return is_there
+
+
+def _choose() -> tuple[Any, Any]:
     if os.environ.get("TRIPWIRE_PURE") == "1":
-        return Twin
+        return Twin, _swap
     try:
         module: Any = importlib.import_module("tripwire.reading._reader")
     except ImportError:  # not built
-        return Twin
+        return Twin, _swap
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=module.after_fork)
-    return module.Reader
+    return module.Reader, module.swap
 
 
 if TYPE_CHECKING:
-    Reader = Twin
+    Reader, swap = Twin, _swap
 else:
-    Reader = _choose()
+    # swap(get, put, expected, value) puts a value where another one lies, if it does.
+    Reader, swap = _choose()
+SWAPS_AT_ONCE = swap is not _swap  # no other thread runs in between
 
 
 def build_reader(on_read: OnRead, on_name: OnName, waiting: dict[str, Any]) -> Reader:

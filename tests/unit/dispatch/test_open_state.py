@@ -1,5 +1,7 @@
 """Numbers that the world holds, and that vary: annealed ones, counters, running means."""
 
+import collections
+import concurrent.futures
 import functools
 import threading
 from dataclasses import dataclass, field
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 import tripwire
+from tripwire.reading import kinds, reader
 from tripwire.values.numbers import is_open
 
 BACKENDS = ["eager", "aot_eager"]
@@ -385,6 +388,45 @@ def test_another_thread_reads_plain_values_while_a_run_goes_on() -> None:
     hook.remove()
     assert seen == [(2, True)]
     assert not any(map(is_open, seen[0]))
+
+
+def test_threads_of_libraries_that_wait_leave_numbers_open() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread waits from now on, as Inductor's do
+        net = Step(lambda x, step: x * step)
+        compiled = tripwire.compile(net, backend="eager")
+        for step in range(1, CALLS):
+            torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2) * step)
+        assert compiled.statistics().traces == 2
+
+
+@pytest.mark.parametrize("swap", [reader._swap, reader.swap], ids=["Python", "C"])
+@pytest.mark.parametrize("name", ["dict", "list", "deque", "cell", "slot", "class"])
+def test_a_number_is_swapped_only_for_the_one_that_is_there(name, swap) -> None:
+    class Slotted:
+        __slots__ = ("n",)
+        shared = 1000
+
+    value, other, new = int("1000"), int("1000"), int("3000")
+    n = value
+
+    def closure():
+        return n
+
+    slotted = Slotted()
+    slotted.n = Slotted.shared = value
+    owner, kind, key = {
+        "dict": ({"n": value}, kinds.ITEMS, "n"),
+        "list": ([value], kinds.ELEMENTS, 0),
+        "deque": (collections.deque([value]), kinds.ELEMENTS, 0),
+        "cell": (closure, kinds.CELLS, "n"),
+        "slot": (slotted, kinds.SLOTS, "n"),
+        "class": (Slotted, kinds.CLASS_DICT, "shared"),
+    }[name]
+    assert not swap(*kind.slot(owner, key), other, new)
+    assert kind.get(owner, key) is value
+    assert swap(*kind.slot(owner, key), value, new)
+    assert kind.get(owner, key) is new
 
 
 def test_what_a_custom_function_writes_is_not_taken_for_what_was_there() -> None:
