@@ -196,7 +196,8 @@ def _choose() -> tuple[Any, Any]:
 
 
 if TYPE_CHECKING:
-    Reader, swap = Twin, _swap
+    Reader = Twin
+    swap = _swap
 else:
     # swap(get, put, expected, value) puts a value where another one lies, if it does.
     Reader, swap = _choose()

@@ -1,4 +1,4 @@
-"""Casts: `float(t)`, `int(t)`, and what `math` makes of numbers out of tensors, stay open.
+"""Casts: `float(t)`, `int(t)`, and what `math` makes of open numbers, stay open.
 
 `float` must give a float, and a tensor's `__float__` too, so neither can give an open number. What
 can is the call: while a run has something open, the two classes are called through `_casts.c`, in
@@ -32,6 +32,7 @@ from tripwire.values.numbers import (
     find_ledger,
     is_open,
     is_taken,
+    may_be_open,
     of_run,
     plain,
 )
@@ -93,12 +94,13 @@ def _answer(cls: type, value: Any) -> Any:
 def _wrap_math(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def of_number(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or not any(map(is_taken, args)):
-            return function(*args, **kwargs)  # closes what is open
-        ledger = find_ledger(*args)
-        value = function(*map(plain, args))  # raises what Python raises
+        ledger = None if kwargs else find_ledger(*args)
         if ledger is None:
-            return value
+            return function(*args, **kwargs)
+        value = function(*map(plain, args))  # raises what Python raises
+        is_known = function in IN_GRAPHS if any(map(is_taken, args)) else may_be_open(value)
+        if not is_known:
+            return function(*args)  # closes what is open
         return ledger.compute((function, *(of_run(ledger, arg) for arg in args)), value)
 
     return of_number
@@ -143,14 +145,14 @@ def _round(number: Any, digits: Any = None) -> Any:
 
 
 IN_GRAPHS = dict(_build_targets())
+_COMPUTED = (
+    *("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "tanh"),
+    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "hypot", "fabs", "erf"),
+)
 _QUESTIONS = ("isnan", "isinf", "isfinite")
 _OF_MATH = Patches(
     lambda: (
-        *(
-            Patch(math, function.__name__, _wrap_math)
-            for function in IN_GRAPHS
-            if function.__module__ == "math"
-        ),
+        *(Patch(math, name, _wrap_math) for name in _COMPUTED),
         *(Patch(math, name, _wrap_question) for name in _QUESTIONS),
     )
 )

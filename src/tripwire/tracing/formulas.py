@@ -80,7 +80,7 @@ class Formulas:
         if key not in self._nodes:
             if made is None:
                 self._nodes[key] = self._spell_expression(expr, number.symbol)
-            elif isinstance(number, OpenFloat):  # Python computes it before the graph runs
+            elif self._symbols.is_computed(expr):  # by Python, before the graph runs
                 return self._find_input(expr, number.symbol)
             else:
                 self._nodes[key] = self._describe(self._call(made), number.symbol)

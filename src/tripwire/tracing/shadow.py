@@ -168,11 +168,33 @@ class Shadow:
                 number = self._wrap_taken(value, made)
                 self.formulas.note_made(number)
                 return number
-            if is_exactly(value, float):
-                return self._wrap(self.symbols.compute(made, value), value, made)
+            if is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:]):
+                if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
+                    return self._close_operands(made, value)
+                if is_exactly(value, float) and value == 0:  # no symbol knows which sign it has
+                    self._note_zero(made, value)
+                    return value
+                symbol = self.symbols.compute(made, value)
+                if is_exactly(value, int):
+                    text = self.symbols.origin_of(symbol.node.expr)
+                    self._conditions[f"abs({text}) <= {LARGEST_OPEN}"] = None
+                return self._wrap(symbol, value, made)
             symbol = made[0](*map(symbolic, made[1:]))
             self._note_decisions()
             return self._wrap(symbol, value, made)
+
+    def _note_zero(self, made: tuple[Any, ...], value: Number) -> None:
+        """A float is zero in this run; others may come to another one."""
+        condition = f"_same({self.symbols.print_made(made)}, {value!r})"
+        if condition not in self._conditions:
+            self._conditions[condition] = None
+            text = f"{self.symbols.spell_made(made)} == {value!r}"
+            self.decisions.append(Decision(text, self._where()))
+
+    def _close_operands(self, made: tuple[Any, ...], value: Number) -> Number:
+        for operand in filter(is_open, made[1:]):
+            self.close(operand, made[0].__name__)
+        return value
 
     # --- numbers out of tensors ---
 
@@ -195,8 +217,6 @@ class Shadow:
             return NotImplemented
         if is_exactly(number, OpenFloat if cls is float else OpenInt):
             return number
-        if not is_taken(number) and cls is int:  # no symbol of torch's knows what Python computed
-            return NotImplemented
         return self.compute((cls, number), cls(number.value))
 
     def close_sizes(self, rule: Call, given: Any) -> None:
@@ -268,7 +288,7 @@ class Shadow:
                 self._ask(compare, asked, answer)
             return answer
         with self._state.aside():
-            if isinstance(left, float) or isinstance(right, float):
+            if any(is_exactly(one, float, OpenFloat) for one in (left, right)):
                 self._note_condition(compare, left, right, answer)
             else:
                 assert bool(compare(symbolic(left), symbolic(right))) == answer

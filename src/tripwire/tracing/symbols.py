@@ -63,11 +63,11 @@ class Symbols:
         return tuple(self._carriers.values())
 
     def compute(self, made: tuple[Any, ...], value: float) -> Any:
-        """A symbol of its own for a float that Python computes.
+        """A symbol of its own for what Python computes with floats.
 
         An expression of torch's takes sums in another order, which gives another float.
         """
-        text = _spell(made, self.print)
+        text = self.print_made(made)
         if text not in self.computed:
             symbol = self.computed[text] = self.make(value, text)
             self.note(symbol, text)
@@ -75,6 +75,10 @@ class Symbols:
             leaves = (self.leaves_of(expr.free_symbols) for expr in operands)
             self._leaves[symbol.node.expr] = frozenset().union(*leaves)
         return self.computed[text]
+
+    def is_computed(self, expr: Any) -> bool:
+        """Whether Python computes it, from floats."""
+        return expr in self._leaves
 
     def leaves_of(self, symbols: Iterable[Any]) -> frozenset[Any]:
         """The symbols of the call that these are, or were computed from."""
@@ -128,6 +132,14 @@ class Symbols:
             return str(number.symbol.node.expr)
         return self._compose(number, self.spell)
 
+    def print_made(self, made: tuple[Any, ...]) -> str:
+        """What is to be computed, in the guard function's words."""
+        return _spell(made, self.print)
+
+    def spell_made(self, made: tuple[Any, ...]) -> str:
+        """The same by symbols."""
+        return _spell(made, self.spell)
+
     def _compose(self, number: Any, write: Callable[[Any], str]) -> str:
         if not is_open(number):
             return repr(number)
@@ -137,7 +149,12 @@ class Symbols:
 
 
 def _spell(made: tuple[Any, ...], write: Callable[[Any], str]) -> str:
-    return _SPELLED[made[0]].format(*map(write, made[1:]))
+    operands = tuple(map(write, made[1:]))
+    form = _SPELLED.get(made[0])
+    if form is not None:
+        return form.format(*operands)
+    module = "math." if made[0].__module__ == "math" else ""  # or of builtins
+    return f"{module}{made[0].__name__}({', '.join(operands)})"
 
 
 _SPELLED = {
@@ -151,7 +168,6 @@ _SPELLED = {
     operator.neg: "(-{})",
     operator.pos: "(+{})",
     operator.abs: "abs({})",
-    float: "float({})",
 }
 
 

@@ -168,7 +168,6 @@ class OpenFloat(_Open, torch.SymFloat):
 def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     compute = getattr(operator, name)
 
-    opens_floats = name in ("add", "sub", "mul", "truediv")
     divides = name in ("truediv", "floordiv", "mod")
 
     def method(self: Any, other: Any) -> Any:
@@ -184,17 +183,23 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
             return ledger.compute((compute, left, right), value)
         if divides and is_open(right):  # compiled code would give infinity, or end the process
             ledger.decide(operator.ne, right, 0, True)
-        has_float = is_exactly(value, float) and not opens_floats
-        is_zero = is_exactly(value, float) and value == 0  # whose sign no condition tells
-        if has_float or is_zero or not all(map(_is_finite, (plain(left), plain(right), value))):
+        if not may_be_open(value) or not all(map(_is_finite, (plain(left), plain(right)))):
             return _close_all(self, other, name, value)
         return ledger.compute((compute, left, right), value)
 
     return method
 
 
+def may_be_open(value: Any) -> bool:
+    """Whether something that was computed may be an open number.
+
+    A shape environment knows neither nan nor infinity.
+    """
+    return is_exactly(value, int) or (is_exactly(value, float) and math.isfinite(value))
+
+
 def _power(*, is_reflected: bool) -> Callable[..., Any]:
-    """Symbols have powers of natural numbers alone."""
+    """Symbols have powers of natural numbers alone; of floats Python computes them."""
     open_power = _arithmetic("pow", is_reflected=is_reflected)
 
     def method(self: Any, other: Any, modulus: Any = None) -> Any:
@@ -211,12 +216,23 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
         natural = is_exactly(exponent, int) and 0 <= exponent <= _LARGEST_POWER
         if natural and is_exactly(base, OpenInt):
             return open_power(self, other)
+        if ledger is not None and (_is_float(base) or _is_float(exponent)):
+            if not _is_float(exponent):
+                return open_power(self, other)
+            if plain(base) > 0:  # or it may be a complex number
+                if is_open(base):
+                    ledger.decide(operator.gt, of_run(ledger, base), 0, True)
+                return open_power(self, other)
         return _close_all(self, other, "pow", plain(base) ** plain(exponent))
 
     return method
 
 
 _LARGEST_POWER = 8
+
+
+def _is_float(value: object) -> bool:
+    return is_exactly(value, float, OpenFloat)
 
 
 def _is_finite(value: Number) -> bool:
@@ -258,7 +274,8 @@ def _rounding(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         ledger: Ledger = self.ledger
         if not ledger.is_live():
             return value
-        if is_taken(self) and not any(map(is_open, digits)):
+        is_computed = is_taken(self) or (is_exactly(self, OpenFloat) and may_be_open(value))
+        if is_computed and not any(map(is_open, digits)):
             return ledger.compute((function, self, *digits), value)
         for number in (self, *digits):
             if is_open(number):
@@ -392,7 +409,7 @@ _OF_EVERY_OBJECT = frozenset(
 )
 
 _complete(OpenInt, int, "add sub mul truediv floordiv mod")
-_complete(OpenFloat, float, "add sub mul truediv")
+_complete(OpenFloat, float, "add sub mul truediv floordiv mod")
 OpenInt.__name__, OpenFloat.__name__ = "int", "float"  # in the words of errors that they raise
 
 

@@ -307,6 +307,49 @@ def test_floats_are_computed_and_compared_as_python_does_it(name, backend) -> No
     assert compiled.statistics().hits or name == "closed"
 
 
+COMPUTED = {  # with the step of a schedule, and at most this many traces
+    "cosine": (lambda x, n: x * (0.5 * (1 + math.cos(math.pi * n / 100))), 2),
+    "decay": (lambda x, n: x * 0.9**n, 2),
+    "root": (lambda x, n: x * (n + 0.5) ** 0.5 + (n + 0.5) ** -1.5, 2),
+    "square of a difference": (lambda x, n: x * (n - 4.5) ** 2, 2),
+    "rest": (lambda x, n: x * ((n / 3) % 1.0 + 1), 3),  # and one where it is zero
+    "floor": (lambda x, n: x * ((n / 3) // 0.25), 2),
+    "logarithm": (lambda x, n: x * math.log(n) + math.sqrt(n), 2),
+    "warm-up": (lambda x, n: x * min(1.0, n / 7) * max(0.1, math.pow(0.9, n)), 3),
+    "a part of a length": (lambda x, n: x[: int(n * 0.5)], 3),
+    "rounded": (lambda x, n: (torch.zeros(round(n * 0.7) + 1), round(n / 3, 2)), 2),
+    "by a cosine": (lambda x, n: x * 2 if math.cos(n) > 0 else x * 3, 3),
+    "what overflows": (lambda x, n: x * (math.exp(n * 90.0) if n < 8 else n), 3),
+    "results": (lambda x, n: (x * 1, int(n * 0.7), math.cos(n)), 2),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_python_computes_of_open_numbers_is_open(name, backend) -> None:
+    function, traces = COMPUTED[name]
+    compiled = tripwire.compile(function, backend=backend, fullgraph=True)
+    for n in (4, 5, 6, 7, 8, 9, 10, 11, 5):
+        check_same(function(torch.arange(8.0) + n, n), compiled(torch.arange(8.0) + n, n))
+    assert compiled.statistics().traces <= traces
+
+
+@pytest.mark.parametrize("name", ["log", "exp", "sqrt"])
+def test_a_function_that_raises_for_another_number_raises(name) -> None:
+    def use(x, n):
+        return x * getattr(math, name)((6 - n) * 200.0)
+
+    compiled = tripwire.compile(use, backend="eager")
+    for n in (5, 4, 5.5, 7, 5, 1, 6):
+        try:
+            expected = use(torch.ones(2), n)
+        except (ValueError, OverflowError) as error:
+            with pytest.raises(type(error), match=str(error)):
+                compiled(torch.ones(2), n)
+        else:
+            check_same(expected, compiled(torch.ones(2), n))
+
+
 def test_sizes_zero_and_one_have_traces_of_their_own() -> None:
     calls = [torch.randn(n, 3) for n in (4, 5, 6, 1, 0, 1, 0, 7)]
     check_compiles(lambda x: x.sum(0, keepdim=True) + x, calls, traces=4)
