@@ -8,7 +8,7 @@ BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output
 LONG := $(addprefix tests/,laws models property) \
 	$(addprefix tests/unit/,backends training recording/format recording/replay)
 
-.PHONY: help demo quick test long rest lint bench coverage soak mutate screenshots clean
+.PHONY: help demo quick test long rest lint bench versions coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -63,6 +63,17 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 	$(BIN)/python benchmarks/bench_telemetry.py --json benchmarks/results/telemetry.json
 	$(BIN)/python benchmarks/bench_report.py --json benchmarks/results/report.json
 	$(BIN)/python benchmarks/summary.py
+
+# torch must be installed in each: a venv beside this folder's, .venv-3.12 and so on, made once.
+versions:  ## the unit tests on every interpreter that pyenv has and tripwire supports
+	@for found in $$(ls -d $$(pyenv root)/versions/3.1[1-9]*); do \
+	  folder=.venv-$$(basename $$found); \
+	  test -e $$folder || { $$found/bin/python -m venv $$folder && \
+	    $$folder/bin/python -m pip install --quiet torch==2.13.0 && \
+	    $$folder/bin/python -m pip install --quiet --editable '.[dev]'; } || exit 1; \
+	  $$folder/bin/python setup.py --quiet build_ext --inplace || exit 1; \
+	  echo "== $$(basename $$found)"; $$folder/bin/python -m pytest tests/unit || exit 1; \
+	done
 
 coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json

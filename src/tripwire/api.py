@@ -35,7 +35,7 @@ from tripwire.dispatch.compiled import (
 )
 from tripwire.dispatch.dispatcher import Dispatcher, reset
 from tripwire.dispatch.options import Failures, Options
-from tripwire.env import is_own_code, torch_path
+from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
@@ -204,6 +204,12 @@ def compile(
         fails there is logged, and raised by the next call that no entry takes.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
+    if not HAS_GIL:
+        raise BadOption(
+            "tripwire needs the GIL, and this Python runs without it (a free-threaded build). Set "
+            "PYTHON_GIL=1, or use an ordinary build.",
+            slug="free-threaded",
+        )
     if model is None:
         return lambda model: compile(model, **given)
     if not callable(model):

@@ -32,7 +32,7 @@ def as_data(findings: list[Checkup]) -> list[dict[str, Any]]:
 
 
 def _versions() -> list[Checkup]:
-    found = [Checkup("Python", f"{platform.python_version()} on {sys.platform}")]
+    found = [_python()]
     for name in ("tripwire", "torch", "msgspec", "safetensors", "transformers"):
         try:
             found.append(Checkup(name, importlib.metadata.version(name)))
@@ -43,6 +43,17 @@ def _versions() -> list[Checkup]:
     return found
 
 
+def _python() -> Checkup:
+    version = f"{platform.python_version()} on {sys.platform}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return Checkup("Python", f"{version}, free-threaded", False, "tripwire needs the GIL")
+    tested = ", ".join(f"3.{minor}" for minor in TESTED_MINORS)
+    if sys.version_info.minor in TESTED_MINORS:
+        return Checkup("Python", f"{version}, tested")
+    return Checkup("Python", version, None, f"tests ran on {tested} alone")
+
+
+TESTED_MINORS = (11, 12, 13)  # as the classifiers say; `make versions` runs the tests there
 _WITHOUT = {
     "torch": "pip install torch",
     "msgspec": "pip install msgspec: without it there are no records and no telemetry",

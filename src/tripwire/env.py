@@ -18,6 +18,9 @@ import torch
 import typing_extensions
 from torch import fx
 
+# Reads, writes and the twin's comparisons count on the GIL: nothing here is atomic without it.
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
 # sys.monitoring reports the first run of each code object and can then be switched off for
 # that code (PEP 669). Before 3.12 sys.setprofile is the only hook, and it stays on.
 HAS_MONITORING = sys.version_info >= (3, 12)

@@ -296,6 +296,24 @@ def test_the_doctor_says_how_it_watches() -> None:
     assert {"name", "found", "good", "advice"} == set(told[0])
 
 
+def test_the_doctor_and_the_classifiers_say_what_was_tested() -> None:
+    from tripwire.doctor import TESTED_MINORS
+
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    for minor in range(9, 20):
+        classifier = f'Programming Language :: Python :: 3.{minor}"'
+        assert (classifier in project) == (minor in TESTED_MINORS)
+    is_tested = sys.version_info.minor in TESTED_MINORS
+    assert (", tested" in run("doctor").output) == is_tested
+
+
+def test_a_free_threaded_python_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("tripwire.api.HAS_GIL", False)
+    with pytest.raises(tripwire.BadOption) as raised:
+        tripwire.compile(len)
+    assert raised.value.slug == "free-threaded"
+
+
 def test_the_doctor_says_why_nothing_is_kept(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "new"))
     assert "that folder" not in run("doctor").output
