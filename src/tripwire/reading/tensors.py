@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -20,7 +21,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tripwire.env import is_library_module
 from tripwire.reading.sources import Source
 from tripwire.values.classes import find_in_class, ids_of, isinstance
-from tripwire.values.contents import children
+from tripwire.values.contents import (
+    attributes_of,
+    bound_cells,
+    elements_of,
+    items_of,
+    parts_of,
+)
 from tripwire.values.numbers import is_open
 from tripwire.values.sameness import PLAIN
 
@@ -261,5 +268,22 @@ def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Ten
     if is_open(value):
         return
     seen.add(id(value))
-    for child in children(value):
+    for child in _below(value):
         yield from iter_held(child, seen)
+
+
+def _below(value: object) -> list[object]:
+    """All that a value holds directly: attributes, items and their keys, cells, defaults, parts."""
+    held = list(attributes_of(value).values())
+    if isinstance(value, dict):
+        held += [part for item in items_of(value) for part in item]
+    elif isinstance(value, MappingProxyType):
+        held += value.values()
+    elif isinstance(value, (list, tuple, deque, set, frozenset)):
+        held += elements_of(value)
+    elif isinstance(value, FunctionType):
+        held += bound_cells(value).values()
+        held += [value.__defaults__, value.__kwdefaults__]
+    else:
+        held += [part for _, part in parts_of(value)]
+    return held

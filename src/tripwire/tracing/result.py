@@ -28,7 +28,6 @@ from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.opening import NumberInput
-from tripwire.tracing.render import render_trace
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -315,7 +314,7 @@ class Trace:
 
     def format(self, *, source: bool = False) -> str:
         """The table that `print` shows; with the user's source lines on request."""
-        return render_trace(self, source=source)
+        return _render(self, source=source)
 
     def __str__(self) -> str:
         return self.format()
@@ -347,3 +346,64 @@ _CONTEXT_NODES = frozenset(
         torch.autograd.grad_mode._enter_inference_mode,
     }
 )
+
+
+# --- a trace as a table, one row for each node ---
+
+_WIDEST = (24, 34, 28, 28, 28)  # columns: name, op, value, scope, place
+
+
+def _render(trace: Trace, *, source: bool) -> str:
+    """The header, one row per node, then branches and effects where there are any."""
+    table = [("name", "op", "value", "scope", "where"), *(_row(row) for row in trace.rows)]
+    widths = [min(max(len(row[i]) for row in table), widest) for i, widest in enumerate(_WIDEST)]
+    texts = [row.where.place for row in trace.rows] if source else []
+    lines = [_title(trace)]
+    for number, cells in enumerate(table):
+        line = "  ".join(_fit(cell, width) for cell, width in zip(cells, widths, strict=True))
+        place = texts[number - 1] if source and number else None
+        lines.append(f"{line}  {place.text}" if place is not None else line.rstrip())
+    lines += [f"branch: {branch}" for branch in trace.branches]
+    lines += [f"written, not in the graph: {effect}" for effect in trace.effects]
+    return "\n".join(lines)
+
+
+def _title(trace: Trace) -> str:
+    count = trace.statistics()
+    return (
+        f"trace of {trace.name}: {count.ops} ops, {count.inputs} inputs, {count.scopes} scopes, "
+        f"{count.branches} branches"
+    )
+
+
+def _row(row: Row) -> tuple[str, str, str, str, str]:
+    node = row.node
+    where = row.where.short if row.where.frames else "-"
+    return node.name, _op(node), _value(row.facts.value), row.scope or "-", where
+
+
+def _op(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.op == "get_attr":
+        return f"constant {node.target}"
+    if node.op == "call_method":
+        return f".{node.target}({_arguments(node)})"
+    target: Any = node.target
+    return f"{getattr(target, '__name__', target)}({_arguments(node)})"
+
+
+def _arguments(node: fx.Node) -> str:
+    words = [str(arg) for arg in node.args]
+    words += [f"{key}={value}" for key, value in node.kwargs.items()]
+    return ", ".join(words)
+
+
+def _value(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> str:
+    if isinstance(value, TensorMeta) or value is None:
+        return str(value or "-")
+    return f"({', '.join('-' if item is None else str(item) for item in value)})"
+
+
+def _fit(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"

@@ -1,7 +1,7 @@
 """Contents: what a value holds, read without running any of its code.
 
 Properties, `__getattr__`, `__iter__` and `items` of a user's class never run: only what Python
-itself put into classes is asked. `children` is the one walk over a value's insides.
+itself put into classes is asked. Who walks over values asks here for what lies below each.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def behind_proxy(proxy: Any) -> object:
         return None
 
 
-# --- all of it ---
+# --- parts ---
 
 # What holds others under names that are always the same.
 _PARTS: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -254,20 +254,3 @@ def parts_of(value: object) -> Iterator[tuple[str, object]]:
                 member = class_dict(kind).get(name)  # None for a class that is written in Python
                 yield name, member.__get__(value) if member else (own_dict(value) or {}).get(name)
             return
-
-
-def children(value: object) -> list[object]:
-    """All that a value holds directly: attributes, items and their keys, cells, defaults, parts."""
-    held = list(attributes_of(value).values())
-    if isinstance(value, dict):
-        held += [part for item in items_of(value) for part in item]
-    elif isinstance(value, types.MappingProxyType):
-        held += value.values()
-    elif isinstance(value, _SEQUENCES):
-        held += elements_of(value)
-    elif isinstance(value, FunctionType):
-        held += bound_cells(value).values()
-        held += [value.__defaults__, value.__kwdefaults__]
-    else:
-        held += [part for _, part in parts_of(value)]
-    return held

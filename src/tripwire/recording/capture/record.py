@@ -22,6 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 import msgspec
 
 from tripwire.reading.bytecode import find_uses
+from tripwire.reading.uses import Step, StepKind, Uses, join
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.origin import Patch, find_library, is_library_file
 from tripwire.recording.capture.policy import KEEP_ALL, Policy
@@ -73,6 +74,7 @@ class DummyModule:
 
 
 Variables = dict[str, Any]
+_ABSENT = object()
 SHOWN = ("locals", "builtins", "code_options")  # for whoever looks: no replay needs them
 
 
@@ -288,10 +290,14 @@ class ExecutionRecorder:
     def of_call(
         cls, call: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Variables | None = None
     ) -> ExecutionRecorder:
-        """That of one call. What its code finds by name is found again when it is written."""
+        """That of one call: its code, its arguments, and the globals that the code names.
+
+        Of a Python module, the attributes that the code names were accessed. What is behind all of
+        these is found again when the record is written.
+        """
         function = find_function((own_dict(call) or {}).get(RECORDED, call))
         kwargs = kwargs or {}
-        return cls(
+        recorder = cls(
             None if function is None else function.__code__,
             () if function is None else function.__closure__ or (),
             locals=_find_locals(call, args, kwargs),
@@ -300,6 +306,28 @@ class ExecutionRecorder:
             args=args,
             kwargs=kwargs,
         )
+        if function is not None and not is_library_file(function.__code__.co_filename):
+            recorder._add_globals(function)
+        return recorder
+
+    def _add_globals(self, function: FunctionType) -> None:
+        uses = join(map(find_uses, all_codes(function.__code__)))
+        for name in sorted(uses.globals.keys() & function.__globals__.keys()):
+            value = function.__globals__[name]
+            self.add_global_var(name, value)
+            if isinstance(value, ModuleType):
+                self._add_attributes(value, uses, Step(StepKind.GLOBAL, name))
+
+    def _add_attributes(self, module: ModuleType, uses: Uses, step: Step) -> None:
+        """What the code takes from a module, and from the modules in it: `torch.nn.functional`."""
+        use = uses.steps.get(step)
+        known = self._record_of(module).accessed_attrs
+        for name in sorted(use.attributes - known.keys()) if use is not None else ():
+            value = (own_dict(module) or {}).get(name, _ABSENT)
+            if value is not _ABSENT:
+                self.record_module_access(module, name, value)
+            if isinstance(value, ModuleType):
+                self._add_attributes(value, uses, Step(StepKind.ATTRIBUTE, name))
 
     def add_local_var(self, name: str, var: Any) -> None:
         """A local variable; a module becomes the one record of that module."""

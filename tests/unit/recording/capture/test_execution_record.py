@@ -452,6 +452,41 @@ def test_a_recorder_of_a_call_collects_what_the_record_of_that_call_shows(tmp_pa
     assert tripwire.replay(tmp_path / "by_hand.rec", trust=True) == call(x)
 
 
+def looks_into_modules(x):
+    def inner(y):
+        return torch.nn.functional.relu(y) * math.pi
+
+    return inner(x) + len(SCALES) * math.tau
+
+
+SCALES = [1.0]
+
+
+def test_the_recorder_of_a_call_has_records_of_the_modules_that_its_code_looks_into() -> None:
+    recorder = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),))
+    assert set(recorder.globals) == {"torch", "math", "SCALES"}
+    assert recorder.globals["math"] is recorder.name_to_modrec["math"]
+    assert recorder.name_to_modrec["math"].accessed_attrs == {"pi": math.pi, "tau": math.tau}
+    nested = recorder.name_to_modrec["torch.nn"].accessed_attrs["functional"]
+    assert nested is recorder.name_to_modrec["torch.nn.functional"]
+    assert nested.accessed_attrs == {"relu": torch.nn.functional.relu}
+    shown = recorder.get_record().globals
+    assert shown["SCALES"] is SCALES
+    assert (shown["math"].pi, shown["torch"].nn.functional.relu) == (
+        math.pi,
+        torch.nn.functional.relu,
+    )
+
+
+def test_the_record_of_a_call_and_its_file_have_the_same_globals(tmp_path) -> None:
+    collected = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),)).get_record()
+    loaded = load_record(tripwire.record_call(tmp_path)(looks_into_modules, torch.ones(1)))
+    assert loaded.globals.keys() == collected.globals.keys()
+    collected.dump(tmp_path / "by_hand.rec")
+    again = tripwire.replay(tmp_path / "by_hand.rec", trust=True)
+    torch.testing.assert_close(again, looks_into_modules(torch.ones(1)))
+
+
 def test_a_replay_needs_nothing_that_a_record_only_shows(tmp_path) -> None:
     record = ExecutionRecord(None, call=area, args=(2,))
     record.builtins["gone"] = os.getcwd
