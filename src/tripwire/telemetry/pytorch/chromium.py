@@ -73,7 +73,7 @@ class ChromiumEventLogger:
     ) -> None:
         """An event begins."""
         state = local.state
-        time_ns = clock.monotonic_ns() if time_ns is None else time_ns
+        time_ns = clock.find_monotonic(time_ns)
         event = OpenEvent(event_name, event_name, time_ns, owner=self)
         event.compile_id = compile_id or state.compile_id
         event.data = event.logged = dict(metadata or {})
@@ -88,7 +88,7 @@ class ChromiumEventLogger:
     ) -> None:
         """An event ends; so does, with a warning, what was opened inside and is open still."""
         state = local.state
-        time_ns = clock.monotonic_ns() if time_ns is None else time_ns
+        time_ns = clock.find_monotonic(time_ns)
         if not spans.close_overlapping(state, lambda open_: open_.name == event_name, time_ns):
             return
         event = state.stack.pop()
@@ -107,7 +107,7 @@ class ChromiumEventLogger:
     ) -> None:
         """Something happened."""
         state = local.state
-        time_ns = clock.monotonic_ns() if time_ns is None else time_ns
+        time_ns = clock.find_monotonic(time_ns)
         self._add(
             ChromiumEvent(
                 name=event_name,
@@ -206,7 +206,7 @@ def write_instant(
     event_name: str, metadata: dict[str, object] | None = None, time_ns: int | None = None
 ) -> None:
     """An instant in the timeline if it is active, and in the log if there is one."""
-    time_ns = clock.monotonic_ns() if time_ns is None else time_ns
+    time_ns = clock.find_monotonic(time_ns)
     if _logger is not None:
         _logger.log_instant_event(event_name, time_ns, metadata)
     event_log.emit(Instant, time_ns=time_ns, name=event_name, data=metadata or {})

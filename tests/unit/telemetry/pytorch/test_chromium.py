@@ -28,6 +28,21 @@ def test_spans_begin_and_end_in_the_timeline_in_microseconds(timeline, clock):
     assert timeline.events()[0].tid == threading.get_native_id()
 
 
+def test_an_instant_of_the_wall_clock_lands_where_it_belongs(timeline, clock):
+    clock.wall_offset_ns = 10**18  # as time.time_ns() is far from time.perf_counter_ns()
+    clock.advance(us=500)
+    at = clock.read_wall()
+    clock.advance(us=3)
+    pytorch.CompileEventLogger.instant("then", time_ns=at)
+    pytorch.CompileEventLogger.instant("same", time_ns=clock.now_ns - 3000)
+    pytorch.CompileEventLogger.instant("now")
+    assert [(name, ts) for _, name, ts in rows(timeline)] == [
+        ("then", 1500.0),
+        ("same", 1500.0),
+        ("now", 1503.0),
+    ]
+
+
 def test_there_is_no_timeline_before_somebody_asks_for_it(clock):
     assert not pytorch.chromium_event_log_active()
     with timed("x"):

@@ -29,3 +29,33 @@ def test_every_name_that_the_document_maps_is_exported_once(name):
 
 def test_the_document_maps_most_names():
     assert {"timed", "count", "ChromiumEventLogger", "make_cell"} <= set(mapped_names())
+
+
+def names_without_counterpart() -> list[str]:
+    text = DOCUMENT.read_text().partition("without a counterpart")[2]
+    rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)[2:]
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[0])]
+
+
+@pytest.mark.parametrize("name", names_without_counterpart())
+def test_a_name_without_a_counterpart_is_one_of_the_installed_torch(name):
+    from torch._dynamo import utils
+
+    assert hasattr(utils, name)
+    assert name not in pytorch.__all__
+
+
+@pytest.mark.parametrize("module", ["replay_record", "mutation_guard"])
+def test_every_name_of_the_small_origins_is_in_the_document(module):
+    import importlib
+
+    origin = importlib.import_module(f"torch._dynamo.{module}")
+    own = [
+        name
+        for name, value in vars(origin).items()
+        if name[0] != "_" and getattr(value, "__module__", "") == origin.__name__
+    ]
+    assert own
+    text = DOCUMENT.read_text()
+    for name in own:
+        assert re.search(rf"`{name}\b", text), name
