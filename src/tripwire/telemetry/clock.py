@@ -17,8 +17,8 @@ wall_ns: Callable[[], int] = time.time_ns
 def find_monotonic(time_ns: int | None) -> int:
     """A reading of either clock on the monotonic one; now, without one.
 
-    PyTorch's callers pass `time.time_ns()`. The two clocks are decades apart, so a reading is of the
-    one that it is nearer to.
+    PyTorch's callers pass `time.time_ns()`. The two clocks are decades apart, so a reading is of
+    the one that it is nearer to.
     """
     now = monotonic_ns()
     if time_ns is None:
