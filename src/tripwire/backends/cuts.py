@@ -47,6 +47,8 @@ _JOINED = (
 )
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
 _PLACED = "it counts from the beginning of memory that the call got, and Inductor from elsewhere"
+_UNFORMED = "torch can't tell the form of its result without running it"
+_GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -100,6 +102,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = _PLACED
         if found is None and node not in used and is_random(node):
             found = _UNUSED
+        if found is None and _has_no_fake(node):
+            found = _UNFORMED
         if found is not None:
             why[node] = found
     if any(node.target is torch.autograd.grad for node in graph.nodes):
@@ -108,6 +112,15 @@ def find_cuts(graph: fx.Graph) -> Cuts:
         (output,) = graph.find_nodes(op="output")
         return Cuts({output.all_input_nodes[0]: _JOINED}, _PASTS)
     return Cuts(why, None)
+
+
+def _has_no_fake(node: fx.Node) -> bool:
+    """Whether torch runs a call that it has no fake kernel for, as of 2.13."""
+    name = _name_of(node)
+    if name not in _GROUPED:
+        return name == "ctc_loss"
+    value = node.all_input_nodes[0].meta[FACTS].value
+    return isinstance(value, TensorMeta) and value.dtype != torch.bfloat16
 
 
 def _find_pasts(given: Iterable[fx.Node]) -> Iterator[int]:

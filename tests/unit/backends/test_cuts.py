@@ -411,6 +411,66 @@ def test_the_same_with_inductor(make, calls) -> None:
     assert compiled.statistics().hits >= len(calls) - 2
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.linspace(-1, 1, 32).reshape(2, 4, 4))
+
+    def forward(self, x):
+        ends = torch.tensor([1, 2], dtype=torch.int32)
+        mixed = torch._grouped_mm(torch.cat([x, x[:, :1]], 1).tanh(), self.weights, offs=ends)
+        return torch.relu(mixed * 2) + 1
+
+
+class ExpertsByTheirPublicName(Experts):
+    def forward(self, x):
+        ends = torch.tensor([2, 2], dtype=torch.int32)
+        mixed = nn.functional.grouped_mm(nn.functional.pad(x, (0, 1)), self.weights, offs=ends)
+        return mixed.softmax(-1), mixed.sum()
+
+
+def spoken(x):
+    said = torch.stack([x, x * 2, x + 1]).log_softmax(-1)
+    heard = torch.tensor([[1], [2]])
+    return nn.functional.ctc_loss(said, heard, (3, 3), (1, 1)) * 2 + x.sum()
+
+
+class Spoken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CTCLoss(reduction="none", zero_infinity=True)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        said = torch.stack([x, x * 2, x + 1, x - 1]) * self.scale
+        lengths = torch.tensor([4, 3])
+        heard = torch.tensor([1, 2, 2])
+        return self.loss(said.log_softmax(-1), heard, lengths, torch.tensor([1, 2])).exp()
+
+
+def spoken_without_gradients(x):
+    with torch.no_grad():
+        first = spoken(x * 3)
+    return first * x.sigmoid()
+
+
+UNFORMED = [
+    Experts,
+    ExpertsByTheirPublicName,
+    lambda: spoken,
+    Spoken,
+    lambda: spoken_without_gradients,
+]
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "inductor"])
+@pytest.mark.parametrize("make", UNFORMED)
+def test_calls_whose_form_no_fake_tensor_tells(make, backend) -> None:
+    compiled = check_like_plain(make, [(matrix,), (matrix,), (holes,), (matrix,)], backend)
+    assert slugs_of(compiled) == ([] if backend == "eager" else ["graph-cut"])
+    assert compiled.statistics().hits == 3
+
+
 # --- what is told, and what is whole -----------------------------------------------------------
 
 
