@@ -110,7 +110,7 @@ LARGEST_CONTAINER = 10_000
 LEAVES = ids_of(
     *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
     *(type(NotImplemented), OpenInt, OpenFloat),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.Size),
     *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     types.ClassMethodDescriptorType,

@@ -10,7 +10,7 @@ from tripwire.values.classes import ids_of
 
 PLAIN = ids_of(
     *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme),
 )
 
 

@@ -355,6 +355,16 @@ IMMUTABLE = {
     "date": ("datetime.date(2020, 1, 2)", "V.year", "datetime.date(2021, 1, 2)"),
     "decimal": ("decimal.Decimal('1.5')", "float(V / 3)", "decimal.Decimal('2.5')"),
     "struct": ("struct.Struct('i')", "V.size", "struct.Struct('ii')"),
+    "qscheme": (
+        "torch.per_tensor_affine",
+        "(2 if V in (torch.per_tensor_affine,) else 3)",
+        "torch.per_channel_affine",
+    ),
+    "qscheme in an object": (
+        "types.SimpleNamespace(scheme=torch.per_tensor_affine)",
+        "(2 if V.scheme == torch.per_tensor_affine else 3)",
+        "types.SimpleNamespace(scheme=torch.per_tensor_symmetric)",
+    ),
 }
 
 
