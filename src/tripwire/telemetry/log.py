@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from tripwire.files import make_folder, open_new
-from tripwire.redaction import Redactor, is_wanted
 from tripwire.telemetry import clock
 from tripwire.telemetry.metrics import find_version
 from tripwire.telemetry.schema import (
@@ -65,6 +64,8 @@ class EventLog:
         self.spent_ns = 0  # writing
         self._file: io.FileIO | None = None
         self._opening = make_lock()
+        from tripwire.redaction import Redactor  # thirty patterns, which few processes need
+
         self._redactor = Redactor()
         self._named: set[int] = set()  # threads that have said their names
         _logs.add(self)
@@ -185,6 +186,8 @@ def find_longest() -> int:
 
 def describe_process() -> Header:
     """This process, as the header of a log that begins now."""
+    from tripwire.redaction import is_wanted  # see EventLog
+
     return Header(
         major=MAJOR,
         minor=MINOR,

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from tripwire.redaction import Redactor
 from tripwire.telemetry.metrics import CompilationMetrics, Int, name_class
+
+if TYPE_CHECKING:
+    from tripwire.redaction import Redactor
 
 MAJOR, MINOR = 1, 1
 LONGEST = 10_000  # characters of one text that users attach
