@@ -238,7 +238,7 @@ def compile(
     if disable:
         return model
     if shapes_spec is not None:
-        logger.warning("shapes_spec isn't heeded: what varies is left open; see `dynamic`")
+        logger.warning("shapes_spec is ignored: tripwire leaves open what varies; see `dynamic`")
     backend = backend or os.environ.get("TRIPWIRE_BACKEND") or find_default_backend()
     handed = {"mode": mode, "options": _leave_out_filter(options)}
     chosen = Options(
@@ -270,7 +270,9 @@ def _leave_out_filter(options: dict[str, Any] | None) -> dict[str, Any] | None:
     """Without what chooses among Dynamo's guards: tripwire needs all of its own."""
     if not options or "guard_filter_fn" not in options:
         return options
-    logger.warning("guard_filter_fn isn't heeded: it chooses among guards of Dynamo's")
+    logger.warning(
+        "guard_filter_fn is ignored: it filters Dynamo's guards, and tripwire has its own"
+    )
     return {key: value for key, value in options.items() if key != "guard_filter_fn"} or None
 
 

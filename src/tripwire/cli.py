@@ -337,8 +337,7 @@ def audit(
 
     from tripwire.api import replacing_torch_compile
     from tripwire.auditing.judge import Auditor
-    from tripwire.auditing.scripts import Calls
-    from tripwire.running import run_script
+    from tripwire.running import Calls, run_script
 
     if not as_module and not Path(script).exists():
         raise _Trouble(f"{script}: there is no such file.")

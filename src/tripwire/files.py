@@ -369,7 +369,7 @@ def find_user_folder(variable: str, name: str) -> Path:
         return Path(named)
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise OSError("there is no home: set HOME to a whole path")
+        raise OSError("there is no home folder: set HOME to an absolute path")
     return Path(home, name)
 
 
@@ -462,7 +462,7 @@ def _check_step(folder: str, status: os.stat_result, is_last: bool) -> None:
     if status.st_uid not in (0, os.getuid()):
         raise NotOurs(f"{folder} belongs to another user")
     if status.st_mode & 0o022 and (is_last or not status.st_mode & stat.S_ISVTX):
-        raise NotOurs(f"other users may write to {folder}; `chmod go-w` ends that")
+        raise NotOurs(f"other users may write to {folder}; run `chmod go-w` on it")
 
 
 def _check_link(link: str, status: os.stat_result, links: int) -> None:

@@ -152,7 +152,9 @@ class Beginning:
     def _note_trouble(self, error: Exception) -> None:
         """Note why values couldn't be kept. The call goes on."""
         if not self.trouble:
-            log.warning("The values that a call began with can't all be kept.", exc_info=error)
+            log.warning(
+                "tripwire can't keep all the values that a call began with.", exc_info=error
+            )
         self.trouble = f"{short_name_of(type(error))}: {error}"
 
     def _note_state(self) -> None:
@@ -376,7 +378,7 @@ def _remember(beginning: Beginning, snapshot: RecordDraft) -> None:
             harmless = harmless and not beginning.has_written()
     except Exception:  # a user's object or policy raised: the call has succeeded all the same
         log.warning(
-            "It can't be told whether a function writes, so each of its calls is watched.",
+            "tripwire can't tell whether a function writes, so it watches each of its calls.",
             exc_info=True,
         )
         harmless = False

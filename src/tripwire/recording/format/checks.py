@@ -158,7 +158,7 @@ _TEXTS = (nodes.String, nodes.Text)
 
 def _check_pairs(names: Sequence[object], values: Sequence[object]) -> None:
     if len(names) != len(values):
-        raise damaged("there are more names or keys than values, or less")
+        raise damaged("the numbers of names or keys and of values differ")
 
 
 _Named = nodes.TensorExtras | nodes.Class | nodes.Namespace | nodes.Module
@@ -188,7 +188,7 @@ def _check_module(node: nodes.ModuleObject, table: Table, _: object) -> None:
     if not isinstance(form, nodes.ModuleForm):
         raise damaged("a module has a form that isn't one")
     if len(node.values) != len(form.names) + sum(map(len, form.keys)):
-        raise damaged("a module has other values than names")
+        raise damaged("a module has another number of values than of names")
 
 
 def _check_function(node: nodes.Function, table: Table, _: object) -> None:

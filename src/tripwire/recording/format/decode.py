@@ -111,7 +111,7 @@ class Decoder:
 
     def _make(self, number: int) -> None:
         if not self._try_make(number):
-            raise damaged("something contains itself that can't")
+            raise damaged("an object that can't contain itself does")
 
     def _try_make(self, number: int) -> bool:
         """Make a node after all that it needs; False if that includes one that is being made."""

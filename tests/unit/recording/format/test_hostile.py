@@ -411,7 +411,7 @@ TABLES: dict[str, list[bytes]] = {
     "a tensor has a device": [lay_out(nodes=b'["tensor",0,"","%s"]' % (b"a" * 65))],
     "an array isn't as large": [lay_out(nodes=b'["array",0,"|O8",[1],false,false]')],
     "an array has a shape": [lay_out(nodes=b'["array",0,"<f8",[9223372036854775807],false,false]')],
-    "more names or keys than values, or less": [
+    "the numbers of names or keys and of values differ": [
         lay_out(nodes=b'["dict",[1],[]]'),
         lay_out(nodes=b'["dict",["a","b"],[1]]'),
         lay_out(nodes=b'["dict",[],[1]]'),
@@ -426,7 +426,7 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["nnform",[0],[],["_modules"]]'),
         lay_out(nodes=b'["nnform",[0],[],[],[["a"]]]'),
     ],
-    "a module has other values than names": [
+    "a module has another number of values than of names": [
         lay_out(nodes=b'["nn",[1],[1]],["nnform",[0]]'),
         lay_out(nodes=b'["nn",[1]],["nnform",[0],["a"]]'),
         lay_out(nodes=b'["nn",[1],[1,2]],["nnform",[0],["a"],["_modules"],[["b","c"]]]'),
@@ -441,7 +441,7 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["list",[-9223372036854775809]]'),
         lay_out(b'{"x":9223372036854775808}'),
     ],
-    "something contains itself that can't": [lay_out(b'{"x":[0]}', b'["tuple",[[0]]]')],
+    "an object that can't contain itself does": [lay_out(b'{"x":[0]}', b'["tuple",[[0]]]')],
     "a Range node makes no sense": [lay_out(b'{"x":[0]}', b'["range",0,[1],1],["list"]')],
     "a number isn't hexadecimal": [lay_out(nodes=b'["int","xyz"]'), lay_out(nodes=b'["int",""]')],
     "a source or code that objects.json names isn't there": [
