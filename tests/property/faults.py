@@ -18,7 +18,7 @@ from pytest import MonkeyPatch
 from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
-from tripwire.reading import effects, holders
+from tripwire.reading import effects, kinds
 from tripwire.reading.torchstate import ALWAYS
 from tripwire.validity import admission, guards, plan, wires
 from tripwire.validity.admission import Admission
@@ -187,27 +187,25 @@ FAULTS = (
     Fault(
         "globals",
         "wires",
-        _without_wires(
-            lambda kind: isinstance(kind, holders.NamesKind) and kind.module is not None
-        ),
+        _without_wires(lambda kind: isinstance(kind, kinds.NamesKind) and kind.module is not None),
     ),
     Fault("globals", "absences", _without_method(plan._Planner, "_watch_builtins")),
-    Fault("cells, defaults, code", "cells", _without_pulled(holders.CellsKind)),
+    Fault("cells, defaults, code", "cells", _without_pulled(kinds.CellsKind)),
     Fault(
         "cells, defaults, code",
         "code and defaults",
         _without_objects(lambda value: isinstance(value, FunctionType)),
     ),
-    Fault("instance attributes", "wires", _without_wires(_is(holders.AttributesKind))),
-    Fault("instance attributes", "slots", _without_pulled(holders.SlotsKind)),
-    Fault("instance attributes", "tables of modules", _without_wires(_is(holders.TableKind))),
+    Fault("instance attributes", "wires", _without_wires(_is(kinds.AttributesKind))),
+    Fault("instance attributes", "slots", _without_pulled(kinds.SlotsKind)),
+    Fault("instance attributes", "tables of modules", _without_wires(_is(kinds.TableKind))),
     Fault("instance attributes", "hooks", _without_hooks),
     Fault(
         "instance attributes",
         "form of tensors",
         _without_objects(lambda value: isinstance(value, torch.Tensor)),
     ),
-    Fault("class attributes", "wires", _without_wires(_is(holders.ClassDictKind))),
+    Fault("class attributes", "wires", _without_wires(_is(kinds.ClassDictKind))),
     Fault(
         "class attributes",
         "class of an object",
@@ -217,12 +215,12 @@ FAULTS = (
     Fault(
         "Python modules",
         "wires",
-        _without_wires(lambda kind: isinstance(kind, holders.NamesKind) and kind.module is None),
+        _without_wires(lambda kind: isinstance(kind, kinds.NamesKind) and kind.module is None),
     ),
-    Fault("containers", "items of dicts", _without_wires(_is(holders.ItemsKind))),
-    Fault("containers", "elements of lists", _without_pulled(holders.ElementsKind)),
-    Fault("containers", "members of sets that are state", _without_pulled(holders.MembersKind)),
-    Fault("containers", "order of dicts", _without_pulled(holders.OrderKind)),
+    Fault("containers", "items of dicts", _without_wires(_is(kinds.ItemsKind))),
+    Fault("containers", "elements of lists", _without_pulled(kinds.ElementsKind)),
+    Fault("containers", "members of sets that are state", _without_pulled(kinds.MembersKind)),
+    Fault("containers", "order of dicts", _without_pulled(kinds.OrderKind)),
     Fault(
         "tensor values",
         "branches",
@@ -233,9 +231,9 @@ FAULTS = (
     Fault("torch's state", "autocast", _without_torch_flag("autocast")),
     Fault("torch's state", "default dtype", _without_torch_flag("default dtype")),
     Fault("environment", "wires", _without_method(plan._Planner, "_watch_environment")),
-    Fault("environment", "context variables", _without_pulled(holders.ContextKind)),
-    Fault("environment", "caches of functions", _without_pulled(holders.MemoKind)),
-    Fault("environment", "a thread's own", _without_pulled(holders.ThreadLocalKind)),
+    Fault("environment", "context variables", _without_pulled(kinds.ContextKind)),
+    Fault("environment", "caches of functions", _without_pulled(kinds.MemoKind)),
+    Fault("environment", "a thread's own", _without_pulled(kinds.ThreadLocalKind)),
     Fault("L3", "no effects", _without_effects),
     Fault("L3", "no attribute written", _without_method(effects.Put, "apply")),
     Fault("L3", "nothing appended", _without_method(effects.Extend, "apply")),
