@@ -24,7 +24,18 @@ from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.reads import ReadLine
 from tripwire.reading.sources import Roots
-from tripwire.reading.structure import Building, PartPlan, TensorPlan
+from tripwire.reading.structure import (
+    AgainPlan,
+    Building,
+    ComputedPlan,
+    ConstantPlan,
+    MadePlan,
+    NumberPlan,
+    PartPlan,
+    SamePlan,
+    TakenPlan,
+    TensorPlan,
+)
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
 from tripwire.tracing.modes import sample_depth
@@ -145,6 +156,7 @@ class Entry:
         "_answers",
         "_began",
         "_binding",
+        "_build",
         "_can_repeat",
         "_compares",
         "_contexts",
@@ -222,9 +234,10 @@ class Entry:
             if completion.fetched
             else {}
         )
-        self._direct = (
-            self._outputs.index if type(self._outputs) is TensorPlan and not self._effects else None
-        )
+        is_alone = not (self._effects or self._fetched)
+        is_tensor = type(self._outputs) is TensorPlan
+        self._direct = self._outputs.index if is_alone and is_tensor else None
+        self._build = _compile_result(self._outputs) if is_alone and not is_tensor else None
 
     def _prepare_error(self, trace: Trace) -> None:
         """Lay out what becomes of a call whose compiled code raises."""
@@ -354,6 +367,8 @@ class Entry:
             raise
         if self._direct is not None:
             return tensors[self._direct]
+        if self._build is not None:
+            return self._build(tensors, numbers)
         roots = _NO_ROOTS
         if self._fetched:
             bound = self._fixed | self._expressions(args, kwargs)
@@ -409,6 +424,47 @@ def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, obje
     spelled = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
     function: Callable[..., dict[str, object]] = eval(f"lambda args, kwargs: {{{spelled}}}")
     return function
+
+
+def _compile_result(plan: PartPlan) -> Callable[..., object]:
+    """What builds a result of this plan, as one function written for it.
+
+    Going through the plan takes 2.5 µs more for the output object of a model of transformers: a hit of
+    36 layers took 19 µs instead of 16.4.
+    """
+    space: dict[str, Any] = {}
+    lines: list[str] = []
+
+    def constant(value: object) -> str:
+        space[f"k{len(space)}"] = value
+        return f"k{len(space) - 1}"
+
+    def spell(part: PartPlan) -> str:
+        match part:
+            case TensorPlan(index):
+                return f"tensors[{index}]"
+            case NumberPlan(index):
+                return f"numbers[{index}]"
+            case TakenPlan(tensor):
+                return f"{spell(tensor)}.item()"
+            case SamePlan(_, held) if held is not None:
+                return f"{constant(held)}()"
+            case ConstantPlan(value):
+                return constant(value)
+            case MadePlan(key, parts, make):
+                made = f"[{', '.join(map(spell, parts))}]"
+                lines.append(f"m{key} = {made if make is list else f'{constant(make)}({made})'}")
+                return f"m{key}"
+            case AgainPlan(key):
+                return f"m{key}"
+            case ComputedPlan(function, operands):
+                return f"{constant(function)}({', '.join(map(spell, operands))})"
+        raise AssertionError(part)  # what is reached through arguments isn't built here
+
+    lines.append(f"return {spell(plan)}")
+    body = "".join(f"    {line}\n" for line in lines)
+    exec(compile(f"def build(tensors, numbers):\n{body}", "<tripwire result>", "exec"), space)
+    return space["build"]  # type: ignore[no-any-return]
 
 
 class _FreshEntry(Entry):

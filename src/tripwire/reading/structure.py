@@ -478,19 +478,19 @@ def _take_dict_apart(value: dict[Any, Any]) -> Parts:
     return _with_attributes(value, [*value, *value.values()], make)
 
 
-def _fill_dict(made: Any, parts: list[Any]) -> None:
-    base = OrderedDict if isinstance(made, OrderedDict) else dict
+def _fill_dict(put: Callable[..., None], made: Any, parts: list[Any]) -> None:
     half = len(parts) // 2
     for key, part in zip(parts[:half], parts[half:], strict=True):
-        base.__setitem__(made, key, part)
+        put(made, key, part)
 
 
 # How subclasses that leave the making to these are filled, past methods of their own.
 _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
-    dict.__new__: _fill_dict,  # OrderedDict's and defaultdict's as well
+    dict.__new__: partial(_fill_dict, dict.__setitem__),  # OrderedDict's and defaultdict's as well
     list.__new__: list.extend,
     set.__new__: set.update,
 }
+_fill_ordered = partial(_fill_dict, OrderedDict.__setitem__)
 
 
 _KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
@@ -505,7 +505,7 @@ def _take_container_apart(value: Any) -> Parts:
     """A subclass of a container: what it contains, and what was set on it beside that."""
     cls: Any = type(value)
     new: Any = find_in_class(cls, "__new__")
-    fill = _CONTAINERS[new]
+    fill = _fill_ordered if isinstance(value, OrderedDict) else _CONTAINERS[new]
     children = (
         list(elements_of(value))
         if not isinstance(value, dict)
@@ -558,8 +558,9 @@ def _fill(
         space = own_dict(made)
         assert space is not None
         space.update(zip(names, parts, strict=False))
-    for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
-        slot.__set__(made, part)
+    if slots:
+        for (slot, _), part in zip(slots, parts[len(names) :], strict=True):
+            slot.__set__(made, part)
 
 
 def _take_object_apart(value: object) -> Parts | None:

@@ -6,6 +6,35 @@ import pytest
 from unit.dispatch.sidebyside import BACKENDS, check_twins
 
 PROGRAMS = {
+    "one object in several places": """
+class R(collections.OrderedDict):
+    pass
+
+def call(x):
+    inner = R(t=x * 2)
+    inner.tag = [x + 1, inner["t"]]
+    return {"a": inner, "b": [inner, inner.tag], "c": (inner.tag, None, 3)}
+
+def go(f, see):
+    for i in range(4):
+        r = f(T(i))
+        see(r["a"]["t"], r["a"].tag, r["c"], type(r["a"]).__name__)
+        see(r["a"] is r["b"][0], r["a"].tag is r["b"][1] is r["c"][0], r["a"].tag[1] is r["a"]["t"])
+""",
+    "hundreds of levels": """
+def call(x):
+    r = x * 2
+    for i in range(300):
+        r = [r] if i % 2 else (r, i)
+    return r
+
+def go(f, see):
+    for i in range(4):
+        r, depth = f(T(i)), 0
+        while not isinstance(r, torch.Tensor):
+            r, depth = r[0], depth + 1
+        see(r, depth)
+""",
     "namedtuple with attributes": """
 class R(collections.namedtuple("R", "a b")):
     pass
