@@ -6,6 +6,9 @@ setup(
     ext_modules=[
         # Without a compiler their Python twins do the work.
         Extension(f"tripwire.{name}", [f"src/tripwire/{name.replace('.', '/')}.c"], optional=True)
-        for name in ("writes._watch", "reading._reader", "tracing._sieve", "tracing._casts")
+        for name in (
+            *("writes._watch", "reading._reader", "tracing._sieve", "tracing._casts"),
+            "validity._table",
+        )
     ]
 )

@@ -149,13 +149,14 @@ class _Finder(importlib.machinery.PathFinder):
 
 
 def put_points_into_guards() -> None:
-    from tripwire.validity import guards
+    from tripwire.validity import guards, table
 
     def compile_with_points(source: str, name: str, mode: str) -> CodeType:
         tree = _Points(name, _Loader.entries_only).visit(ast.parse(source))
         return compile(tree, name, mode, dont_inherit=True)
 
-    guards.compile = compile_with_points  # type: ignore[attr-defined]  # found before Python's own
+    for module in (guards, table):
+        module.compile = compile_with_points  # type: ignore[attr-defined]  # found before Python's own
 
 
 def backend_with_points(module: Any, examples: Any) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tripwire.backends.backwards import wants_grad
+from tripwire.backends.backwards import FirstRun, wants_grad
 from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.opening import OPEN_INPUT, OpenTensor
@@ -178,26 +178,37 @@ def _has_attributes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and bool(value.__dict__)
 
 
-def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
+class Unmarked:
     """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo.
 
     An argument that is handed back keeps the marks that it came with, in the same sets.
     """
 
-    # Positions of results, each with that of the input that it is, if any: the graph decides.
-    places: list[tuple[int, int | None]] | None = None
+    def __init__(self, runtime: Callable[..., Any]) -> None:
+        self._runtime = runtime
+        # Positions of results, each with that of the input that it is, if any: the graph decides.
+        self._places: list[tuple[int, int | None]] | None = None
+        self._is_marked = True
 
-    def run(*inputs: Any) -> Any:
-        nonlocal places
+    @property
+    def settled(self) -> Callable[..., Any]:
+        """What to call once it ran: code that marked nothing then never does."""
+        if isinstance(self._runtime, FirstRun):
+            self._runtime = self._runtime.settled
+        return self if self._is_marked else self._runtime
+
+    def __call__(self, *inputs: Any) -> Any:
+        places = self._places
         looked_at = (
             range(len(inputs)) if places is None else [i for _, i in places if i is not None]
         )
         before = {i: _find_marks(inputs[i]) for i in looked_at if _has_attributes(inputs[i])}
-        outputs = runtime(*inputs)
+        outputs = self._runtime(*inputs)
         if places is None:
             given = {id(one): i for i, one in enumerate(inputs)}
-            found = ((i, o) for i, o in enumerate(outputs) if isinstance(o, torch.Tensor))
-            places = [(i, given.get(id(output))) for i, output in found]
+            found = [(i, o) for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)]
+            places = self._places = [(i, given.get(id(output))) for i, output in found]
+            self._is_marked = any(o.__dict__.keys() & _MARKS for _, o in found)
         for index, origin in places:
             attributes = outputs[index].__dict__
             if attributes:
@@ -210,8 +221,6 @@ def leave_unmarked(runtime: Callable[..., Any]) -> Callable[..., Any]:
                         of_user.intersection_update(dims)
                         attributes[name] = of_user
         return outputs
-
-    return run
 
 
 def _find_marks(value: object) -> dict[str, tuple[set[int], frozenset[int]]]:

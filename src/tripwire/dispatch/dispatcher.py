@@ -147,7 +147,7 @@ class Dispatcher(Followed):
                         if state is None:
                             continue
                         probe = entry.probe
-                        if probe is not None:
+                        if probe is not None and fetched[: probe.n_ints] not in probe.agreed:
                             if probed is None:
                                 probed = {}
                             if probe.key not in probed:
@@ -155,6 +155,7 @@ class Dispatcher(Followed):
                                 probed[probe.key] = probe.values(inputs)
                             if not probe.agrees(probed[probe.key]):
                                 continue
+                            probe.note_agreed(fetched)
                         entry.hits += 1
                         entry.last_used = next(self._clock)
                         if form is not None and likely is not entry:

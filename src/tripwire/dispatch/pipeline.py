@@ -41,7 +41,7 @@ from torch import fx
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.generators import leaving_generators
-from tripwire.backends.handover import OPEN, handing_over, leave_unmarked
+from tripwire.backends.handover import OPEN, Unmarked, handing_over
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (
@@ -282,7 +282,7 @@ class Pipeline:
     ) -> Runtime:
         with self._showing(module.graph), keeping_saved(), leaving_generators():
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
-        return leave_unmarked(runtime) if OPEN in module.meta else runtime
+        return Unmarked(runtime) if OPEN in module.meta else runtime
 
     def _showing(self, graph: fx.Graph) -> AbstractContextManager[None]:
         """Whoever waits for the compiler is told."""

@@ -442,6 +442,22 @@ class ReadSet:
             use = merge(use, self._use_at(path))
         return use
 
+    def find_places(self, sequence: object) -> frozenset[int] | None:
+        """The places of a list or tuple that are all that the executed code reads of it.
+
+        They are spelled there: `v[3]`. None where it may have read more, or less.
+        """
+        if not is_exactly(sequence, list, tuple):
+            return None
+        use = self.use_of_container(sequence)
+        if use.whole or use.attributes or use.stored_keys or use.appended or use.updated:
+            return None
+        count = len(sequence)  # type: ignore[arg-type]  # it is a list or a tuple
+        places = frozenset(
+            k for k in use.keys if is_exactly(k, int) and 0 <= cast("int", k) < count
+        )
+        return cast("frozenset[int]", places) if places and places == use.keys else None
+
     def use_of_key(self, holder: Holder, key: Any) -> Use:
         """How the executed code uses what a holder holds under a key."""
         if self.is_dynamic:

@@ -32,6 +32,7 @@ from tripwire.tracing.opening import Planted
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import can_repeat, reads_offsets
+from tripwire.validity.table import TableRow
 from tripwire.validity.wires import NOBODY, Alike, Held, Kept, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import Sentry
@@ -88,7 +89,8 @@ class Admission:
         space = writer.space
         space["_quiet"], space["_settle"] = sentry.is_quiet, standing.settle
         space["_trouble"] = standing.trouble
-        writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''")
+        row = TableRow("quiet", x=sentry.is_quiet, y=(*standing.trouble.parts, standing.settle))
+        writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''", row)
         self._write_gradients(writer)
         for wire in self._pulled:
             self._write_pulled(writer, wire)
@@ -102,7 +104,9 @@ class Admission:
             else (f"kwargs.keys() == {set(keywords)!r}" if keywords else "not kwargs")
         )
         called = f"{count} arguments, keywords {', '.join(keywords) or 'none'}"
-        writer.check("call", f"len(args) == {count} and {named}", called, "(len(args), *kwargs)")
+        row = TableRow("call", n=count, flag=ordered, x=tuple(keywords))
+        condition, found = f"len(args) == {count} and {named}", "(len(args), *kwargs)"
+        writer.check("call", condition, called, found, row)
 
     def _write_torch(self, writer: GuardWriter) -> None:
         """torch's state, and what else of the process no dict holds."""
@@ -145,7 +149,8 @@ class Admission:
         quick = wire.spell(writer.constant)
         if quick is not None:
             condition = f"({quick}) or {condition}"
-        writer.check("", condition, "", f"{name}.find_cause({nobody})")
+        rows = wire.rows_of_table()
+        writer.check("", condition, "", f"{name}.find_cause({nobody})", *rows)
 
     def _write_arguments(self, writer: GuardWriter) -> Guards:
         completion = self.completion
@@ -259,7 +264,7 @@ class Admission:
         opened = None if shadow is None else shadow.fakes.opened.get(str(carried.source))
         if opened is None:
             return writer.constant(_has_facts), writer.constant((meta, traits))
-        writer.add_line(f"{opened.label} = {name}")
+        writer.name_it(opened.label, name)
         return writer.constant(_has_kind), writer.constant((meta, traits))
 
     def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
@@ -307,14 +312,18 @@ class Admission:
         fresh += self._find_carried(known | anchored)
         anchored -= known  # those that were the same are checked already
         if len(fresh) > 1:
-            ids = ", ".join(f"id({name})" for name in fresh)
-            writer.check(
-                "arguments", f"len({{{ids}}}) == {len(fresh)}", "different objects", "'one twice'"
+            ids, row = (
+                ", ".join(f"id({name})" for name in fresh),
+                TableRow("distinct", all_of=(*fresh,)),
             )
+            condition = f"len({{{ids}}}) == {len(fresh)}"
+            writer.check("arguments", condition, "different objects", "'one twice'", row)
         if fresh and anchored:
             names = writer.constant(frozenset(anchored))
             ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
-            writer.check("arguments", ids, "objects of their own", "'one that is state as well'")
+            row = TableRow("others", all_of=(*fresh,), ids=(*anchored,))
+            found = "'one that is state as well'"
+            writer.check("arguments", ids, "objects of their own", found, row)
         others = writer.containers if self._alike else []
         if others:  # an equal list that took the place of another has another identity
             alike = writer.constant(tuple(chain.from_iterable(self._alike.values())))

@@ -3,18 +3,21 @@
 Arguments are compared by structure and value, along the paths that the run could read. What
 the run wrote to them is undone first: a guard asks for what the run found. The text of the
 function can be read (`Guards.source`), and each check can say what it wanted and what it got.
+Where the C module is built, a table of the same checks is run instead of the text (table.py).
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+import re
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from keyword import iskeyword
-from types import MappingProxyType, MethodType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +39,8 @@ from tripwire.reading.tensors import (
 )
 from tripwire.rulebook.rules import words
 from tripwire.tracing.opening import LARGEST_OPEN, OpenNumber
+from tripwire.validity import table
+from tripwire.validity.table import CAUGHT, Assignment, TableRow
 from tripwire.validity.wires import Cause, Kept, Mismatch
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
@@ -63,6 +68,10 @@ class Check:
     condition: str  # an expression over the guard's variables
     expected: str
     found: str  # an expression for what is there now
+    rows: tuple[TableRow, ...] = ()
+
+    def __str__(self) -> str:
+        return f"if not ({self.condition}): return None"
 
     def tell(self, found: object) -> str:
         """The failure in words; a check of a wire has them already."""
@@ -76,14 +85,17 @@ class Check:
         return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
 
 
+Line = Assignment | Check
+Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Guards:
     """The checks of one entry, compiled."""
 
-    source: str
-    lines: tuple[str | Check, ...]  # assignments and checks, in their order
+    lines: tuple[Line, ...]  # in their order
     # The tensors that come with the call, or None where it isn't for this entry.
-    admits: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+    admits: Admits
     _space: dict[str, Any]  # its globals
     _returns: tuple[str, ...]
 
@@ -92,6 +104,20 @@ class Guards:
         """The checks alone."""
         return tuple(line for line in self.lines if isinstance(line, Check))
 
+    @property
+    def source(self) -> str:
+        """The text of the function."""
+        body = "".join(f"        {line}\n" for line in self.lines)
+        return (
+            f"def admits(args, kwargs):\n    try:\n{body}"
+            f"        return {_tuple(self._returns)}\n    except {_CAUGHT}: return None\n"
+        )
+
+    def compile_text(self) -> Admits:
+        """The function of this text, whatever is run in its place."""
+        exec(compile(self.source, "<tripwire guards>", "exec"), self._space)
+        return self._space["admits"]  # type: ignore[no-any-return]
+
     def and_also(self, checks: Sequence[Check]) -> Guards:
         """The same with more checks, after all others."""
         return _compile((*self.lines, *checks), self._returns, self._space)
@@ -99,6 +125,8 @@ class Guards:
     def ask(self, is_quiet: Callable[[], bool]) -> None:
         """Ask this sentry from now on."""
         self._space["_quiet"] = is_quiet
+        if not isinstance(self.admits, FunctionType):
+            self.admits.ask(is_quiet)  # type: ignore[attr-defined]  # it is a table
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""
@@ -125,7 +153,7 @@ class Guards:
         number = 0
         for line in self.lines:
             lines.append("    try:")
-            if isinstance(line, str):
+            if isinstance(line, Assignment):
                 lines.append(f"        {line}")
             else:
                 failed = f"failed.append(({number}, {line.found}))"
@@ -166,7 +194,8 @@ class GuardWriter:
             "_own_dict": own_dict,
             "_same_array": _same_array,
         }
-        self._lines: list[str | Check] = []  # assignments and checks
+        self._lines: list[Line] = []
+        self._forms_seen: list[_Form] = []  # of tensors that torch compares all at once
         self.variables: dict[int, str] = {}  # fresh objects met so far
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
         self.plain: list[tuple[str, object]] = []  # values of which Python can have several
@@ -181,19 +210,19 @@ class GuardWriter:
         self.space[name] = value
         return name
 
-    def assign(self, expression: str) -> str:
+    def assign(self, expression: str, row: TableRow | None = None) -> str:
         """A variable for what an expression gives."""
-        name = f"v{len(self._lines)}"
-        self._lines.append(f"{name} = {expression}")
+        name, row = f"v{len(self._lines)}", row or _row_of(expression)
+        self._lines.append(Assignment(name, expression, () if row is None else (row,)))
         return name
 
-    def check(self, path: str, condition: str, expected: str, found: str) -> None:
-        """Add a condition."""
-        self._lines.append(Check(path, condition, expected, found))
+    def check(self, path: str, condition: str, expected: str, found: str, *rows: TableRow) -> None:
+        """Add a condition; rows that ask the same may stand for it."""
+        self._lines.append(Check(path, condition, expected, found, rows))
 
-    def add_line(self, line: str) -> None:
-        """Add an assignment."""
-        self._lines.append(line)
+    def name_it(self, label: str, expression: str) -> None:
+        """Give what an expression gives a name of its own."""
+        self._lines.append(Assignment(label, expression))
 
     def add_open(self, path: str, name: str, number: OpenNumber) -> None:
         """A number that is open: of its type, and no larger than what a graph computes with."""
@@ -208,7 +237,7 @@ class GuardWriter:
     def open_number(self, label: str, expression: str) -> None:
         """Give a number that is open its name in conditions."""
         self.opened.add(label)
-        self._lines.append(f"{label} = {expression}")
+        self.name_it(label, expression)
 
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
@@ -222,31 +251,34 @@ class GuardWriter:
 
     # --- values ---
 
-    def add(self, path: str, expression: str, value: object) -> None:
+    def add(self, path: str, expression: str, value: object, row: TableRow | None = None) -> None:
         """Checks for one value and all that the run could read below it."""
+        name = self.assign(expression, row)
         if id(type(value)) in PROXIES:
-            self._add_proxy(path, expression, value)
+            self._add_proxy(path, name, value)
         elif isinstance(value, torch.Tensor):
-            self._add_tensor(path, expression, value)
+            self._add_tensor(path, name, value)
         elif id(type(value)) in PLAIN or type(value) is slice:
-            self._add_plain(path, expression, value)
+            self._add_plain(path, name, value)
         elif id(value) in self.variables:
-            other = self.variables[id(value)]
-            self.check(path, f"{expression} is {other}", "an object passed twice", "'another'")
+            self._check_same(path, name, self.variables[id(value)], "an object passed twice")
         else:
             self._alive.append(value)
-            self._add_object(path, expression, value)
+            self._add_object(path, name, value)
 
-    def _add_proxy(self, path: str, expression: str, proxy: object) -> None:
+    def _check_same(self, path: str, name: str, other: str, expected: str) -> None:
+        row = TableRow("same", name, all_of=(other,))
+        self.check(path, f"{name} is {other}", expected, "'another'", row)
+
+    def _add_proxy(self, path: str, name: str, proxy: object) -> None:
         """A weak proxy: it must be one, and what it stands for must be there."""
-        name, cls = self.assign(expression), self.constant(type(proxy))
+        cls = self.constant(type(proxy))
         self.check(path, f"type({name}) is {cls}", "a weak proxy", f"type({name}).__name__")
         behind = self.assign(f"{self.constant(behind_proxy)}({name})")
         self.check(path, f"{behind} is not None", "an object", "'gone'")
         self.add(path, behind, behind_proxy(proxy))
 
-    def _add_plain(self, path: str, expression: str, value: object) -> None:
-        name = self.assign(expression)
+    def _add_plain(self, path: str, name: str, value: object) -> None:
         found = f"_fingerprint({name})"
         cls = type(value)
         opened = None if self._shadow is None else self._shadow.numbers.get(path)
@@ -256,18 +288,18 @@ class GuardWriter:
         if cls in _SEVERAL:
             self.plain.append((name, value))
         if value is None or cls is bool or value is ...:
-            condition = f"{name} is {value!r}"
+            condition, row = f"{name} is {value!r}", TableRow("is", name, x=value)
         elif cls is int or cls is str:
             condition = f"type({name}) is {cls.__name__} and {name} == {value!r}"
+            row = TableRow("equal", name, x=value)
         else:
             condition = f"_same({name}, {self.constant(value)})"
-        self.check(path, condition, str(fingerprint(value)), found)
+            row = TableRow("test", name, x=functools.partial(same_plain, value))
+        self.check(path, condition, str(fingerprint(value)), found, row)
 
-    def _add_tensor(self, path: str, expression: str, tensor: torch.Tensor) -> None:
-        name = self.assign(expression)
+    def _add_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self.tensors:
-            other = self.tensors[id(tensor)]
-            self.check(path, f"{name} is {other}", "one tensor passed twice", "'two tensors'")
+            self._check_same(path, name, self.tensors[id(tensor)], "one tensor passed twice")
             return
         self.tensors[id(tensor)] = name
         self._alive.append(tensor)
@@ -282,7 +314,7 @@ class GuardWriter:
                 *self._spell_kind(name, tensor, meta, traits),
                 f"{name}.dim() == {len(meta.shape)}",
             ]
-            self._lines.append(f"{opened.label} = {name}")
+            self.name_it(opened.label, name)
         elif id(traits.cls) in PLAIN_TENSORS:
             parts = self._spell_form(name, tensor, meta, traits)
         else:  # whose `__torch_function__` would be told
@@ -295,11 +327,50 @@ class GuardWriter:
         for query in sorted(_QUERIES & self._reads.names):
             answer = self.constant(_ask(tensor, query))
             parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
-        parts.append(self.spell_attributes(path, name, self._attributes.get(id(tensor), {})))
-        describe = self.constant(_describe_tensor)
-        self.check(path, " and ".join(parts), _describe_tensor(tensor), f"{describe}({name})")
+        attributes = self._attributes.get(id(tensor), {})
+        parts.append(self.spell_attributes(path, name, attributes))
+        describe, rows = self.constant(_describe_tensor), []
+        if traits.wrapped is None and not _QUERIES & self._reads.names:
+            names = self._reads.names - attributes.keys()
+            rows = self._rows_of(name, tensor, meta, traits, names, is_open=opened is not None)
+        condition, found = " and ".join(parts), f"{describe}({name})"
+        self.check(path, condition, _describe_tensor(tensor), found, *rows)
         if self._offsets_matter:
             self.check_offset(path, name, tensor)
+
+    def _rows_of(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        meta: TensorMeta,
+        traits: Traits,
+        names: frozenset[str],
+        *,
+        is_open: bool,
+    ) -> list[TableRow]:
+        """What of a tensor is asked by itself; the rest of its form is compared with others'."""
+        if table.Table is None or not table.can_compare_forms():
+            return []
+        now = (meta_of(tensor), traits_of(tensor)[:3])  # the run may have changed it in place
+        is_as_found = now == (meta, traits[:3]) and id(traits.cls) in PLAIN_TENSORS
+        if not is_as_found or torch.is_inference_mode_enabled():
+            return []
+        if meta.stride is None or tensor.is_nested:
+            return []
+        sizes: list[int | None] = [None if is_open else size for size in meta.shape]
+        strides: list[int | None] = [None if is_open else stride for stride in meta.stride]
+        self._forms_seen.append((tensor, sizes, strides))
+        leaf = 1 + traits.is_leaf if meta.requires_grad else 0
+        return [TableRow("tensor", name, leaf, x=traits.cls, y=names, z=table.HAS_FORM)]
+
+    def _compare_forms(self) -> None:
+        """Compare what torch knows of tensors, all at once, at the last of their checks."""
+        for index in reversed(range(len(self._lines)) if self._forms_seen else ()):
+            line = self._lines[index]
+            if line.rows and line.rows[-1].op == "tensor":
+                row = TableRow("forms", x=table.compare_forms(self._forms_seen))
+                self._lines[index] = replace(line, rows=(*line.rows, row))
+                break
 
     def check_offset(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """Where a tensor begins in its memory: asked only where the call depends on it."""
@@ -345,8 +416,7 @@ class GuardWriter:
         rest = self.constant(self._reads.names - held.keys())
         return f"(not {name}.__dict__ or {name}.__dict__.keys().isdisjoint({rest}))"
 
-    def _add_object(self, path: str, expression: str, value: Any) -> None:
-        name = self.assign(expression)
+    def _add_object(self, path: str, name: str, value: Any) -> None:
         self.variables[id(value)] = name
         cls = type(value)
         if isinstance(value, (*PINNED, Enum)) or self._is_opaque(value):
@@ -357,6 +427,7 @@ class GuardWriter:
             f"type({name}) is {self.constant(cls)}",
             f"a {name_of(cls)}",
             f"{self.constant(name_of)}(type({name}))",
+            TableRow("type", name, x=cls),
         )
         for base, plain in _PLAIN_BASES.items():
             if isinstance(value, base):
@@ -374,7 +445,7 @@ class GuardWriter:
             self.add(f"{path}.args", f"{name}.args", value.args)
             self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
         elif issubclass(cls, tuple):
-            self._add_elements(path, name, value, tuple)
+            self._add_elements(path, name, value, tuple, self._reads.find_places(value))
         elif issubclass(cls, (list, deque)):
             if isinstance(value, deque):
                 longest = f"{self.constant(_LONGEST)}({name})"
@@ -384,7 +455,9 @@ class GuardWriter:
             if holder is None or self._reads.filter_of(holder) is None:
                 before = value if holder is None else tuple(holder.before().values())
                 base = deque if isinstance(value, deque) else list
-                self._add_elements(path, name, before, base)
+                is_as_before = len(before) == len(value) and all(map(operator.is_, before, value))
+                places = self._reads.find_places(value) if is_as_before else None
+                self._add_elements(path, name, before, base, places)
         elif issubclass(cls, dict):
             self._add_items(path, name, value)
         elif issubclass(cls, (set, frozenset)):
@@ -415,23 +488,31 @@ class GuardWriter:
     def _pin(self, path: str, name: str, value: object) -> None:
         kept = self.constant(Kept(value))
         what = str(fingerprint(value))
-        self.check(path, f"{kept}.is_same({name})", what, f"f'another {{_fingerprint({name})}}'")
+        found = f"f'another {{_fingerprint({name})}}'"
+        row = TableRow("test", name, x=self.space[kept].is_same)
+        self.check(path, f"{kept}.is_same({name})", what, found, row)
 
     def _compare(self, path: str, name: str, function: str, seen: object) -> None:
         condition = f"{function}({name}, {self.constant(seen)})"
         self.check(path, condition, "equal values", "'other values'")
 
-    def _add_elements(self, path: str, name: str, values: Any, base: type) -> None:
+    def _add_elements(
+        self, path: str, name: str, values: Any, base: type, places: frozenset[int] | None
+    ) -> None:
         # A subclass may answer with code of its own, which is none of the guards' business.
         kind: Any = base
         length, item = self.constant(kind.__len__), self.constant(kind.__getitem__)
-        self.check(
-            path, f"{length}({name}) == {len(values)}", f"length {len(values)}", f"{length}({name})"
-        )
+        is_quick, count = base is not deque, len(values)
+        found, rows = f"{length}({name})", [TableRow("length", name, count)] if is_quick else []
+        if places is None:
+            self.check(path, f"{found} == {count}", f"length {count}", found, *rows)
         fields = type(values)._fields if is_namedtuple(type(values)) else None
         for index, value in enumerate(values):
+            if places is not None and index not in places:
+                continue
             label = f"{path}[{index}]" if fields is None else f"{path}.{fields[index]}"
-            self.add(label, f"{item}({name}, {index})", value)
+            row = TableRow("item", name, index) if is_quick else None
+            self.add(label, f"{item}({name}, {index})", value, row)
 
     def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
         holder = self._holders.get((id(value), ITEMS))
@@ -440,23 +521,27 @@ class GuardWriter:
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         get, has = self.constant(dict.__getitem__), self.constant(dict.__contains__)
         if wanted is None:
-            keys = self.constant(kind.keys)
+            keys, rows = self.constant(kind.keys), []
             if all(type(key) is str for key in before):
+                if kind is dict:  # the order of the other is its own
+                    rows = [TableRow("keys", name, x=tuple(before))]
                 condition = f"list({keys}({name})) == {self.constant(list(before))}"
             else:
                 kept = self.constant([Kept(key) for key in before])
                 condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
             expected = f"keys {spell_key(list(before)):.80}"
-            self.check(path, condition, expected, f"list({keys}({name}))")
+            self.check(path, condition, expected, f"list({keys}({name}))", *rows)
         for key in wanted or ():
             present = key in before
             condition = f"{has}({name}, {self.constant(key)}) is {present}"
             there = "there" if present else "nothing"
-            self.check(f"{path}[{spell_key(key)}]", condition, there, "'the contrary'")
+            row = TableRow("has", name, int(present), x=key)
+            self.check(f"{path}[{spell_key(key)}]", condition, there, "'the contrary'", row)
         for key, item in before.items():
             if wanted is None or key in wanted:
                 spelled = repr(key) if is_exactly(key, str, int) else self.constant(key)
-                self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item)
+                row = TableRow("get", name, x=key)
+                self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item, row)
 
     def _add_members(self, path: str, name: str, value: Any) -> None:
         """Equal sets can be walked through in different orders."""
@@ -485,10 +570,12 @@ class GuardWriter:
                 self._check_absences(path, name, wanted, frozenset(holder.keys))
         for attribute, item in held.items():
             get = f"{name}.{attribute}"
+            row: TableRow | None = TableRow("attr", name, x=attribute)
             spelled = attribute.isidentifier() and not iskeyword(attribute)
             if not spelled or answers_itself(type(value)):
+                row = None
                 get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
-            self.add(f"{path}.{attribute}", get, item)
+            self.add(f"{path}.{attribute}", get, item, row)
 
     def _check_empty_slots(
         self, path: str, name: str, value: object, wanted: frozenset[Any] | None, filled: Any
@@ -512,28 +599,34 @@ class GuardWriter:
 
     def build(self, returned: list[str]) -> Guards:
         """Write and compile the function, which returns these where it admits."""
+        self._compare_forms()
         return _compile(tuple(self._lines), tuple(returned), self.space)
 
 
-def _compile(
-    lines: tuple[str | Check, ...], returned: tuple[str, ...], space: dict[str, Any]
-) -> Guards:
-    body = "".join(
-        f"        {line}\n"
-        if isinstance(line, str)
-        else f"        if not ({line.condition}): return None\n"
-        for line in lines
-    )
-    source = (
-        f"def admits(args, kwargs):\n    try:\n{body}"
-        f"        return {_tuple(returned)}\n    except {_CAUGHT}: return None\n"
-    )
-    exec(compile(source, "<tripwire guards>", "exec"), space)
-    return Guards(source, lines, space["admits"], space, returned)
+def _compile(lines: tuple[Line, ...], returned: tuple[str, ...], space: dict[str, Any]) -> Guards:
+    if table.Table is not None:
+        return Guards(lines, table.build_table(lines, returned, space), space, returned)
+    text = Guards(lines, _admit_nothing, space, returned)
+    return replace(text, admits=text.compile_text())
 
 
-# What isn't there, or can't be computed from this call's numbers: a division by a size of zero.
-_CAUGHT = "(LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)"
+def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Until the text is compiled."""
+
+
+_Form = tuple[torch.Tensor, list[int | None], list[int | None]]
+_CAUGHT = f"({', '.join(error.__name__ for error in CAUGHT)})"
+_ARGUMENT = re.compile(r"args\[(\d+)(:?)\]")
+_KEYWORD = re.compile(r"kwargs\['(\w+)'\]")
+
+
+def _row_of(expression: str) -> TableRow | None:
+    """How C comes to an argument."""
+    found = _ARGUMENT.fullmatch(expression)
+    if found is not None:
+        return TableRow("rest" if found[2] else "arg", n=int(found[1]))
+    found = _KEYWORD.fullmatch(expression)
+    return None if found is None else TableRow("keyword", x=found[1])
 
 
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)

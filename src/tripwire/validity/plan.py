@@ -282,6 +282,8 @@ class _Planner:
             return
         space = holder.kind.dict_of(holder.owner)
         step = functools.partial(holder.kind.step, holder.path)
+        if wanted is None and not ignored and not before:
+            wanted = self.reads.find_places(holder.owner)
         if space is None:
             self.pulled += [
                 PulledWire(way, holder.kind, step, wanted, ignored, before, keeper)

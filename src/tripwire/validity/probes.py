@@ -55,7 +55,7 @@ _CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode"})
 class Probe:
     """Computes the values that Python took, from the inputs of a call."""
 
-    key: tuple[object, ...]  # equal for probes that compute the same
+    key: str  # equal for probes that compute the same; a text knows its hash
     indices: tuple[int, ...]  # the inputs that it needs
     module: fx.GraphModule
     expected: tuple[object, ...]
@@ -63,6 +63,8 @@ class Probe:
     is_opaque: bool  # code of somebody's runs inside, which may draw random numbers
     compute: Callable[..., tuple[object, ...]]  # not the module: fx would print what goes wrong
     is_of_ints: bool  # which come first among what guards fetch: no other inputs are needed
+    n_ints: int  # so many of those decide; 0 where floats are among them
+    agreed: set[tuple[Any, ...]]  # ints with which it was as expected
 
     def values(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         """The values on this call; None where they can't be computed."""
@@ -86,6 +88,11 @@ class Probe:
     def agrees(self, values: tuple[object, ...] | None) -> bool:
         """Whether these are the values that the entry was traced with."""
         return values is not None and all(map(same_value, self.expected, values))
+
+    def note_agreed(self, fetched: tuple[Any, ...]) -> None:
+        """Know these ints again."""
+        if self.n_ints and len(self.agreed) < _REMEMBERED:
+            self.agreed.add(fetched[: self.n_ints])
 
     def find_failure(self, values: tuple[object, ...] | None) -> str | None:
         """The first value that differs."""
@@ -146,14 +153,21 @@ def build_probe(trace: Trace) -> Probe | None:
     names = [*(n.expression for n in trace.numbers), *(str(i.source) for i in trace.inputs)]
     sources = tuple(names[i] for i in indices)
     targets = [_target_of(node, module) for node in module.graph.nodes]
-    key = (module.code, sources, *targets)
+    key = repr((module.code, sources, *targets))
     expected = tuple(branch.value for branch in branches)
     opaque = any(node.meta[FACTS].opaque for node in needed)
     compute: Callable[..., Any] = torch.no_grad()(module.forward)
     of_ints = not opaque and _is_of_ints(trace, indices, module)
     if of_ints:
         compute = functools.lru_cache(_REMEMBERED)(compute)
-    return Probe(key, indices, module, expected, tuple(branches), opaque, compute, of_ints)
+    n_ints = (
+        max(indices, default=-1) + 1
+        if of_ints and not any(n.is_float for n in trace.numbers)
+        else 0
+    )
+    return Probe(
+        key, indices, module, expected, tuple(branches), opaque, compute, of_ints, n_ints, set()
+    )
 
 
 _REMEMBERED = 256  # sizes of which a probe knows the answers

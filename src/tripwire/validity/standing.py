@@ -43,7 +43,12 @@ class _Doubt:
         self._pending = pending
 
     def __bool__(self) -> bool:
-        return bool(self._causes or self._pending)
+        return any(self.parts)
+
+    @property
+    def parts(self) -> tuple[dict[tuple[bool, int], tuple[Cause, ...]], list[Touch]]:
+        """Both are empty while there is no doubt."""
+        return self._causes, self._pending
 
 
 def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import fingerprint
 from tripwire.reading.sources import Attr, Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
+from tripwire.validity.table import TableRow
 from tripwire.values.belongings import code_of
 from tripwire.values.classes import (
     find_in_class,
@@ -233,15 +234,24 @@ class Kept:
             return f"{found} is {constant(self._value)}"
         return f"{found} is {constant(self._ref)}() is not None"  # a dead reference gives None
 
+    def fill(self, row: TableRow) -> TableRow | None:
+        """A row that compares with the value itself; None where C can't."""
+        if self._ref is None:
+            return replace(row, y=self._value)
+        return replace(row, y=self._ref, flag=True) if _is_reference(self._ref) else None
+
     @property
     def item(self) -> object:
         """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
         if self._ref is None:
             return self._value if id(self._cls) in PLAIN else ABSENT
-        return self._ref if isinstance(self._ref, weakref.ref) else ABSENT
+        return self._ref if _is_reference(self._ref) else ABSENT
 
     def __str__(self) -> str:
         return f"{name_of(self._cls)} object" if self.is_gone else str(fingerprint(self.get()))
+
+
+_VALUE_SLOT = vars(Kept)["_value"]
 
 
 class Alike(Kept):
@@ -269,9 +279,16 @@ class Alike(Kept):
     def spell(self, found: str, constant: Callable[[object], str]) -> str:
         return f"{found} is {constant(self)}.get() is not None"
 
+    def fill(self, row: TableRow) -> TableRow | None:
+        return None
+
     @property
     def item(self) -> object:
         return ABSENT
+
+
+def _is_reference(ref: object) -> bool:
+    return type(ref) is weakref.ref or type(ref) is Hidden
 
 
 _LARGEST_CONTENT = 1000  # values; what holds more is told by who it is
@@ -597,7 +614,10 @@ class PulledWire:
         self._kept = [keeper.keep(value) for value in values]
 
     def _read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        owner = self._owner()
+        owner: Any = self._owner()
+        if self._wanted is not None and type(owner) is list:  # of which a place or two was read
+            places = tuple(place for place in sorted(self._wanted) if place < len(owner))
+            return places, tuple(owner[place] for place in places)
         keys, values = (("gone",), (ABSENT,)) if owner is None else self._kind.read(owner)
         wanted, ignored = self._wanted, self._ignored
         if wanted is None and not ignored:
@@ -621,6 +641,11 @@ class PulledWire:
             return " and ".join(k.spell(n, constant) for n, k in zip(names, kept, strict=True))
         if isinstance(self._kind, SlotsKind):
             return self._spell_slots(owner, constant)
+        if isinstance(self._kind, ElementsKind) and type(owner) is list and self._wanted:
+            place = getattr(self._owner, "__self__", None)  # an Alike's, or nobody's
+            found = f"{constant(place)}._value" if place else constant(owner)
+            pairs = zip(self._keys, kept, strict=True)
+            return " and ".join(k.spell(f"{found}[{key}]", constant) for key, k in pairs) or None
         is_whole = self._wanted is None and not self._ignored
         if isinstance(self._kind, ElementsKind) and type(owner) is list and is_whole:
             items = tuple(k.item for k in kept)
@@ -636,6 +661,45 @@ class PulledWire:
             found = f"{constant(owner)}.get({constant(ABSENT)})"
             return kept[0].spell(found, constant) if kept else f"{found} is {constant(ABSENT)}"
         return None
+
+    def rows_of_table(self) -> list[TableRow]:
+        """The same test as rows; a row that fails asks this wire. None of them where C can't."""
+        rows = [row for row in self._find_rows() if row is not None]
+        return rows if len(rows) == len(self._find_rows()) else []
+
+    def _find_rows(self) -> list[TableRow | None]:
+        owner: Any = self._owner()
+        pairs = list(zip(self._keys, self._kept, strict=True))
+        is_whole = self._wanted is None and not self._ignored
+        if isinstance(self._kind, CellsKind) and self._wanted is None:
+            cells = cells_of(owner)
+            if self._keys and set(cells) - self._ignored == set(self._keys):
+                return [kept.fill(TableRow("cell", x=cells[key], z=self)) for key, kept in pairs]
+        elif (
+            isinstance(self._kind, SlotsKind) and self._spell_slots(owner, lambda _: "") is not None
+        ):
+            slots = slots_of(type(owner))
+            rows = [
+                (slots[key], kept.fill(TableRow("slot", x=owner, z=self))) for key, kept in pairs
+            ]
+            return [row and replace(row, y=(slot, row.y)) for slot, row in rows]
+        elif isinstance(self._kind, ElementsKind) and type(owner) is list and is_whole:
+            items = tuple(kept.item for kept in self._kept)
+            if all(item is not ABSENT for item in items):
+                place = getattr(self._owner, "__self__", None)  # an Alike's, or nobody's
+                if place is None:
+                    return [TableRow("items", x=owner, y=items, z=self)]
+                if isinstance(place, Alike):
+                    return [TableRow("items", x=place, y=(_VALUE_SLOT, items), z=self, flag=True)]
+        elif isinstance(self._kind, MembersKind) and is_whole:
+            values = tuple(kept.get() for kept in self._kept)
+            is_quick = _is_reference(self._owner)
+            if is_quick and all(is_exactly(value, str, type) for value in values):
+                return [TableRow("members", x=self._owner, y=values, z=self)]
+        elif isinstance(self._kind, ContextKind):
+            row = TableRow("context", x=(owner, ABSENT), y=ABSENT, z=self)
+            return [self._kept[0].fill(row) if self._kept else row]
+        return []
 
     def _spell_slots(self, owner: object, constant: Callable[[object], str]) -> str | None:
         slots = slots_of(type(owner))

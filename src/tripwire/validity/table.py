@@ -1,0 +1,185 @@
+"""Table: a guard function's lines as rows that C goes through; Python runs those without a row.
+
+The text of the function is the specification: a row asks what its line asks. Without the C module,
+or with TRIPWIRE_PURE=1 in the environment, the text itself is compiled and run. Arguments cost
+0.1 µs a tensor instead of 1, bench_dispatch.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tripwire.values.classes import isinstance
+
+# What isn't there, or can't be computed from this call's numbers: a division by a size of zero.
+CAUGHT = (LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """What C does for one line. Which fields count is up to the operation: see `_table.c`."""
+
+    op: str
+    of: str = ""  # the variable that it looks at
+    n: int = 0
+    flag: bool = False
+    x: object = None
+    y: object = None
+    z: object = None
+    all_of: tuple[str, ...] = ()  # the variables, of what is about several
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A variable for what an expression gives."""
+
+    name: str
+    expression: str
+    rows: tuple[TableRow, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.expression}"
+
+
+def _choose() -> Any:
+    if os.environ.get("TRIPWIRE_PURE") == "1":
+        return None
+    try:
+        return importlib.import_module("tripwire.validity._table").Table
+    except ImportError:  # not built
+        return None
+
+
+Table = _choose()
+_NAME = re.compile(r"[^\W\d]\w*")
+_SIZES = re.compile(r"\b(\w+)\.(size|stride)\(\)")
+
+
+class _WithRows(Protocol):
+    """A line of the text: `str` gives it."""
+
+    @property
+    def rows(self) -> tuple[TableRow, ...]:
+        """What C does for it; none where it can't."""
+
+
+def build_table(lines: Sequence[_WithRows], returned: Sequence[str], space: dict[str, Any]) -> Any:
+    """What admits calls as a function of these lines would."""
+    return _Rows(space).build(lines, returned)
+
+
+# --- tensors ---
+
+# torch's own comparison of a tensor's class, dispatch keys, dtype, device, need for a gradient,
+# sizes and strides: part of its C core, and there from 2.0 on. It takes 60 ns a tensor. The
+# dispatch keys alone take 370 when Python asks for them.
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_compare: Any = getattr(_guards, "TensorGuards", None)
+
+
+# Asked of each tensor before: a nested one has no strides, and raises an error of C++'s in there,
+# which ends the process. Other layouts don't (test_table.py has each of them).
+HAS_FORM = (torch._C.TensorBase.is_nested, False)
+
+
+def compare_forms(
+    forms: Sequence[tuple[torch.Tensor, list[int | None], list[int | None]]],
+) -> Callable[..., bool]:
+    """Whether tensors are like these, whose sizes and strides are None where they don't matter."""
+    tensors, sizes, strides = (list(column) for column in zip(*forms, strict=True))
+    made = _compare(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    return made.check  # type: ignore[no-any-return]
+
+
+@functools.cache
+def can_compare_forms() -> bool:
+    """Whether torch's comparison is there, and tells what it must."""
+    if _compare is None:
+        return False
+    one, other = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.complex64)
+    unlike = [
+        *(torch.zeros(2, 4), torch.zeros(3, 2).t(), torch.zeros(2, 3, 1), one.double()),
+        *(other, torch.zeros(2, 3, device="meta"), torch.zeros(2, 3, requires_grad=True)),
+        torch.nn.Parameter(one, requires_grad=False),
+    ]
+    is_like = compare_forms([(one, [2, 3], [3, 1])])
+    is_open = compare_forms([(one, [None, None], [None, None])])
+    is_plain = compare_forms([(other, [2, 3], [3, 1])])
+    with torch.no_grad():  # the need for a gradient counts in there, too
+        told = not any(map(is_like, unlike)) and is_like(torch.ones(2, 3))
+    is_any = is_open(torch.zeros(4, 2).t()) and not is_open(torch.zeros(3))
+    return told and is_any and is_plain(other.clone()) and not is_plain(other.conj())
+
+
+class _Rows:
+    def __init__(self, space: dict[str, Any]) -> None:
+        self._space = space
+        self._registers: dict[str, int] = {}
+        self._rows: list[tuple[object, ...]] = []
+        self._pending: list[_WithRows] = []  # lines without rows that follow one another
+
+    def build(self, lines: Sequence[_WithRows], returned: Sequence[str]) -> Any:
+        for line in lines:
+            if not line.rows:
+                self._pending.append(line)
+                continue
+            self._flush()
+            for row in line.rows:
+                self._add(row, line.name if isinstance(line, Assignment) else "")
+        names = list(returned)
+        for index, one in enumerate(names):
+            if one not in self._registers:  # an expression, or a name that is pending
+                names[index] = f"given{index}"
+                self._pending.append(Assignment(names[index], one))
+        self._flush()
+        self._add(TableRow("give", all_of=tuple(names)))
+        return Table(tuple(self._rows), len(self._registers), CAUGHT)
+
+    def _register(self, name: str) -> int:
+        return self._registers.setdefault(name, len(self._registers))
+
+    def _add(self, row: TableRow, assigned: str = "") -> None:
+        known = self._registers
+        of = known[row.of] if row.of else 0
+        a, b = (self._register(assigned), of) if assigned else (of, int(row.flag))
+        registers = tuple(known[name] for name in row.all_of)
+        self._rows.append((row.op, a, b, row.n, row.x, row.y, row.z, registers, row.ids))
+
+    def _flush(self) -> None:
+        """The pending lines as one function of what they use, which gives what they assign."""
+        if not self._pending:
+            return
+        lines = self._pending
+        self._pending = []
+        assigned = dict.fromkeys(line.name for line in lines if isinstance(line, Assignment))
+        words = {word for line in lines for word in _NAME.findall(str(line))}
+        used = [name for name in words if name in self._registers]
+        body = _ask_once("".join(f"    {line}\n" for line in lines), assigned)
+        given = ", ".join(["args", "kwargs", *used])
+        results = "".join(f"{name}, " for name in assigned)
+        source = f"def stretch({given}):\n{body}    return ({results})\n"
+        exec(compile(source, "<tripwire guards>", "exec"), self._space)
+        first = len(self._registers)
+        registers = tuple(self._registers[name] for name in used)
+        for name in assigned:
+            self._registers[name] = len(self._registers)
+        stretch = self._space.pop("stretch")
+        self._rows.append(("python", 0, first, 0, stretch, None, None, registers, ()))
+
+
+def _ask_once(body: str, assigned: Container[str]) -> str:
+    """The same lines, where each tensor is asked for its sizes and strides once."""
+    found = dict.fromkeys(pair for pair in _SIZES.findall(body) if pair[0] not in assigned)
+    for tensor, what in found:
+        body = body.replace(f"{tensor}.{what}()", f"{tensor}_{what}")
+    asked = "".join(f"    {tensor}_{what} = {tensor}.{what}()\n" for tensor, what in found)
+    return asked + body

@@ -1,0 +1,221 @@
+"""Of a list that is read by constant index alone, those places count, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from unit.dispatch.sidebyside import BACKENDS, check_twins
+
+import tripwire
+
+# Each changes what is read and what isn't, in all the ways that a program has.
+PROGRAMS = {
+    "module's list": """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = [1.0, 2.0, 3.0, 4.0]
+
+    def forward(self, x):
+        return x * self.table[1] + self.table[2]
+
+m = M()
+
+def call(x):
+    return m(x)
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    m.table[0] = 9.0
+    see(f(T()))
+    m.table[1] = 5.0
+    see(f(T())), see(f(T()))
+    m.table.append(7.0)
+    see(f(T()))
+    m.table.insert(0, 8.0)
+    see(f(T()))
+    m.table = list(m.table)
+    see(f(T()))
+    m.table = [1.0, 2.0, 3.0]
+    see(f(T())), see(f(T()))
+    m.table.reverse()
+    see(f(T()))
+    del m.table[2:]
+    try:
+        f(T())
+    except IndexError as error:
+        see(str(error))
+    m.table.append(6.0)
+    see(f(T()))
+    m.table.sort()
+    see(f(T())), see(f(T()))
+""",
+    "tensors in a list": """
+held = [T(1), T(2), T(3)]
+
+def call(x):
+    return x * held[1]
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    held[0] = T(8)
+    see(f(T()))
+    held[1] = T(9)
+    see(f(T())), see(f(T()))
+    held[1].add_(1)
+    see(f(T()))
+    held[0] = held[1]
+    see(f(T()))
+    held[2] = None
+    see(f(T()))
+    held.clear()
+    held.extend([T(4), T(5)])
+    see(f(T())), see(f(T()))
+""",
+    "a whole use beside it": """
+held = [1.0, 2.0, 3.0]
+
+def total():
+    return sum(held)
+
+def call(x):
+    return x * held[1] + total()
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    held[0] = 5.0
+    see(f(T()))
+    held.append(1.0)
+    see(f(T())), see(f(T()))
+""",
+    "the same list under two names": """
+one = [1.0, 2.0, 3.0]
+two = one
+
+def call(x):
+    return x * one[1] * len(two)
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    one.append(4.0)
+    see(f(T()))
+    one[1] = 7.0
+    see(f(T())), see(f(T()))
+""",
+    "an index that varies, a slice, an end": """
+held = [1.0, 2.0, 3.0]
+place = 1
+
+def call(x):
+    return x * held[place] + held[-1] + held[0:2][1]
+
+def go(f, see):
+    global place
+    see(f(T())), see(f(T()))
+    held[1] = 5.0
+    see(f(T()))
+    held.append(6.0)
+    see(f(T()))
+    place = 2
+    see(f(T())), see(f(T()))
+""",
+    "lists in lists": """
+rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+def call(x):
+    return x * rows[1][0]
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    rows[0][0] = 9.0
+    see(f(T()))
+    rows[1][1] = 9.0
+    see(f(T()))
+    rows[1][0] = 9.0
+    see(f(T()))
+    rows[1] = [7.0, 8.0]
+    see(f(T())), see(f(T()))
+    rows[0] = rows[1]
+    see(f(T()))
+""",
+    "asked by value, by identity, for the end": """
+held = [1, 2, 3]
+
+def call(x):
+    if 3 in held:
+        x = x * 2
+    if held[0] is held[1]:
+        x = x + 5
+    try:
+        return x * held[3]
+    except IndexError:
+        return x * held[0]
+
+def go(f, see):
+    see(f(T())), see(f(T()))
+    held[2] = 4
+    see(f(T()))
+    held.append(9)
+    see(f(T())), see(f(T()))
+""",
+    "passed": """
+def call(x, many, pair):
+    return x * many[1] + pair[0]
+
+def go(f, see):
+    see(f(T(), [1.0, 2.0, 3.0], (T(1), T(2)))), see(f(T(), [1.0, 2.0, 3.0], (T(1), T(2))))
+    see(f(T(), [5.0, 2.0, 3.0], (T(1), None)))
+    see(f(T(), [5.0, 2.0], (T(1),)))
+    see(f(T(), [5.0, 4.0], (T(3), T(2))))
+    see(f(T(), [5.0, 4], (torch.ones(2, dtype=torch.float64), T(2))))
+    see(f(T(), (5.0, 4.0), [T(3), T(2)]))
+    try:
+        f(T(), [5.0], (T(1),))
+    except IndexError as error:
+        see(str(error))
+    x = T(3)
+    see(f(x, [x, x], (x, x))), see(f(x, [x, T(3)], (x, x)))
+""",
+    "passed and changed": """
+def call(x, many):
+    y = x * many[0]
+    many[1] = y
+    return y + many[1]
+
+def go(f, see):
+    for i in range(4):
+        many = [float(i), None, 7]
+        see(f(T(i), many), many)
+        see(f(T(i), [2.0, None]))
+""",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_places_of_a_list_that_were_read_are_kept_true(name, backend, tmp_path) -> None:
+    check_twins(PROGRAMS[name], backend, tmp_path, hits=1)
+
+
+def test_a_write_elsewhere_in_a_list_retires_nothing() -> None:
+    table = list(range(1000))
+    compiled = tripwire.compile(lambda x: x * table[5], backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    compiled(x)
+    for place in (0, 4, 6, 999):
+        table[place] = -1
+        assert torch.equal(compiled(x), x * 5)
+    table.append(3)
+    del table[900:]
+    compiled(x)
+    assert compiled.statistics().traces == 1
+    table[5] = 6
+    assert torch.equal(compiled(x), x * 6)
+
+
+def test_other_tensors_of_a_list_that_is_passed_may_be_anything() -> None:
+    compiled = tripwire.compile(lambda ts: ts[0].sin(), backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for others in ([x], [], [torch.ones(3), None], [x, x, x]):
+        assert torch.equal(compiled([x, *others]), x.sin())
+    assert compiled.statistics().traces == 1
