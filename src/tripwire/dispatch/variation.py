@@ -182,8 +182,11 @@ class Variation:
         self._namespaces = trace.namespaces
         carried = {str(one.source) for one in completion.effects.carried}
         for wanted, sources in zip(trace.inputs, completion.sources, strict=True):
+            is_state = any(anchored for _, anchored in sources)
+            if is_state and not carried:
+                continue  # paths of parameters are long, and there are many
             path = str(wanted.source)
-            if path in carried or not any(anchored for _, anchored in sources):
+            if path in carried or not is_state:
                 self._sources.setdefault(path, wanted.source)
                 self._shapes.setdefault(path, wanted.meta.shape)
         # `type(n) is int` tells an open number from a plain one.

@@ -317,13 +317,16 @@ class Meeting(ABC):
         """What a class holds, under the names that are in use; the rest has to wait."""
         if class_dict(cls).get("__hash__") is not None:
             self._open_sets()
-        names = self._names | (self.reader.names_looked_up or frozenset())
+        looked_up = self.reader.names_looked_up or frozenset()
         for name, value in at_once(class_dict(cls).items):
-            if id(type(value)) in LEAVES or (name in MADE_BY_PYTHON and name not in names):
+            if id(type(value)) in LEAVES:
+                continue
+            is_named = name in self._names or name in looked_up
+            if name in MADE_BY_PYTHON and not is_named:
                 continue
             starts = [self._await_start(f, path, name) for f in functions_behind(value)]
             is_special = name in SPECIAL and not (starts and all(starts))
-            if name in names or is_special:
+            if is_named or is_special:
                 yield value, Attr(path, name)
             else:
                 self._waiting.setdefault(name, []).append((value, Attr(path, name)))

@@ -313,11 +313,12 @@ class Reach(Meeting):
         names = self._add_names(uses)
         self._uses = uses
         for name in sorted(globals_ & namespace.keys()):
-            of_sys = uses.steps.get(Step(StepKind.GLOBAL, name)) if namespace[name] is sys else None
+            value, path = namespace[name], Global(module, name)
+            of_sys = uses.steps.get(Step(StepKind.GLOBAL, name)) if value is sys else None
             if of_sys is not None and "modules" in of_sys.attributes:
-                self._walk_loaded_modules(uses, Global(module, name))
-            if not self._meet_closed(namespace[name], uses, Global(module, name)):
-                self.walk(namespace[name], Global(module, name), True)
+                self._walk_loaded_modules(uses, path)
+            if not self._meet_closed(value, uses, path):
+                self.walk(value, path, True)
         self._uses = None
         if "sys" in uses.imports:  # nobody knows which `modules` are its own
             self._walk_loaded_modules(uses, Imported("sys"))
@@ -467,8 +468,10 @@ class Reach(Meeting):
         A registry may hold every class of a library: for Bert, 44 of the 84 that were met. What
         comes to the set by another way opens it.
         """
+        if type(item) is not set:
+            return False
         use = uses.steps.get(Step(StepKind.GLOBAL, path.name))
-        if type(item) is not set or use is None or use.escapes or use.updated:
+        if use is None or use.escapes or use.updated:
             return False
         if self._hashes_by_code or id(item) in self.fresh:
             return False
