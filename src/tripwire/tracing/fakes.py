@@ -13,7 +13,12 @@ from typing import Any, cast
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from tripwire.reading.sources import Source
@@ -122,8 +127,8 @@ class Fakes:
 
     def imitate(
         self, func: Callable[..., Any], args: Any, kwargs: Any, *, in_place: bool
-    ) -> list[Any] | None:
-        """What a call gives for fakes; None where torch can't tell without the values."""
+    ) -> list[Any] | str:
+        """What a call gives for fakes; or why torch can't tell without the values."""
         key = None if in_place else self._key(func, args, kwargs)
         found = None if key is None else self._memo.get(key)
         if found is None:
@@ -132,8 +137,11 @@ class Fakes:
                 with self.mode, enable_python_dispatcher():
                     made = func(*map_leaves(args, fake), **map_leaves(kwargs, fake))
                 found = list(iter_given(made))
-            except Exception:
-                return None
+            except (DynamicOutputShapeException, DataDependentOutputException):
+                return "the size of what it gives depends on values"
+            except Exception as error:
+                first = str(error).partition("\n")[0]
+                return f"torch can't tell its result for open sizes: {first:.100}"
             if key is not None:
                 self._memo[key] = found
         return found

@@ -384,8 +384,10 @@ class Shadow:
             with self._state.aside():
                 fakes = self.fakes.imitate(func, args, kwargs, in_place=in_place)
                 self._note_decisions()
-                if fakes is None or not are_alike(fakes, results):
-                    self._close_arguments((args, kwargs), rule.name)
+                why = fakes if isinstance(fakes, str) else ""
+                if isinstance(fakes, str) or not are_alike(fakes, results):
+                    why = why or "what it gives has another form than torch foretells"
+                    self._close_arguments((args, kwargs), f"{rule.name} ({why})")
                     return
                 for tensor, fake in zip(results, fakes, strict=True):
                     self.fakes.put(tensor, fake)
