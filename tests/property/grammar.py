@@ -184,6 +184,31 @@ EFFECTS = (
         "tick()",
         ("tick = counter()",),
     ),
+    Effect(
+        "counts = [0, 5]",
+        "counts[0] += 1\nt = t * counts[0] + counts[1]",
+        ("counts[0] = 7", "counts[1] = 2.5", "counts = [0, 5]", "counts.append(1)", "counts.pop()"),
+    ),
+    Effect(
+        "pair = (0, 1.0)\ndef advance():\n    global pair\n    pair = (pair[0] + 1, pair[1] * 0.5)",
+        "advance()\nt = t * pair[1] + pair[0]",
+        ("pair = (3, 2.0)", "pair = (1, 2)", "pair = (2, 4.0, 1)"),
+    ),
+    Effect(
+        "bag = {'n': 0, 'w': [0.5, 2]}",
+        "bag['n'] += 1\nbag['w'][0] *= 0.5\nt = t * bag['w'][0] + bag['n']",
+        ("bag['n'] = 9", "bag['w'] = [1.5, 1]", "bag = {'n': 1, 'w': [2.0, 3]}", "bag['n'] = 0.5"),
+    ),
+    Effect(
+        "cache = [torch.zeros(4), torch.ones(4)]",
+        "cache[0] = cache[0] + t.detach().sum()\nt = t + (cache[0] * cache[1]).sum()",
+        ("cache[0] = torch.ones(4)", "cache[1] = torch.zeros(4)", "cache.reverse()"),
+    ),
+    Effect(
+        "queue = collections.deque([1.0, 2.0], 2)",
+        "queue.append(queue[-1] * 0.5 + 1)\nt = t * queue[0]",
+        ("queue.extend([3.0, 4.0])", "queue[0] = 2"),
+    ),
     Effect("total = torch.zeros(4)", "total.add_(1)", ("total = torch.ones(4)", "total.zero_()")),
     Effect(
         "total = torch.zeros(4)",

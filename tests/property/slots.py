@@ -486,7 +486,7 @@ PLACES = (
 CONTENTS = (
     Content(
         "number",
-        ("2.0", "3.0", "-1.5", "2", "True", "0.0", "-0.0", "float('nan')"),
+        ("2.0", "3.0", "-1.5", "2", "True", "0.0", "-0.0", "float('nan')", "7.25", "5", "11"),
         (
             "t = t * %r",
             "t = t + %r",
@@ -495,6 +495,9 @@ CONTENTS = (
             "t = t + math.copysign(1.0, %r)",
             "t = t * (2 if %r else 3)",
             "t = t + len(str(%r))",
+            "t = t * 0.9 ** %r",
+            "t = t + math.cos(%r) * (%r % 1.5)",
+            "t = t + (int(%r * 0.7) if %r == %r else 1)",
             "t = torch.full_like(t, %r) + t",
             "t = t.clamp(max=%r)",
             "t = t.masked_fill(t > 0, %r)",
