@@ -553,6 +553,9 @@ class Dispatcher(Followed):
         """How many calls ran compiled code so far."""
         return self._tally.count_hits(self._entries)
 
+    def count_entries(self) -> int:
+        return len(self._entries)
+
     def find_balance(self) -> Balance | None:
         """What hits saved and cost so far; None where too few were timed."""
         return self._tally.find_balance(self._entries)

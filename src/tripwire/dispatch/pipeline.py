@@ -58,7 +58,7 @@ from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.progress import showing
 from tripwire.dispatch.tally import Tally
-from tripwire.dispatch.telling import Teller, in_few_lines
+from tripwire.dispatch.telling import Teller, in_few_lines, telling_phases
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
@@ -298,10 +298,11 @@ class Pipeline:
         if backend is inductor and self.options.eager_on_backend_error:
             options["on_failed_backward"] = self._run_as_it_is
         try:
-            if OPEN in module.meta and takes_graphs_as_they_are(backend):
-                with handing_over(module, examples) as (copied, handed):
-                    return backend(copied, handed, **options)
-            return backend(module, examples, **options)
+            with telling_phases():
+                if OPEN in module.meta and takes_graphs_as_they_are(backend):
+                    with handing_over(module, examples) as (copied, handed):
+                        return backend(copied, handed, **options)
+                return backend(module, examples, **options)
         except BadOption:
             raise
         except Exception as error:

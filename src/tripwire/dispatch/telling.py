@@ -12,8 +12,8 @@ import linecache
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -21,6 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import fx
 
+from tripwire.backends.dynamo import sum_phases
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.ranges import Frame
 from tripwire.reading.reads import Read, ReadLine
@@ -167,6 +168,9 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         graph_op_count=plan.ops,
         graph_node_count=plan.nodes,
         graph_input_count=len(trace.inputs),
+        graph_output_count=len(trace.graph.output_node().all_input_nodes),
+        probe_count=int(entry.probe is not None),
+        accumulated_cache_size=sum(one.count_entries() for one in list_followed()),
         param_count=len(parameters),
         param_numel=sum(p.numel() for p in parameters),
         param_bytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -176,6 +180,18 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         telemetry.emit(schema.GuardsBuilt, source=entry.source, count=plan.guards)
         telemetry.emit(schema.WiresArmed, wires=tuple(map(_row, entry.list_wires())))
         telemetry.emit(schema.ReadsSeen, reads=tuple(map(_row, trace.reads)))
+
+
+@contextmanager
+def telling_phases() -> Iterator[None]:
+    """What torch's own phases take inside goes to the compile's metrics."""
+    before = sum_phases()
+    try:
+        yield
+    finally:
+        if HAS_TELEMETRY and telemetry.is_enabled():
+            took = {column: us - before.get(column, 0) for column, us in sum_phases().items()}
+            _set(**{column: us for column, us in took.items() if us > 0})
 
 
 def tell_refusal(function: str, refusal: Refusal) -> None:
@@ -215,6 +231,10 @@ class Followed:
 
     def find_balance(self) -> Balance | None:
         """What they saved and cost so far."""
+        raise NotImplementedError
+
+    def count_entries(self) -> int:
+        """How many it has."""
         raise NotImplementedError
 
     def reset(self) -> None:

@@ -468,3 +468,25 @@ def test_an_argument_that_shares_memory_with_state_is_read_after_the_write(backe
     for pick in (torch.ones_like, torch.ones_like, torch.detach, torch.clone, torch.detach):
         torch.testing.assert_close(compiled(pick(model.seen)), twin(pick(twin.seen)))
     assert compiled.statistics().hits >= 2
+
+
+def test_what_inductors_phases_took_is_in_the_compiles_metrics(monkeypatch, tmp_path) -> None:
+    from tripwire import telemetry
+
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", "")
+    telemetry.clear_compilation_metrics()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        compiled = tripwire.compile(lambda x: x.sin() * 3.25, backend="inductor")
+        compiled(torch.ones(3, requires_grad=True))
+    (found,) = telemetry.get_compilation_metrics()
+    for column in (
+        "aot_autograd_time_us",
+        "inductor_time_us",
+        "code_gen_time_us",
+        "pre_grad_pass_time_us",
+        "joint_graph_pass_time_us",
+        "post_grad_pass_time_us",
+    ):
+        assert 0 < (getattr(found, column) or 0) <= found.duration_us, column
+    assert found.graph_output_count == 1
+    assert found.accumulated_cache_size >= 1
