@@ -561,7 +561,7 @@ def test_under_fullgraph_what_keeps_changing_raises_on_every_later_call() -> Non
         steps[0] = steps[0] + 1
         return x * steps[0]
 
-    compiled = tripwire.compile(scaled, fullgraph=True)
+    compiled = tripwire.compile(scaled, dynamic=False, fullgraph=True)
     raised = 0
     for _ in range(6):
         try:
