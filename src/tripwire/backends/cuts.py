@@ -9,6 +9,10 @@ every later call.
 
 Order is kept: a part is a stretch of the graph. What enters and leaves contexts stays outside the
 parts, which are compiled and run inside them.
+
+Where sizes or numbers are open, the parts are compiled at once, since what a compiler assumes of
+them is a condition of the whole. Open numbers are no results of a part: each part computes those
+that it uses, from the inputs and the tensors that they come from.
 """
 
 from __future__ import annotations
@@ -16,23 +20,28 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
+from tripwire.backends.handover import OPEN
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
-from tripwire.reading.tensors import TensorMeta, meta_of
+from tripwire.reading.tensors import TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
-from tripwire.rulebook.rules import GETATTR, Target, words
+from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
 from tripwire.tracing.fxnodes import LEAF
 from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.opening import FAKE, NUMBER
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.validity.probes import is_random
 from tripwire.values.classes import isinstance
+
+if TYPE_CHECKING:
+    from tripwire.tracing.shadow import Shadow
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
@@ -45,6 +54,8 @@ _JOINED = (
     "state that has a gradient leads to one result and not to another, and a compiler would make "
     "one backward for both, which keeps the graphs of all earlier calls. Detach it"
 )
+_GRAD = "it reads or sets `.grad`, which is no value of the graph"
+_BACKWARD = "it runs a backward"
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
 _PLACED = "it counts from the beginning of memory that the call got, and Inductor from elsewhere"
 _UNFORMED = "torch can't tell the form of its result without running it"
@@ -66,7 +77,7 @@ class Cuts:
         """The first call of each kind, for people."""
         told: set[str] = set()
         for node, why in self.why.items():
-            if why not in told and why != _SIZED:
+            if why not in told and why not in (_SIZED, _GRAD):
                 told.add(why)
                 facts: NodeFacts = node.meta[FACTS]
                 told_so = self.whole or _APART
@@ -87,7 +98,7 @@ def find_cuts(graph: fx.Graph) -> Cuts:
     unsized: set[fx.Node] = set()  # whose sizes may be others on the next call
     for node in graph.nodes:
         facts: NodeFacts | None = node.meta.get(FACTS)
-        if facts is None or node.op in ("placeholder", "get_attr"):
+        if facts is None or node.op in ("placeholder", "get_attr") or NUMBER in node.meta:
             continue
         takes_unsized = any(given in unsized for given in node.all_input_nodes)
         if facts.makes_size or (takes_unsized and facts.sized_by_values):
@@ -96,6 +107,8 @@ def find_cuts(graph: fx.Graph) -> Cuts:
         found = found or (_SIZE if facts.makes_size else None) or _find_number(node)
         if found is None and takes_unsized:
             found = _SIZED
+        if found is None:
+            found = _find_gradient(node)
         if found is None and _loses_gradient(node):
             found = _DETACHED
         if found is None and _counts_from_outside(node):
@@ -106,7 +119,7 @@ def find_cuts(graph: fx.Graph) -> Cuts:
             found = _UNFORMED
         if found is not None:
             why[node] = found
-    if any(node.target is torch.autograd.grad for node in graph.nodes):
+    if any(map(_asks_for_gradients, graph.nodes)):
         return Cuts(why, _GRADIENTS)
     if not why and joins_pasts(graph, _find_pasts(graph.find_nodes(op="placeholder"))):
         (output,) = graph.find_nodes(op="output")
@@ -121,6 +134,20 @@ def _has_no_fake(node: fx.Node) -> bool:
         return name == "ctc_loss"
     value = node.all_input_nodes[0].meta[FACTS].value
     return isinstance(value, TensorMeta) and value.dtype != torch.bfloat16
+
+
+def _find_gradient(node: fx.Node) -> str | None:
+    """Whether a call has to do with gradients that tensors keep."""
+    if node.target in (GETATTR, SETATTR, DELATTR) and node.args[1] == "grad":
+        return _GRAD
+    return _BACKWARD if _name_of(node) == "backward" else None
+
+
+def _asks_for_gradients(node: fx.Node) -> bool:
+    """Whether gradients are wanted as values, of which there may be gradients."""
+    if _name_of(node) == "backward":
+        return bool(node.kwargs.get("create_graph") or any(node.args[3:]))
+    return node.target is torch.autograd.grad
 
 
 def _find_pasts(given: Iterable[fx.Node]) -> Iterator[int]:
@@ -257,11 +284,16 @@ def _name_of(node: fx.Node) -> str:
 # --- parts -------------------------------------------------------------------------------------
 
 
-def cut(module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> Runtime:
+def cut(
+    module: fx.GraphModule,
+    cuts: Cuts,
+    compile_part: Compile,
+    examples: Sequence[torch.Tensor],
+) -> Runtime:
     """A runtime for a graph, with calls that run as they are."""
     if cuts.whole is not None:
         return module.forward
-    run = _Cutter(module, cuts, compile_part).build().forward
+    run = _Cutter(module, cuts, compile_part, examples).build().forward
 
     def run_parts(*inputs: Any) -> Any:
         with one_round():
@@ -271,28 +303,47 @@ def cut(module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> Runtime:
 
 
 class Part:
-    """A stretch of a graph, which is compiled when it first runs.
+    """A stretch of a graph, which is compiled when it first runs, or at once for these examples.
 
-    What comes from other parts, and from calls between them, must have the form that it had then:
-    code of the user's may have chosen another dtype. If it hasn't, the stretch runs as it is.
+    What comes from other parts, and from calls between them, must have the form that it had then,
+    and share memory as it did: code of the user's may have chosen another dtype, and `.grad` may be
+    anything. If it doesn't, the stretch runs as it is.
     """
 
     def __init__(
-        self, module: fx.GraphModule, compile_part: Compile, made: tuple[int, ...]
+        self,
+        module: fx.GraphModule,
+        compile_part: Compile,
+        made: tuple[int, ...],
+        examples: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._module = module
         self._compile = compile_part
         self._made = made  # positions of what isn't an input of the whole
-        self._forms: list[TensorMeta] = []
+        nodes = module.graph.find_nodes(op="placeholder")
+        self._open = frozenset(i for i in made if nodes[i].meta.get(FAKE) is not None)
+        self._shares = any(_written_by(node) for node in module.graph.nodes)
+        self._forms: list[object] = []
+        self._sharing = made
         self._runtime: Runtime | None = None
+        if examples is not None:
+            self._runtime = compile_part(module, examples)
+            forms: list[Any] = [nodes[index].meta[FACTS].value for index in made]
+            self._forms = [self._form_of(*pair) for pair in zip(made, forms, strict=True)]
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def _form_of(self, index: int, meta: TensorMeta) -> object:
+        if index not in self._open:
+            return meta
+        return len(meta.shape), meta.dtype, meta.device, meta.requires_grad
+
+    def __call__(self, *inputs: Any) -> Any:
         runtime = self._runtime
-        forms = [meta_of(inputs[index]) for index in self._made]
+        forms = [self._form_of(index, meta_of(inputs[index])) for index in self._made]
+        sharing = _find_sharing(inputs, self._made) if self._shares else self._sharing
         if runtime is None:
             runtime = self._compile(self._module, inputs)
-            self._forms = forms
-        elif forms != self._forms:
+            self._forms, self._sharing = forms, sharing
+        elif forms != self._forms or sharing != self._sharing:
             return self._module.forward(*inputs)
         outputs = runtime(*inputs)
         if isinstance(runtime, FirstRun):
@@ -301,11 +352,33 @@ class Part:
         return outputs
 
 
+def _find_sharing(inputs: Sequence[Any], made: tuple[int, ...]) -> tuple[int, ...]:
+    """Of what was made: which input has the same memory, one of the whole's if there is one."""
+    others = [
+        i for i in range(len(inputs)) if i not in made and isinstance(inputs[i], torch.Tensor)
+    ]
+    first: dict[int, int] = {}
+    for index in (*others, *made):
+        first.setdefault(storage_of(inputs[index]), index)
+    return tuple(first[storage] if (storage := storage_of(inputs[i])) != -1 else i for i in made)
+
+
 class _Cutter:
     """Copies a graph; each stretch of calls that may be compiled becomes one call."""
 
-    def __init__(self, module: fx.GraphModule, cuts: Cuts, compile_part: Compile) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        cuts: Cuts,
+        compile_part: Compile,
+        examples: Sequence[torch.Tensor],
+    ) -> None:
         self._module = module
+        self._shadow: Shadow | None = module.meta.get(OPEN)
+        inputs = module.graph.find_nodes(op="placeholder")
+        self._examples = dict(zip(inputs[len(inputs) - len(examples) :], examples, strict=True))
+        self._grad_mode = torch.is_grad_enabled()
+        self._contexts = 0  # besides
         self._why = cuts.why
         self._compile = compile_part
         self._graph = fx.Graph()
@@ -321,11 +394,12 @@ class _Cutter:
             if node.op == "placeholder":
                 self._given.add(node)
                 self._copy(node)
-            elif node.op == "get_attr":  # constants are copied to where they are used
+            elif node.op == "get_attr" or NUMBER in node.meta:  # copied to where they are used
                 continue
             elif self._is_plain(node):
                 self._close()
                 self._copy(node)
+                self._note_context(node)
             else:
                 self._open.append(node)
         return build_module(self._module, self._graph, "Cut")
@@ -340,11 +414,17 @@ class _Cutter:
         given = (one for one in node.all_input_nodes if one.op != "get_attr")
         return facts.value is None and all(one.meta[FACTS].value is None for one in given)
 
+    def _note_context(self, node: fx.Node) -> None:
+        if node.target is torch._C._set_grad_enabled:
+            self._grad_mode = bool(node.args[0])
+        elif _name_of(node).startswith(("_enter_", "_exit_")):
+            self._contexts += 1 if _name_of(node).startswith("_enter_") else -1
+
     def _copy(self, node: fx.Node) -> None:
         self._copies[node] = self._graph.node_copy(node, self._find)
 
     def _find(self, node: fx.Node) -> fx.Node:
-        if node not in self._copies and node.op == "get_attr":
+        if node not in self._copies and (node.op == "get_attr" or NUMBER in node.meta):
             self._copy(node)
         return self._copies[node]
 
@@ -352,14 +432,15 @@ class _Cutter:
         """End the stretch."""
         stretch, self._open = self._open, []
         inside = set(stretch)
-        given = dict.fromkeys(
-            one
-            for node in stretch
-            for one in node.all_input_nodes
-            if one not in inside and one.op != "get_attr"
-        )
-        outputs = [node for node in stretch if any(user not in inside for user in node.users)]
-        if not outputs or self._writes_to_graph(stretch, given):
+        found = dict.fromkeys(one for node in stretch for one in _iter_givers(node))
+        given = [one for one in found if one not in inside and one.op != "get_attr"]
+        given.sort(key=lambda one: one.meta.get(NUMBER) is None)  # numbers come first
+        outputs = [
+            node for node in stretch if any(user not in inside for user in _iter_takers(node))
+        ]
+        is_hidden = self._shadow is not None and self._contexts > 0
+        acts = any(OUTSIDE in _written_by(node) for node in stretch)
+        if not (outputs or acts) or is_hidden or self._writes_to_graph(stretch, given):
             self._copy_all(stretch)
             return
         made = tuple(index for index, node in enumerate(given) if node not in self._given)
@@ -368,12 +449,26 @@ class _Cutter:
         if joins_pasts(module.graph, pasts):
             self._copy_all(stretch)
             return
-        part = Part(module, self._compile, made)
+        with torch.set_grad_enabled(self._grad_mode):
+            part = Part(module, self._compile, made, self._find_examples(given))
         target = Target(part, f"part_{self._parts}")
         called = self._graph.call_function(target, tuple(map(self._find, given)))
         for index, node in enumerate(outputs):
             self._copies[node] = self._graph.call_function(operator.getitem, (called, index))
         self._parts += 1
+
+    def _find_examples(self, given: Iterable[fx.Node]) -> list[torch.Tensor] | None:
+        """What a part is compiled for at once, where something is open."""
+        if self._shadow is None:
+            return None
+        tensors = [node for node in given if NUMBER not in node.meta]
+        fakes = self._shadow.fakes
+        return [
+            self._examples[node]
+            if node in self._examples
+            else fakes.make_like(node.meta[FACTS].value, node.meta.get(FAKE))
+            for node in tensors
+        ]
 
     def _copy_all(self, stretch: list[fx.Node]) -> None:
         for node in stretch:
@@ -403,14 +498,35 @@ class _Cutter:
             copies[node].meta[STATE] = bool(node.meta.get(STATE)) and node in self._given
 
         def find(node: fx.Node) -> fx.Node:
-            if node not in copies and node.op == "get_attr":
-                copies[node] = graph.node_copy(node)
+            if node not in copies and (node.op == "get_attr" or NUMBER in node.meta):
+                copies[node] = graph.node_copy(node, find)
             return copies[node]
 
         for node in stretch:
             copies[node] = graph.node_copy(node, find)
         graph.output(tuple(copies[node] for node in outputs))
-        return build_module(self._module, graph, f"Part{self._parts}")
+        module = build_module(self._module, graph, f"Part{self._parts}")
+        if self._shadow is not None:
+            module.meta[OPEN] = self._shadow
+        return module
+
+
+def _iter_givers(node: fx.Node) -> Iterator[fx.Node]:
+    """What a call gets; in the place of an open number, what that is computed from."""
+    for one in node.all_input_nodes:
+        if NUMBER in one.meta and one.op != "placeholder":
+            yield from _iter_givers(one)
+        else:
+            yield one
+
+
+def _iter_takers(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls that get a result, or an open number that is computed from it."""
+    for one in node.users:
+        if NUMBER in one.meta:
+            yield from _iter_takers(one)
+        else:
+            yield one
 
 
 def _maker_of(node: fx.Node) -> fx.Node | None:

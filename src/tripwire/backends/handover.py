@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, wants_grad
 from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
-from tripwire.tracing.opening import OPEN_INPUT, OpenTensor
+from tripwire.tracing.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -83,19 +84,40 @@ def _closing_floats(shadow: Shadow | None) -> Iterator[None]:
 def _find_open_examples(
     graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
 ) -> list[Any]:
-    inputs = graph.find_nodes(op="placeholder")
-    examples = [
-        number.build_example(shadow.fakes.mode) for number in shadow.formulas.inputs.values()
-    ]
-    for node, tensor in zip(inputs[len(examples) :], tensors, strict=True):
-        opened: OpenTensor | None = node.meta[OPEN_INPUT]
-        if opened is not None:
-            examples.append(opened.fake)
-        else:
-            examples.append(shadow.fakes.make_static(tensor))
-    for node, example in zip(inputs, examples, strict=True):
+    inputs, given = graph.find_nodes(op="placeholder"), iter(tensors)
+    for node in inputs:
+        number: NumberInput | None = node.meta.get(NUMBER)
+        opened: OpenTensor | None = node.meta.get(OPEN_INPUT)
+        example: Any = None if number is not None else next(given)
+        if number is not None:
+            is_known = not (number.is_float and _is_factor(node))
+            example = number.build_example(shadow.fakes.mode, is_known=is_known)
+            if not is_known:
+                settings = shadow.symbols.env.settings
+                shadow.symbols.env.settings = replace(settings, allow_scalar_outputs=True)
+        elif opened is not None:
+            example = opened.fake
+        elif not isinstance(example, FakeTensor):
+            example = shadow.fakes.make_static(example)
         node.meta["example_value"] = example
-    return examples
+    return [node.meta["example_value"] for node in inputs]
+
+
+def _is_factor(node: fx.Node) -> bool:
+    """Whether a float goes where compilers fix what they know: `add_(grad, alpha=-lr)`.
+
+    They have code for one of which they know nothing, as for numbers out of tensors.
+    """
+    for one in node.users:
+        if NUMBER in one.meta:
+            found = _is_factor(one)
+        else:
+            name = getattr(one.target, "__name__", one.target)
+            is_named = any(one.kwargs.get(key) is node for key in ("alpha", "value"))
+            found = is_named or str(name).startswith("_foreach_")
+        if found:
+            return True
+    return False
 
 
 def _forget_inputs(fake_mode: FakeTensorMode) -> None:

@@ -1,8 +1,8 @@
 """Limits: what only a graph that runs as it is can do.
 
 AOTAutograd, on which torch's back ends stand, takes a graph's inputs for values. What a run does
-to their `.grad`, or to their form, would be lost without a word, or fail in words that are not the
-user's. Such a graph is refused, for all back ends but `eager`.
+to their form would be lost without a word, or fail in words that are not the user's. Such a graph
+is refused, for all back ends but `eager`. What it does to `.grad` runs between parts: see cuts.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from tripwire.backends.backwards import wants_grad
 from tripwire.ranges import NOWHERE
 from tripwire.reading.tensors import meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
@@ -20,7 +21,7 @@ from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
 
-_ALWAYS = words("backward retain_grad")
+_ALWAYS = words("retain_grad")
 _OF_INPUTS = words("requires_grad_ detach_")
 
 
@@ -75,9 +76,10 @@ def _find_use_before_write(placeholder: fx.Node) -> fx.Node | None:
         facts: NodeFacts = node.meta[FACTS]
         if facts.written:
             return None
-        if OUTSIDE not in facts.memory:
+        if OUTSIDE in facts.memory:
+            views.add(node)
+        elif facts.value is None or wants_grad(facts.value):  # else nothing is kept
             return node
-        views.add(node)
     return None
 
 
@@ -127,7 +129,7 @@ def _find_unfit(node: fx.Node) -> str | None:
         if node.target in (GETATTR, SETATTR, DELATTR):
             attribute = node.args[1]
             if attribute == "grad":
-                return "`.grad` is used here"
+                return None
             if node.target is SETATTR and (attribute == "data" or _is_input(node.args[0])):
                 return f"`.{attribute}` is set here"
         if _wants_sparse_gradient(node):

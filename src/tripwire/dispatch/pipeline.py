@@ -264,18 +264,13 @@ class Pipeline:
             return Later(compile_for, waits=self.options.waits)
         if not cuts:
             return self._compile_part(module, _find_examples(trace))
-        if trace.shadow is not None:
-            first = next(iter(cuts.refusals()))
-            raise _Untaken(
-                f"{self.teller.name} is compiled for each size: "
-                f"{first.where.short}: {first.reason} Graphs in parts take no open sizes."
-            )
         for refusal in cuts.refusals():
             if self.options.fullgraph:
                 raise Refused(refusal.slug, refusal.reason, refusal.where)
             self.teller.count_refusal(refusal)
             self.teller.warn_cut(refusal)
-        return cut(module, cuts, functools.partial(self._compile_part, is_part=True))
+        compile_part = functools.partial(self._compile_part, is_part=True)
+        return cut(module, cuts, compile_part, _find_examples(trace))
 
     def _compile_part(
         self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False

@@ -138,6 +138,27 @@ def _compute(function: Callable[..., Any], of_tensors: Callable[..., Any], *numb
     return of_tensors(torch.scalar_tensor(numbers[0], dtype=torch.float64)).item()
 
 
+def mix(function: Callable[..., Any]) -> Target:
+    """A function of open floats, which come as tensors, and of numbers out of tensors.
+
+    A compiler has no code for some that take a float of its inputs, and would fix it.
+    """
+    return Target(functools.partial(_mix, function), function.__name__)
+
+
+def _mix(function: Callable[..., Any], *numbers: Any) -> Any:
+    kinds = (float, int, torch.Tensor)
+    if all(type(number) in kinds for number in numbers):
+        return function(*(n.item() if isinstance(n, torch.Tensor) else n for n in numbers))
+    tensors = [
+        number
+        if isinstance(number, torch.Tensor)
+        else torch.scalar_tensor(number, dtype=torch.float64)
+        for number in numbers
+    ]
+    return function(*tensors).item()
+
+
 def _round(number: Any, digits: Any = None) -> Any:
     if digits is not None and isinstance(number, (torch.SymInt, torch.SymFloat)):
         raise TypeError("round() to some digits isn't the same in compiled code")

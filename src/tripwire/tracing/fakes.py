@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from tripwire.reading.sources import Source
-from tripwire.reading.tensors import PLAIN_TENSORS, find_leaf, iter_given, meta_of
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
 from tripwire.tracing.opening import Opening, OpenTensor
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.symbols import Symbols, expression_of, is_open_symbol
@@ -99,6 +99,19 @@ class Fakes:
         """What a compiler gets for an input whose sizes are fixed."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
             return self._make_fake(tensor, static_shapes=True)
+
+    def make_like(self, meta: TensorMeta, fake: FakeTensor | None) -> FakeTensor:
+        """What a compiler gets for a result of another part, which shares memory with no other."""
+        with torch._C.DisableTorchFunction(), torch.no_grad(), self.mode:
+            form: Any = (
+                meta if fake is None else meta._replace(shape=fake.size(), stride=fake.stride())
+            )
+            made = form._replace(requires_grad=False).build()
+            if meta.requires_grad:
+                made.requires_grad_()
+                with torch.enable_grad():
+                    made = made.view_as(made)  # no leaf
+            return cast("FakeTensor", made)
 
     # --- tensors of the run ---
 

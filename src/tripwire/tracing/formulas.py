@@ -17,8 +17,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE
 from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
-from tripwire.tracing.casts import IN_GRAPHS
-from tripwire.tracing.opening import NumberInput
+from tripwire.tracing.casts import IN_GRAPHS, mix
+from tripwire.tracing.opening import NUMBER, NumberInput
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.tracing.symbols import Symbols
 from tripwire.values.classes import is_exactly, isinstance
@@ -103,11 +103,26 @@ class Formulas:
         function: Any = made[0]
         if any(map(is_taken, made[1:])):
             function = IN_GRAPHS.get(function, function)
+        inputs = [self._find_float(o) for o in made[1:]]
+        if function is made[0] and any(inputs) and any(map(is_taken, made[1:])):
+            function = mix(function)
+            operands = tuple(i or o for i, o in zip(inputs, operands, strict=True))
         return self._state.graph().call_function(function, operands)
+
+    def _find_float(self, number: Any) -> fx.Node | None:
+        """The input that an open float is, as the tensor that it comes in."""
+        if not is_exactly(number, OpenFloat) or is_taken(number):
+            return None
+        node = self.node_of(number)
+        if not isinstance(node, fx.Node) or node.target != "item":
+            return None
+        found: Any = node.args[0]
+        return found if found.meta.get(NUMBER) is not None else None
 
     def _describe(self, node: fx.Node, symbol: Any) -> fx.Node:
         node.meta[FACTS] = NodeFacts(NOWHERE, self._state.scopes.current, None, memory=())
         node.meta["example_value"] = symbol
+        node.meta[NUMBER] = None
         return node
 
     def _spell_expression(self, expr: Any, symbol: Any) -> fx.Node:
@@ -140,7 +155,7 @@ class Formulas:
         else:
             node = graph.placeholder(str(expr))
         self._placeholders.append(self._describe(node, symbol))
-        self.inputs[origin] = NumberInput(node.name, origin, symbol)
+        self.inputs[origin] = node.meta[NUMBER] = NumberInput(node.name, origin, symbol)
         if isinstance(symbol, torch.SymFloat):
             node = self._describe(graph.call_method("item", (node,)), symbol)
         self._nodes[expr] = node

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 LARGEST_OPEN = 2**31 - 1  # int, of either sign: a product of two is one that torch takes
-OPEN_INPUT = "tripwire_open_input"  # in the meta of an input of a graph: its OpenTensor
+# In the meta of a graph's nodes:
+OPEN_INPUT = "tripwire_open_input"  # of an input: its OpenTensor
+FAKE = "tripwire_fake"  # of a call: its result in the shadow, where it has open sizes
+NUMBER = "tripwire_number"  # of a number that is open: its NumberInput, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,12 @@ class NumberInput:
         value = self.symbol.node.hint
         return torch.tensor(value, dtype=torch.float64) if self.is_float else value
 
-    def build_example(self, mode: FakeTensorMode) -> Any:
-        """What a compiler gets for it."""
+    def build_example(self, mode: FakeTensorMode, *, is_known: bool) -> Any:
+        """What a compiler gets for it; it may fix a float that is known as this one."""
         if not self.is_float:
             return self.symbol
         example = mode.from_tensor(torch.tensor(0.0, dtype=torch.float64), static_shapes=True)
-        with mode:
-            example.item_memo = self.symbol
+        if is_known:
+            with mode:
+                example.item_memo = self.symbol
         return example

@@ -29,7 +29,7 @@ from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.fakes import Fakes, are_alike, hint_of
 from tripwire.tracing.formulas import Formulas
 from tripwire.tracing.fxnodes import add_branch
-from tripwire.tracing.opening import LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
+from tripwire.tracing.opening import FAKE, LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
 from tripwire.tracing.state import TracingState
 from tripwire.tracing.sweep import Sweep
 from tripwire.tracing.symbols import Symbols, forget_environments, is_open_symbol
@@ -377,7 +377,13 @@ class Shadow:
     ) -> None:
         """Do in the shadow what a call did, and see which sizes of its result are open."""
         results = list(iter_given(value))
-        if rule.opaque or (rule.target is SETATTR and self.has_open(args)):
+        if any(map(self._is_sized_by_values, iter_given((args, kwargs)))):
+            sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
+            self._close_arguments(sizes, rule.name)
+        elif any(map(self._is_sized_by_values, results)):
+            if not self._takes_mask(rule, args, kwargs):
+                self._close_arguments((args, kwargs), rule.name)
+        elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
             self._close_arguments((args, kwargs), rule.name)
         elif results:
             in_place = rule.writes or kwargs.get("out") is not None
@@ -391,6 +397,28 @@ class Shadow:
                     return
                 for tensor, fake in zip(results, fakes, strict=True):
                     self.fakes.put(tensor, fake)
+                    known = self._state.values.find(tensor)
+                    if known is not None and known.node is not None:
+                        known.node.meta[FAKE] = self.fakes.find(tensor)
+
+    def _is_sized_by_values(self, tensor: torch.Tensor) -> bool:
+        """Whether values decide on a size: it has no symbol, and runs as it is."""
+        known = self._state.values.find(tensor)
+        return known is not None and bool(known.sized_by)
+
+    def _takes_mask(self, rule: Call, args: Any, kwargs: Any) -> bool:
+        """Whether values decide on the first size of a result, and no open size on the others."""
+        if kwargs or rule.name in ("nonzero", "argwhere"):
+            return not kwargs
+        if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
+            return False
+        owner, mask = args
+        if mask.dtype is not torch.bool or rule.name not in ("__getitem__", "masked_select"):
+            return False
+        fake = self.fakes.find(owner)
+        kept = () if fake is None else fake.size()[mask.dim() :]
+        is_broadcast = rule.name == "masked_select" and mask.dim() != owner.dim()
+        return not is_broadcast and not any(map(is_open_symbol, kept))
 
     def follow_blindly(self, given: Any, by: str) -> None:
         """A call is made that the shadow can't make."""

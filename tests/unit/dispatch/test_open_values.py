@@ -552,3 +552,92 @@ def test_a_function_that_casts_gives_gradients_as_plain_code() -> None:
             compiled(other).backward()
             torch.testing.assert_close(other.grad, one.grad)
         assert compiled.statistics().hits >= 4
+
+
+# --- graphs in parts ---------------------------------------------------------------------------
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x))
+        chosen = hidden[hidden.sum(1) > 0.5]
+        return self.second(chosen).sum() + hidden.mean(), hidden * 2
+
+
+def pick_positive(x):
+    doubled = x * 2
+    chosen = doubled[doubled > 0]
+    return chosen.sum(), (doubled + 1).cumsum(0) * doubled.shape[0]
+
+
+def find_places(x):
+    mean = x.mean().item()
+    return (x * mean).sum(0), torch.nonzero(x > 0), x * x.shape[0]
+
+
+def pick_above_mean(x):
+    mean = float(x.mean())
+    return x[x > mean] * mean, x * mean + x.shape[0]
+
+
+def join_chosen(x):
+    chosen = x[0][x[0] > 0]
+    joined = torch.cat([x[:, 0], chosen])
+    return joined * joined.shape[0], x + 1
+
+
+PARTS = {
+    "a gate": Gate,
+    "what is positive": lambda: pick_positive,
+    "places": lambda: find_places,
+    "above the mean": lambda: pick_above_mean,
+    "joined": lambda: join_chosen,
+}
+
+
+def play_parts(name, backend, calls):
+    torch.manual_seed(0)
+    plain, target = PARTS[name](), PARTS[name]()
+    if isinstance(plain, nn.Module):
+        target.load_state_dict(plain.state_dict())
+    compiled = tripwire.compile(target, backend=backend)
+    wants = name == "a gate"
+    for size in range(3, 3 + calls):
+        x = torch.randn(size, 4)
+        one, other = x.clone().requires_grad_(wants), x.clone().requires_grad_(wants)
+        expected, found = plain(one), compiled(other)
+        torch.testing.assert_close(found, expected)
+        if wants:
+            sum(part.sum() for part in expected).backward()
+            sum(part.sum() for part in found).backward()
+            torch.testing.assert_close(other.grad, one.grad)
+    return compiled.statistics()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PARTS)
+def test_sizes_stay_open_where_values_decide_on_others(name, backend) -> None:
+    statistics = play_parts(name, backend, 20)
+    if name != "joined":  # whose size is asked for
+        assert statistics.traces <= 3
+        assert statistics.hits >= 17
+
+
+def test_inductor_compiles_parts_with_open_sizes() -> None:
+    assert play_parts("a gate", "inductor", 5).hits >= 2
+
+
+def test_a_size_that_values_decide_on_is_no_part_of_an_open_one() -> None:
+    def call(x, z):
+        joined = torch.cat([z, x[x > 0]])
+        return joined * joined.shape[0]
+
+    compiled = tripwire.compile(call, backend="eager")
+    torch.manual_seed(0)
+    for turn in range(10):
+        x, z = torch.randn(6), torch.randn(3 + turn % 5)
+        assert torch.equal(compiled(x, z), call(x, z))
