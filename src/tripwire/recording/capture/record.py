@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypeGuard, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ from tripwire.recording.format.views import (
     ObjectView,
     PartsView,
 )
+from tripwire.values.belongings import name_of_module
 from tripwire.values.callables import all_codes, find_function
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
@@ -314,9 +315,11 @@ class ExecutionRecorder:
         uses = join(map(find_uses, all_codes(function.__code__)))
         for name in sorted(uses.globals.keys() & function.__globals__.keys()):
             value = function.__globals__[name]
-            self.add_global_var(name, value)
-            if isinstance(value, ModuleType):
+            if _has_name(value):
+                self.add_global_var(name, value)
                 self._add_attributes(value, uses, Step(StepKind.GLOBAL, name))
+            else:
+                self.globals[name] = value
 
     def _add_attributes(self, module: ModuleType, uses: Uses, step: Step) -> None:
         """What the code takes from a module, and from the modules in it: `torch.nn.functional`."""
@@ -324,10 +327,11 @@ class ExecutionRecorder:
         known = self._record_of(module).accessed_attrs
         for name in sorted(use.attributes - known.keys()) if use is not None else ():
             value = (own_dict(module) or {}).get(name, _ABSENT)
-            if value is not _ABSENT:
+            if _has_name(value):
                 self.record_module_access(module, name, value)
-            if isinstance(value, ModuleType):
                 self._add_attributes(value, uses, Step(StepKind.ATTRIBUTE, name))
+            elif value is not _ABSENT:
+                known[name] = value
 
     def add_local_var(self, name: str, var: Any) -> None:
         """A local variable; a module becomes the one record of that module."""
@@ -370,6 +374,11 @@ class ExecutionRecorder:
 
     def _record_of(self, module: ModuleType) -> ModuleRecord:
         return self.name_to_modrec.setdefault(module.__name__, ModuleRecord(module))
+
+
+def _has_name(value: object) -> TypeGuard[ModuleType]:
+    """Whether it is a module that can be told by its name; somebody may have taken that away."""
+    return isinstance(value, ModuleType) and bool(name_of_module(value))
 
 
 def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:

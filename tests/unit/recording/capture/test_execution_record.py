@@ -478,6 +478,21 @@ def test_the_recorder_of_a_call_has_records_of_the_modules_that_its_code_looks_i
     )
 
 
+NAMELESS = types.ModuleType("gone")
+NAMELESS.scale = 2.0
+del NAMELESS.__name__
+
+
+def uses_nameless(x):
+    return x * NAMELESS.scale
+
+
+def test_a_module_without_a_name_is_no_hindrance(tmp_path) -> None:
+    recorder = ExecutionRecorder.of_call(uses_nameless, (1.0,))
+    assert recorder.globals == {"NAMELESS": NAMELESS}
+    assert recorder.name_to_modrec == {}
+
+
 def test_the_record_of_a_call_and_its_file_have_the_same_globals(tmp_path) -> None:
     collected = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),)).get_record()
     loaded = load_record(tripwire.record_call(tmp_path)(looks_into_modules, torch.ones(1)))
