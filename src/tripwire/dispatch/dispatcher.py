@@ -500,16 +500,18 @@ class Dispatcher(Followed):
 
     def _refuse(self, refusal: Refusal, key: object, run: Run, took: float) -> None:
         """Refuse, unless it may settle, or was bad luck."""
-        if self._patience.is_passing(refusal, run.was_alone):
+        is_passing = self._patience.is_passing(refusal, run.was_alone)
+        if not is_passing and self._patience.may_settle(refusal, key):
+            return
+        if self.options.fullgraph:
+            self._note_refusal(refusal)
+            raise refusal.error()
+        if is_passing:
             if self._patience.note_refused(key, refusal, took, is_passing=True):
                 self._note_refusal(refusal)
                 self._teller.warn_resting(refusal)
             return
-        if self._patience.may_settle(refusal, key):
-            return
         self._note_refusal(refusal)
-        if self.options.fullgraph:
-            raise refusal.error()
         self._teller.warn_plain(refusal)
         if self._patience.note_refused(key, refusal, took, is_passing=False):
             self._compile_inside(run.modules)
