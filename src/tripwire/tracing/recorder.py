@@ -42,8 +42,8 @@ from tripwire.tracing.state import (
     Inside,
     TracingState,
 )
-from tripwire.values.classes import isinstance
-from tripwire.values.numbers import close_values, is_open, iter_leaves
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.numbers import OpenInt, close_values, is_open, is_taken, iter_leaves
 
 if TYPE_CHECKING:
     from tripwire.tracing.shadow import Shadow
@@ -56,6 +56,45 @@ from tripwire.tracing.fxnodes import (
     may_be_elsewhere,
     record,
 )
+
+
+_BASIC = (int, slice, type(None), type(...))
+
+
+def _find_picks(
+    args: tuple[Any, ...], given: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], list[tuple[int, OpenInt]]] | None:
+    """The index of `x[:, n]` without open places, and these, with dimensions of what is left.
+
+    None where no place is open, or where torch is to say what is wrong with one.
+    """
+    tensor, plain = args
+    plain = plain if is_exactly(plain, tuple) else (plain,)
+    index = given[1] if is_exactly(given[1], tuple) else (given[1],)
+    if not all(is_exactly(part, *_BASIC) for part in plain) or any(map(is_taken, index)):
+        return None
+    if sum(part is ... for part in plain) > 1:
+        return None
+    taken = sum(part is not None and part is not ... for part in plain)
+    rest: list[Any] = []
+    picks: list[tuple[int, OpenInt]] = []
+    there = dim = 0  # the dimension of the tensor, and of what is left
+    for place, part in zip(plain, index, strict=True):
+        if is_exactly(part, OpenInt):
+            if there >= tensor.dim() or not -tensor.shape[there] <= place < tensor.shape[there]:
+                return None
+            picks.append((dim, part))
+            part = slice(None)
+        rest.append(part)
+        skipped = tensor.dim() - taken if part is ... else 1
+        there += 0 if part is None else skipped
+        dim += 0 if is_exactly(part, int) else skipped
+    return (tuple(rest), picks) if picks else None
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether a part of an index leaves its dimension as it is."""
+    return type(part) is slice and part.start is part.stop is part.step is None
 
 
 class Recorder(TorchFunctionMode):
@@ -94,6 +133,10 @@ class Recorder(TorchFunctionMode):
         if state.shadow is not None and any(map(is_open, iter_leaves(given))):
             given = state.shadow.take(given)
             args, kwargs = close_values((args, kwargs))
+            if func is torch.Tensor.__getitem__ and CURRENT.state is state and not state.refusal:
+                picks = _find_picks(args, given[0])
+                if picks is not None:
+                    return self._pick(args[0], *picks)
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:
@@ -188,6 +231,16 @@ class Recorder(TorchFunctionMode):
         plain = self.state.refusal is not None
         found = [one.item() if plain else shadow.hand_out(one) for one in copies]
         return found[0] if name == "item" else found
+
+    def _pick(
+        self, tensor: torch.Tensor, rest: tuple[Any, ...], picks: list[tuple[int, OpenInt]]
+    ) -> torch.Tensor:
+        """`x[:, n]` as calls that leave n open: torch's own spelling fixes it."""
+        if not all(map(_is_whole, rest)):
+            tensor = self._record(torch.Tensor.__getitem__, tensor, rest)
+        for dim, place in reversed(picks):
+            tensor = self._record(torch.select, tensor, dim, place)
+        return tensor
 
     def _record(self, func: Callable[..., Any], *args: Any) -> torch.Tensor:
         result: torch.Tensor = self.__torch_function__(func, (), args)

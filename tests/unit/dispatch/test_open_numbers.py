@@ -105,6 +105,65 @@ def test_other_sizes_run_compiled_code_after_two_traces(name, backend) -> None:
     check_open(fn, calls, backend=backend)
 
 
+TABLE = torch.arange(120.0).view(10, 4, 3)
+
+
+def write_into(x, n):
+    y = x * TABLE.clone()
+    row = y[n]
+    row.add_(1)
+    y[n - 1] = 2
+    return y, row
+
+
+PICKED = {
+    "a row": lambda x, n: x * TABLE[n],
+    "a column": lambda x, n: x * TABLE[:, n - 3, None],
+    "a place and the rest": lambda x, n: x * TABLE[n, :, 1:],
+    "the last dimension": lambda x, n: x * TABLE[..., n - 4],
+    "a new dimension before": lambda x, n: x * TABLE[None, n],
+    "two places, one fixed": lambda x, n: x * TABLE[n, 2] + TABLE[2, n - 3],
+    "two open places": lambda x, n: x * TABLE[n, n - 3].sum() + TABLE[n, ..., n - 4],
+    "from behind": lambda x, n: x * TABLE[-n] * TABLE[-2, :, n - 4][:, None],
+    "one of a slice": lambda x, n: x * TABLE[n - 2 : n + 2][1, n - 3],
+    "written in place": write_into,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PICKED)
+def test_a_place_in_a_tensor_stays_open(name, backend) -> None:
+    x = torch.randn(1, requires_grad=True)
+    check_open(PICKED[name], [(x, n) for n in (4, 5, 6, 4, 5, 6)], backend=backend)
+
+
+def test_a_place_that_is_not_there_raises_as_in_plain_python() -> None:
+    compiled = tripwire.compile(lambda x, n: x * TABLE[n], backend="eager")
+    for n in (4, 5, 6, 10, 7, -11, 99, 8):
+        try:
+            wanted = TABLE[n]
+        except IndexError as error:
+            with pytest.raises(IndexError) as caught:
+                compiled(torch.ones(1), n)
+            assert str(caught.value) == str(error)
+        else:
+            assert torch.equal(compiled(torch.ones(1), n), wanted)
+
+
+def test_a_place_is_told_with_the_user_s_line() -> None:
+    def pick(x, n):
+        return x * TABLE[n]
+
+    compiled = tripwire.compile(pick, backend="eager")
+    for n in (4, 5):
+        compiled(torch.ones(1), n)
+    told = [line.strip() for line in str(tripwire.explain(compiled)).splitlines()]
+    line = pick.__code__.co_firstlineno + 1
+    decided = [one for one in told if one.startswith("decided at")]
+    assert decided
+    assert all(one.startswith(f"decided at test_open_numbers.py:{line}: s") for one in decided)
+
+
 @pytest.mark.parametrize("name", ["attention", "graphs"])
 def test_inductor_compiles_open_sizes(name) -> None:
     fn, calls = SIZED[name]
