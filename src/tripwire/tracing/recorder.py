@@ -57,7 +57,6 @@ from tripwire.tracing.fxnodes import (
     record,
 )
 
-
 _BASIC = (int, slice, type(None), type(...))
 
 

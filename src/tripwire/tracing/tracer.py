@@ -171,6 +171,7 @@ class Tracer:
             finally:
                 state.values.clear()  # weak references would get in the way of swap_tensors
                 state.reach.holders.uproot()
+                state.shadow = None  # it knows the state: a circle would keep what the run held
             del session, state, binding, bound  # in here: what they held takes time to die
         return run
 

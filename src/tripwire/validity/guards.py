@@ -453,9 +453,10 @@ class GuardWriter:
                 self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
             holder = self._holders.get((id(value), ELEMENTS))
             if holder is None or self._reads.filter_of(holder) is None:
-                before = value if holder is None else tuple(holder.before().values())
                 base = deque if isinstance(value, deque) else list
-                is_as_before = len(before) == len(value) and all(map(operator.is_, before, value))
+                now = tuple(base.__iter__(value))
+                before = now if holder is None else tuple(holder.before().values())
+                is_as_before = len(before) == len(now) and all(map(operator.is_, before, now))
                 places = self._reads.find_places(value) if is_as_before else None
                 self._add_elements(path, name, before, base, places)
         elif issubclass(cls, dict):

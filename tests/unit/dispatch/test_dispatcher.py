@@ -324,7 +324,7 @@ def test_equal_probes_are_computed_once_per_call(monkeypatch) -> None:
     def pick(x, index):
         return x[int(index)] * 2
 
-    compiled = tripwire.compile(pick, fullgraph=True)
+    compiled = tripwire.compile(pick, fullgraph=True, dynamic=False)
     rows = torch.arange(8.0).reshape(4, 2)
     for n in range(4):
         compiled(rows, torch.tensor(n))
