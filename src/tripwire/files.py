@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, Self
 
 try:
     import fcntl
@@ -47,21 +47,31 @@ class NotOurs(OSError):
 # --- folders -----------------------------------------------------------------------------------
 
 
-class Folder(NamedTuple):
-    """A folder that was reached: what is done in it is done there, whatever its path leads to now.
+class _Descriptor:
+    """It is closed when its block ends, and where an interrupt keeps that from happening."""
 
-    Where the system has no such thing (Windows), each call goes by the path.
-    """
-
-    path: Path
-    handle: int | None
+    handle: int | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.handle is not None:
-            os.close(self.handle)
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            os.close(handle)
+
+    __del__ = __exit__
+
+
+class Folder(_Descriptor):
+    """A folder that was reached: what is done in it is done there, whatever its path leads to now.
+
+    Where the system has no such thing (Windows), each call goes by the path.
+    """
+
+    def __init__(self, path: Path, handle: int | None) -> None:
+        self.path = path
+        self.handle = handle
 
     def _name(self, name: str) -> str:
         return name if self.handle is not None else str(self.path / name)
@@ -119,63 +129,51 @@ def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = Fa
                 names += _split(target)
                 if target.startswith("/"):
                     way.step("/", strict=strict, is_last=not names)
-        return Folder(whole, way.keep())
+        reached = Folder(whole, None)
+        reached.handle, way.handle = way.handle, None
+        return reached
 
 
-class _Way:
+class _Way(_Descriptor):
     """How far one has come."""
 
     def __init__(self) -> None:
-        self._handle: int | None = None
         self._here = ""
         self._links = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-
-    def keep(self) -> int:
-        """The folder that was reached; whoever takes it closes it."""
-        handle, self._handle = self._handle, None
-        assert handle is not None
-        return handle
 
     def make(self, name: str) -> None:
         """Make a folder here, unless another process was faster."""
         with suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=self._handle)
-            found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+            os.mkdir(name, 0o700, dir_fd=self.handle)
+            found = os.stat(name, dir_fd=self.handle, follow_symlinks=False)
             if found.st_mode & 0o700 != 0o700:  # a umask that keeps even us out
-                os.chmod(name, 0o700, dir_fd=self._handle)
+                os.chmod(name, 0o700, dir_fd=self.handle)
 
     def step(self, name: str, *, strict: bool, is_last: bool) -> str | None:
         """Go to a folder; where a link has the name, stay, and say where that leads."""
         place = os.path.normpath(os.path.join(self._here, name))
         try:
-            handle = os.open(name, os.O_RDONLY | _ENTER, dir_fd=self._handle)
+            handle = os.open(name, os.O_RDONLY | _ENTER, dir_fd=self.handle)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):
                 raise
             return self._read_link(name, place, strict)
-        if self._handle is not None:
-            os.close(self._handle)
-        self._handle, self._here = handle, place
+        if self.handle is not None:
+            os.close(self.handle)
+        self.handle, self._here = handle, place
         if strict:
             _check_step(place, os.fstat(handle), is_last)
         return None
 
     def _read_link(self, name: str, place: str, strict: bool) -> str:
-        status = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        status = os.stat(name, dir_fd=self.handle, follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):
             if strict:
                 raise NotOurs(f"{place} is no folder")
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
         self._links += 1
         _check_link(place, status, self._links)
-        return os.readlink(name, dir_fd=self._handle)
+        return os.readlink(name, dir_fd=self.handle)
 
 
 # --- writing -----------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from types import CodeType
 
-from tripwire.ranges import PerCode
 from tripwire.reading.account import (
     NAME_ARGUMENT,
     NULL,
@@ -573,30 +572,3 @@ def _find_carry_out(name: str, opcode: int) -> _CarryOut:
 
 
 _CARRY_OUT = [_find_carry_out(name, opcode) for opcode, name in enumerate(dis.opname[:256])]
-
-
-def tells_types(code: CodeType) -> bool:
-    """Whether a function may tell an open number by its type. `type(self).count` doesn't."""
-    return _tells_types(code, 0)
-
-
-def _find_types_told(code: CodeType, _: int) -> bool:
-    steps = [
-        (step.opname, step.argval)
-        for step in dis.get_instructions(code)
-        if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
-    ]
-    attributes = () if "builtins" in code.co_names else ("LOAD_ATTR", "LOAD_METHOD")
-    for index, (opname, name) in enumerate(steps):
-        if name == "type" and opname not in attributes:
-            following = [*steps[index + 1 : index + 4], ("", None)]
-            is_call = following[0][0].startswith("LOAD_FAST") and following[1] == ("CALL", 1)
-            opname, attribute = following[2]
-            if not is_call or opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
-                return True
-            if hasattr(int, attribute) or hasattr(float, attribute):
-                return True
-    return False
-
-
-_tells_types = PerCode(_find_types_told)

@@ -22,9 +22,10 @@ from torch import fx, nn
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.reading.binding import Binding
-from tripwire.reading.bytecode import find_uses, tells_types
+from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
+from tripwire.reading.names import tells_types
 from tripwire.reading.reads import ReadSet, fingerprint
 from tripwire.reading.sources import Attr, Item, Local, Running, Source
 from tripwire.reading.structure import (
