@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import fx
@@ -258,17 +258,19 @@ class Followed:
             self.tell_hits()
 
 
-_followed: WeakSet[Followed] = WeakSet()
+# No WeakSet: that one is iterated in Python, and fails when another thread compiles or lets go of
+# something meanwhile. A set of references is added to, taken from and copied in one step each.
+_followed: set[ref[Followed]] = set()
 
 
 def follow(followed: Followed) -> None:
     """Ask for its hits from now on."""
-    _followed.add(followed)
+    _followed.add(ref(followed, _followed.discard))
 
 
 def list_followed() -> list[Followed]:
     """All that were traced and are alive."""
-    return list(_followed)
+    return [one for each in _followed.copy() if (one := each()) is not None]
 
 
 def count_frame(what: str) -> None:

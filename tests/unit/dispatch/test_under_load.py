@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
-from tripwire.dispatch import dispatcher, patience
+from tripwire.dispatch import dispatcher, patience, telling
 from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
 from tripwire.dispatch.turns import Turn
 from tripwire.tracing.state import TracingState
@@ -427,3 +428,40 @@ def test_weights_that_are_swapped_while_eight_threads_call_are_followed() -> Non
             return
         time.sleep(0.1)
     raise AssertionError("no hit after a minute")
+
+
+class Uncalled(telling.Followed):
+    def count_hits(self) -> int:
+        return 0
+
+    def find_balance(self) -> None:
+        return None
+
+
+def test_what_was_compiled_is_listed_while_other_threads_compile_and_let_go() -> None:
+    kept = [Uncalled() for _ in range(200)]
+    for each in kept:
+        telling.follow(each)
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            some = [Uncalled() for _ in range(50)]
+            for each in some:
+                telling.follow(each)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [start(come_and_go) for _ in range(2)]
+    try:
+        for _ in range(1000):
+            assert set(kept) <= set(telling.list_followed())
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join(30)
+    gone = weakref.ref(kept.pop())
+    del each
+    assert gone() is None, "to be listed keeps nothing alive"
+    assert len([one for one in telling.list_followed() if isinstance(one, Uncalled)]) == len(kept)
