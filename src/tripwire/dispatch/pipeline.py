@@ -187,8 +187,8 @@ class Pipeline:
         assert trace is not None
         assert trace.completion is not None
         self.variation.note(trace)
-        if trace.shadow is not None and trace.shadow.has_tuples and trace.reads.compares_identity:
-            return None  # the run asked which tuple it got; the next one gets those that are there
+        if self.variation.has_changed(trace):
+            return None  # the run asked which one it got; the next gets those that are there
         volatile = trace.completion.effects.volatile
         if volatile and self.variation.will_open(volatile):
             return None  # the next call's entry is for every value

@@ -68,13 +68,13 @@ class Variation:
         self._gave_up = False
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._may_take = True
-        self._asks_for_types = self._compares_identity = False
+        self._asks_for_types = self._compares_identity = self._compares_numbers = False
 
     def look(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Opening | None:
         """What to leave open in a trace of this call."""
-        if self._dynamic is False or self._gave_up:
+        if self._dynamic is False or self._gave_up or self._compares_numbers:
             return None
         try:
             binding = build_binding(target)
@@ -192,6 +192,8 @@ class Variation:
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
         self._compares_identity |= trace.reads.compares_identity
+        # An open number is an object of its own each time; Python has small ints once.
+        self._compares_numbers = self._compares_numbers or trace.reads.compares_numbers
         self._note_numbers(trace)
         self._takes |= any(branch.op in TAKING for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
@@ -199,6 +201,13 @@ class Variation:
             may_open = self._may_open(volatile.before)
             if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
+
+    def has_changed(self, trace: Trace) -> bool:
+        """Whether a run got other objects than plain Python, and asked which they are."""
+        shadow, reads = trace.shadow, trace.reads
+        if shadow is None or not reads.compares_identity:
+            return False
+        return shadow.has_tuples or reads.compares_numbers
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""
@@ -230,6 +239,8 @@ class Variation:
     def will_open(self, volatile: Iterable[Volatile]) -> bool:
         """Whether all that a run read and left changed are numbers, which will be open next."""
         if self._dynamic is False or self._gave_up or self._asks_for_types or not _is_alone():
+            return False
+        if self._compares_numbers:
             return False
         opening = self._moving - self._fixed
         return all(one.spot in opening for one in volatile)

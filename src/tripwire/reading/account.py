@@ -15,8 +15,8 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from itertools import product
 from types import CodeType
 
-from tripwire.reading.uses import Step, StepKind, Use, Uses
-from tripwire.values.classes import isinstance
+from tripwire.reading.uses import Operands, Step, StepKind, Use, Uses
+from tripwire.values.classes import is_exactly, isinstance
 
 # --- names with a meaning ------------------------------------------------------------------------
 
@@ -168,6 +168,11 @@ class Loaded(StackValue):
         self.tally.whole = self.tally.escapes = True
 
 
+def is_no_number(value: StackValue | None) -> bool:
+    """Whether a value is surely neither an int nor a float."""
+    return isinstance(value, Literal) and not is_exactly(value.value, int, float)
+
+
 class LoadedMethod(Loaded):
     """An attribute that was loaded in order to be called."""
 
@@ -246,11 +251,26 @@ class Account:
         self.opens_self = False
         self.computes_names = False
         self.compares_identity = not _IDENTITY_FUNCTIONS.isdisjoint(code.co_names)
+        self.identities: set[Operands] = {()} if self.compares_identity else set()
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
         self.passed: dict[str, int] = {}
         self.replaced: set[Step] = set()
         self.replaced_of_self: set[str] = set()
+
+    def spell_operand(self, value: StackValue | None) -> tuple[str, ...]:
+        """`("Mode", "TRAIN")`, or `("", "head")` for `self.head`; nothing where it isn't known."""
+        if not isinstance(value, Loaded) or not isinstance(value.name, str):
+            return ()
+        if value.kind is StepKind.GLOBAL:
+            return (value.name,)
+        if value.kind is StepKind.LOCAL:
+            owner = self.code.co_qualname.rpartition(".")[0]
+            is_method = bool(owner) and not owner.endswith("<locals>")
+            is_self = value.name == "self" and self.code.co_varnames[0] == "self"
+            return ("",) if is_method and is_self else ()
+        owner_of = self.spell_operand(value.owner) if value.kind is StepKind.ATTRIBUTE else ()
+        return owner_of and (*owner_of, value.name)
 
     def pop(self) -> StackValue | None:
         return self.stack.pop() if self.stack else None
@@ -415,6 +435,7 @@ class Account:
             steps,
             self.computes_names,
             self.compares_identity,
+            frozenset(self.identities),
             frozenset(self.replaced),
             frozenset(self.replaced_of_self),
         )

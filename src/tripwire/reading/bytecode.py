@@ -30,6 +30,7 @@ from tripwire.reading.account import (
     Loaded,
     LoadedMethod,
     StackValue,
+    is_no_number,
     is_singleton,
     names_in,
 )
@@ -316,6 +317,8 @@ class _Walk(Account):
     def is_op(self, _: int) -> None:
         values = [self.pop(), self.pop()]
         self.compares_identity = self.compares_identity or not any(map(is_singleton, values))
+        if not any(map(is_no_number, values)):
+            self.identities.add(tuple(filter(None, map(self.spell_operand, values))))
         for value in values:
             if value is not None:
                 value.escape()

@@ -9,6 +9,7 @@ are part of it. docs/design/0006 tells why.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import linecache
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -255,6 +256,36 @@ class ReadSet:
             find_uses(code).compares_identity and not is_library_file(code.co_filename)
             for code in self._codes
         )
+
+    @cached_property
+    def compares_numbers(self) -> bool:
+        """Whether a user's function may ask with `is` which int or float it has."""
+        users = [code for code in self._codes if not is_library_file(code.co_filename)]
+        asked = {one for code in users for one in find_uses(code).identities}
+        if asked and any(code.co_name in LOOKUPS for code in users):
+            return True
+        return any(self.is_dynamic or not any(map(self._is_no_number, one)) for one in asked)
+
+    def _is_no_number(self, operand: tuple[str, ...]) -> bool:
+        """Whether what a global, or `self`, leads to can't be an open number.
+
+        Nothing that was reached has a number, or what computes one, by such a name, and no code
+        stored any.
+        """
+        names = operand[1:] if operand[0] == "" else operand
+        stored = self.stored | self.uses.stored_attributes | self.uses.stored_globals
+        if not stored.isdisjoint(names):
+            return False
+        for name in names:
+            pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
+            found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == name]
+            if any(is_exactly(v, int, float) or hasattr(type(v), "__get__") for v in found):
+                return False
+            if not found and not (operand == (name,) and hasattr(builtins, name)):
+                return False
+            if not callable(getattr(torch.Tensor, name, callable)):  # a size, perhaps
+                return False
+        return True
 
     @cached_property
     def is_dynamic(self) -> bool:

@@ -251,7 +251,7 @@ class TensorPlan(PartPlan):
 
 @dataclass(frozen=True, slots=True)
 class NumberPlan(PartPlan):
-    """A number that was open: this call's."""
+    """A number that was open, or a tuple of some that the world holds: this call's."""
 
     index: int
 
@@ -346,6 +346,7 @@ class Planner:
         # An open number; and what was passed, where the run got another tuple for it.
         self.plan_number: Callable[[Any, Callable[[object], PartPlan]], PartPlan] | None = None
         self.find_original: Callable[[object], object] = _itself
+        self.plan_held: Callable[[object], PartPlan | None] = lambda _: None  # such a tuple
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
@@ -368,6 +369,9 @@ class Planner:
             assert self.plan_number is not None
             return self.plan_number(value, self.plan)
         value = self.find_original(plain(value))  # or one that another run left in a C object
+        held_tuple = self.plan_held(value)
+        if held_tuple is not None:
+            return held_tuple
         if type(value) is torch.Size and any(map(is_open, value)):
             parts = tuple(map(self.plan, value))
             return MadePlan(self._new_key(value), parts, torch.Size)

@@ -23,6 +23,10 @@ class StepKind(Enum):
     __hash__ = object.__hash__  # Enum's is written in Python: a step's hash 0.35 → 0.16 µs
 
 
+# Of `a is b`, what the code names: globals, from which attributes may lead on (account.py).
+Operands = tuple[tuple[str, ...], ...]
+
+
 class Step(NamedTuple):
     """The last step to a value: `.cfg`, the global `CFG`, `["scale"]`."""
 
@@ -65,6 +69,7 @@ class Uses:
     steps: dict[Step, Use]
     computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
     compares_identity: bool = False  # `a is b`, where neither is None, True, False or `...`
+    identities: frozenset[Operands] = frozenset()  # such questions, which may be about numbers
     replaced: frozenset[Step] = frozenset()  # stored other than by a sum of what was there
     replaced_of_self: frozenset[str] = frozenset()  # the same, by `self.name = ...`
 
@@ -93,6 +98,7 @@ def join(uses: Iterable[Uses]) -> Uses:
     refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
+    identities: set[Operands] = set()
     replaced: set[Step] = set()
     replaced_of_self: set[str] = set()
     for one in uses:
@@ -110,6 +116,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         opens_self = opens_self or one.opens_self
         computes_names = computes_names or one.computes_names
         compares_identity = compares_identity or one.compares_identity
+        identities |= one.identities
         refused = refused or one.refused
         for step, use in one.steps.items():
             known = steps.get(step)
@@ -130,6 +137,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         steps,
         computes_names,
         compares_identity,
+        frozenset(identities),
         frozenset(replaced),
         frozenset(replaced_of_self),
     )

@@ -171,11 +171,15 @@ class Formulas:
     def plan(self, number: OpenInt | OpenFloat, plan: Callable[[object], PartPlan]) -> PartPlan:
         """How a call gets a number that the result, or an effect, holds."""
         if not is_taken(number):
-            self.outputs.append(self._symbols.print(number))
-            return NumberPlan(len(self.outputs) - 1)
+            return self.plan_output(self._symbols.print(number))
         if number.made is None:
             return TakenPlan(plan(self._taken[id(number)][1]))
         return ComputedPlan(number.made[0], tuple(map(plan, number.made[1:])))
+
+    def plan_output(self, expression: str) -> PartPlan:
+        """What the guard function finds for an expression of its variables."""
+        self.outputs.append(expression)
+        return NumberPlan(len(self.outputs) - 1)
 
     def end(self) -> None:
         """Let go of the run's numbers."""

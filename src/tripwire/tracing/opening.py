@@ -98,6 +98,7 @@ class Planted:
     path: str
     spot: tuple[int, Any]
     value: Any  # as the run found it
+    label: str  # its name in guards
 
 
 @dataclass(frozen=True, slots=True)

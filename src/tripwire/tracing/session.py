@@ -367,6 +367,7 @@ class Session:
             if self.state.shadow is not None:
                 planner.plan_number = self.state.shadow.formulas.plan
                 planner.find_original = self.state.shadow.find_passed
+                planner.plan_held = self.state.shadow.plan_held
             return planner
         return Planner(self.state.reach.find_source, lambda value: id(value) in written)
 

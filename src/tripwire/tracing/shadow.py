@@ -24,6 +24,7 @@ import torch
 from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
+from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.fakes import Fakes, are_alike, hint_of
@@ -70,6 +71,7 @@ class Shadow:
         self.is_idle = False  # whether nothing was open, once the run is over
         self.has_tuples = False  # whether there were some, once the run is over
         self.tuples: dict[int, tuple[object, object]] = {}  # that the run got, and those before
+        self._held: dict[int, str] = {}  # of those that the world holds: what guards have for it
         self.decisions: list[Decision] = []
         self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
         self._told = 0  # conditions that the environment had when it was last looked at
@@ -84,7 +86,9 @@ class Shadow:
             return value
         return self._open_within(value, path, self._opening.wants_number)
 
-    def _open_within(self, value: Any, path: str, is_wanted: Callable[[str], bool]) -> Any:
+    def _open_within(
+        self, value: Any, path: str, is_wanted: Callable[[str], bool], label: str = ""
+    ) -> Any:
         """A number that is open where it is to be; a tuple with such numbers; or the value."""
         if is_exactly(value, int, float):
             number = self._open(value, path) if is_wanted(path) else None
@@ -92,17 +96,27 @@ class Shadow:
         if not self._opening.tuples or not holds_numbers(value):
             return value
         before = tuple(tuple.__iter__(value))
-        items = [self._open_within(v, p, is_wanted) for p, v in spell_items(value, path)]
+        items = [
+            self._open_within(v, p, is_wanted, label and f"_item({label}, {index})")
+            for index, (p, v) in enumerate(spell_items(value, path))
+        ]
         if all(map(operator.is_, items, before)):
             return value
         made = tuple(items) if is_exactly(value, tuple) else type(value)._make(items)
         self.tuples[id(made)] = made, value
+        if label:
+            self._held[id(made)] = label
         return made
 
     def find_passed(self, value: object) -> object:
         """The tuple that was passed, where the run got another one for it; else the value."""
         _, original = self.tuples.get(id(value), (value, value))
         return original if id(original) in self._state.reach.fresh else value
+
+    def plan_held(self, value: object) -> PartPlan | None:
+        """How a call gets a tuple that the world holds, where the run got another one for it."""
+        found = self._held.get(id(value))
+        return None if found is None else self.formulas.plan_output(found)
 
     def _open_held(self, holder: Holder, key: Any, value: Any) -> object:
         """Leave open what something holds, if it is to be; None: it isn't."""
@@ -114,10 +128,11 @@ class Shadow:
             path = str(holder.step(key))
             while any(one.path == path for one in self.planted):
                 path += "'"  # another one, of which the same is said
-            opened = self._open_within(value, path, lambda path: True)
+            label = f"h{len(self.planted)}"
+            opened = self._open_within(value, path, lambda path: True, label)
             if opened is value:
                 return None
-            self.planted.append(Planted(place_of(holder), key, path, spot, value))
+            self.planted.append(Planted(place_of(holder), key, path, spot, value, label))
             return opened
         if not (opening.numbers or opening.everything):
             return None
@@ -450,10 +465,11 @@ class Shadow:
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         self._handed_out.clear()
         if alive:
-            passed = {key: self.find_passed(made) for key, (made, _) in self.tuples.items()}
-            result = Sweep(alive, passed).run(result)
+            originals = {key: original for key, (_, original) in self.tuples.items()}
+            result = Sweep(alive, originals).run(result)
         self.has_tuples = bool(self.tuples)
         self.tuples.clear()
+        self._held.clear()
         return result
 
     def find_conditions(self) -> list[str]:

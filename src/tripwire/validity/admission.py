@@ -193,9 +193,11 @@ class Admission:
         shadow = self.trace.shadow
         if shadow is None:
             return
+        writer.space["_item"] = tuple.__getitem__
         for one in shadow.planted:
             fetch = writer.constant(functools.partial(_fetch, one))
-            writer.add(one.path, f"{fetch}()", one.value)
+            writer.name_it(one.label, f"{fetch}()")
+            writer.add(one.path, one.label, one.value)
 
     def _add_numbers(self, writer: GuardWriter, fetched: list[str]) -> list[str]:
         """The graph's inputs that are numbers, before its tensors; and those that results hold."""

@@ -52,6 +52,7 @@ from tripwire.values.contents import (
     slots_of,
     spell_key,
 )
+from tripwire.values.numbers import iter_numbers
 from tripwire.values.sameness import PLAIN, same_plain
 
 if TYPE_CHECKING:
@@ -262,9 +263,16 @@ class GuardWriter:
             self._add_plain(path, name, value)
         elif id(value) in self.variables:
             self._check_same(path, name, self.variables[id(value)], "an object passed twice")
+            if self._holds_open(path, value):  # its numbers are named once for each path
+                self._add_object(path, name, value)
         else:
             self._alive.append(value)
             self._add_object(path, name, value)
+
+    def _holds_open(self, path: str, value: object) -> bool:
+        """Whether it is a tuple of which numbers are open."""
+        opened = {} if self._shadow is None else self._shadow.numbers
+        return bool(opened) and any(step in opened for step, _ in iter_numbers(value, path))
 
     def _check_same(self, path: str, name: str, other: str, expected: str) -> None:
         row = TableRow("same", name, all_of=(other,))

@@ -263,3 +263,120 @@ def test_strides_that_python_reads_are_the_real_ones(size) -> None:
     for length in (5, 7, 9, 4):
         given = torch.randn(size, length, 8)
         check_same(read(given), compiled(given))
+
+
+def multiply(x, numbers):
+    for number in numbers:
+        x = x * number
+    return x
+
+
+def build_handed_out():
+    """Functions that compute with a tuple that is held, and hand it out; and how to replace it.
+
+    And what they store, in a list.
+    """
+    seen = []
+    space, names, table = SimpleNamespace(t=(1.0, 2.0)), SimpleNamespace(r=Range(1.0, 2.0)), {}
+    rows, last, cell = [(1.0, 2.0)], collections.deque([(1.0, 2.0)]), (1.0, 2.0)
+    nested, kept = SimpleNamespace(t=((1.0, 2.0), 3)), SimpleNamespace(t=(1.0, 2.0), seen=seen)
+    turned, two = SimpleNamespace(t=(1.0, 2.0)), SimpleNamespace(a=(1.0, 2.0), b=None)
+    table["t"] = (1.0, 2.0)
+
+    def change_cell(t):
+        nonlocal cell
+        cell = t
+
+    def keep_it(x):
+        kept.seen.append(kept.t)
+        return multiply(x, kept.t)
+
+    def turn(x):
+        before, turned.t = turned.t, (turned.t[1] + 1, turned.t[0])
+        return multiply(x, before), before, turned.t
+
+    cases = {
+        "an attribute": (
+            lambda x: (multiply(x, space.t), space.t),
+            lambda t: vars(space).update(t=t),
+        ),
+        "a named tuple": (
+            lambda x: (x * names.r.low + names.r.high, names.r),
+            lambda t: vars(names).update(r=Range(*t)),
+        ),
+        "in a dict": (lambda x: (multiply(x, table["t"]), table["t"]), lambda t: table.update(t=t)),
+        "in a list": (
+            lambda x: (multiply(x, rows[0]), rows[0]),
+            lambda t: rows.__setitem__(0, t),
+        ),
+        "in a deque": (
+            lambda x: (multiply(x, last[0]), last[0]),
+            lambda t: last.__setitem__(0, t),
+        ),
+        "a closure variable": (lambda x: (multiply(x, cell), cell), change_cell),
+        "in a tuple": (
+            lambda x: (x * nested.t[0][1], nested.t[0], {"all": [nested.t]}),
+            lambda t: vars(nested).update(t=(t, 3)),
+        ),
+        "stored": (keep_it, lambda t: vars(kept).update(t=t)),
+        "replaced by the call": (turn, lambda t: vars(turned).update(t=t)),
+        "held twice": (
+            lambda x: (x * two.a[0] + two.b[1], two.a, two.b),
+            lambda t: vars(two).update(a=t, b=t),
+        ),
+    }
+    return {name: (*case, seen) for name, case in cases.items()}
+
+
+PAIRS = [(2.0, 3.0), (3.0, 2.0), (2.0, 3.0), (5.0, 7.0), (2.0, 3.0), (4.0, 4.0)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", build_handed_out())
+def test_a_tuple_that_is_held_and_handed_out_is_the_one_that_is_there(name, backend) -> None:
+    function, put, seen = build_handed_out()[name]
+    twin, put_twin, seen_by_twin = build_handed_out()[name]
+    compiled = tripwire.compile(function, backend=backend, fullgraph=True)
+    for pair in PAIRS:
+        put(pair)
+        put_twin(pair)
+        for _ in range(3):
+            check_same(twin(x()), compiled(x()))
+            check_same(seen_by_twin, seen)
+    assert compiled.statistics().traces == 2
+
+
+def test_a_held_tuple_that_is_handed_out_is_itself() -> None:
+    held = SimpleNamespace(t=(1.0, 2.0))
+    compiled = tripwire.compile(lambda x: (x * held.t[0], held.t), backend="eager")
+    for i in range(4):
+        held.t = (0.5 + i, 2.0)
+        for _ in range(3):
+            assert compiled(x())[1] is held.t
+    assert compiled.statistics().traces == 2
+
+
+TWICE = {
+    "passed twice": (lambda x, a, b: (x * a[0] + b[1], a, b), lambda t: (t, t)),
+    "twice in a list": (lambda x, ts: (x * ts[0][0] + ts[1][1], ts[1]), lambda t: ([t, t],)),
+    "twice in a tuple": (lambda x, ts: (x * ts[0][0] + ts[1][1], ts[1]), lambda t: ((t, t),)),
+    "twice in a dict": (
+        lambda x, d: (x * d["a"][0] + d["b"][1], d["b"]),
+        lambda t: ({"a": t, "b": t},),
+    ),
+    "twice in an object": (
+        lambda x, o: (x * o.a[0] + o.b[1], o.b),
+        lambda t: (SimpleNamespace(a=t, b=t),),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TWICE)
+def test_a_tuple_that_is_passed_twice_has_this_calls_numbers(name, backend) -> None:
+    function, make = TWICE[name]
+    compiled = tripwire.compile(function, backend=backend, fullgraph=True)
+    for pair in PAIRS:
+        for _ in range(3):
+            check_same(function(x(), *make(pair)), compiled(x(), *make(pair)))
+    assert compiled.statistics().traces == 2

@@ -1,0 +1,151 @@
+"""`is` has Python's answer for ints and floats: where it may be asked of them, none is open."""
+
+import collections
+import enum
+import operator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import check_same
+
+import tripwire
+
+BACKENDS = ["eager", "aot_eager"]
+
+
+def x():
+    return torch.arange(3.0) + 1
+
+
+def build_asked():
+    """Functions that ask whether two numbers are one object, and how the numbers are replaced."""
+    listed, table, last = [1, 2], {"a": 1, "b": 2}, collections.deque([1, 2])
+    space, pair, a, b = SimpleNamespace(a=1, b=2), SimpleNamespace(t=(1, 2)), 1, 2
+
+    def change_cells(left, right):
+        nonlocal a, b
+        a, b = left, right
+
+    def put_listed(left, right):
+        listed[:] = left, right
+
+    return {
+        "a list": (lambda x: x * listed[0] + 5 * (listed[0] is listed[1]), put_listed),
+        "a dict": (
+            lambda x: x * table["a"] + 5 * (table["a"] is table["b"]),
+            lambda left, right: table.update(a=left, b=right),
+        ),
+        "a deque": (
+            lambda x: x * last[0] + 5 * (last[0] is not last[1]),
+            lambda left, right: last.extend((last.clear(), left, right)[1:]),
+        ),
+        "attributes": (
+            lambda x: x * space.a + 5 * (space.a is space.b),
+            lambda left, right: vars(space).update(a=left, b=right),
+        ),
+        "a tuple": (
+            lambda x: x * pair.t[0] + 5 * (pair.t[0] is pair.t[1]),
+            lambda left, right: vars(pair).update(t=(left, right)),
+        ),
+        "closure variables": (lambda x: x * a + 5 * (a is b), change_cells),
+        "by operator.is_": (
+            lambda x: x * listed[0] + 5 * operator.is_(listed[0], listed[1]),
+            put_listed,
+        ),
+    }
+
+
+ASKED = [(1, 2), (2, 3), (3, 4), (5, 5), (5, 6), (7, 7)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", build_asked())
+def test_numbers_that_are_held_are_one_object_where_python_has_one(name, backend) -> None:
+    function, put = build_asked()[name]
+    compiled = tripwire.compile(function, backend=backend)
+    for pair in ASKED:
+        put(*pair)
+        for _ in range(3):
+            check_same(function(x()), compiled(x()))
+
+
+FLOAT = 5.5
+WORDS = SimpleNamespace(start="start", ndim="ndim")
+
+
+def compare_slices(x, a, b):
+    left, right = slice(a, 9), slice(b, 9)
+    return x * left.start + 5 * (left.start is right.start) + len(WORDS.start)
+
+
+ASKED_OF_PASSED = {
+    "ints": (lambda x, a, b: x * a + 5 * (a is b), lambda a, b: (a, b)),
+    "a list of ints": (lambda x, n: x * n[0] + 5 * (n[0] is n[1]), lambda a, b: ([a, b],)),
+    "sizes": (
+        lambda x, t: t.sum() + 5 * (t.shape[0] is t.shape[1]),
+        lambda a, b: (torch.ones(a, b),),
+    ),
+    "numbers out of tensors": (
+        lambda x, t: x * t[0].item() + 5 * (t[0].item() is t[1].item()),
+        lambda a, b: (torch.tensor([a, b]),),
+    ),
+    "a size, and what has the name of an attribute elsewhere": (
+        lambda x, t: t.shape[0] + 5 * x * (t.shape[0] is t.ndim) + len(WORDS.ndim),
+        lambda a, b: (torch.ones(a, b),),
+    ),
+    "in slices that the run makes": (compare_slices, lambda a, b: (a, b)),
+    "a float and a global": (
+        lambda x, a: x * a + 5 * (a is FLOAT),
+        lambda a, b: (FLOAT if a == b else a + 0.5,),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ASKED_OF_PASSED)
+def test_numbers_that_are_passed_are_one_object_where_python_has_one(
+    name, backend, dynamic
+) -> None:
+    function, make = ASKED_OF_PASSED[name]
+    compiled = tripwire.compile(function, backend=backend, dynamic=dynamic)
+    for pair in ASKED:
+        for _ in range(3):
+            check_same(function(x(), *make(*pair)), compiled(x(), *make(*pair)))
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+MISSING = object()
+WORD = "sum"
+
+
+class Heads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.last = torch.nn.Linear(3, 3)
+
+    def forward(self, x, scale):
+        return x * scale + (self.first is self.last)
+
+
+NOT_OF_NUMBERS = {
+    "a word": lambda x, n, m=WORD: x * n if m is WORD else x,
+    "a global": lambda x, n, m=MISSING: x * n if m is MISSING else x,
+    "a member of an enum": lambda x, n, m=Mode.FAST: x * n if m is Mode.FAST else x,
+    "a function of torch's": lambda x, n, m=torch.relu: x * n if m is torch.relu else x,
+    "modules": Heads(),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_NUMBERS)
+def test_where_is_isnt_asked_of_numbers_they_stay_open(name) -> None:
+    function = NOT_OF_NUMBERS[name]
+    compiled = tripwire.compile(function, backend="eager", fullgraph=True)
+    for i in range(1, 6):
+        check_same(function(x(), 0.5 + i), compiled(x(), 0.5 + i))
+    assert compiled.statistics().traces == 2
