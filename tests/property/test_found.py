@@ -638,6 +638,58 @@ def _count_nodes(fn: object) -> int:
     return len(met)
 
 
+# What a backward needs is computed from an input, wants no gradient itself, and the input changes.
+USED_THEN_WRITTEN = {
+    "with a view": "t = x.sin() * m.w + m.h\n    m.h = t.detach()\n    x[..., 1:3].add_(1)",
+    "whole": "t = x.sin() * m.w\n    x.mul_(2)",
+    "under no_grad": "with torch.no_grad(): s = x.sin()\n    t = s * m.w\n    x.add_(1)",
+    "as state": "t = m.b.sin() * m.w + x\n    m.b.add_(1)",
+    "by an item": "t = x.view(2, 2).sin().flatten() * m.w\n    x[0] = 7",
+    "between two writes": "x.add_(1)\n    t = x.sin() * m.w\n    x.add_(1)",
+    "after it was added to state": "m.b.add_(x)\n    t = x.sin() * m.w\n    x.add_(1)",
+    "by way of new memory": "s = torch.zeros(4).add_(x)\n    t = s.sin() * m.w\n    x.add_(1)",
+    "by way of a copy": "s = x.cos()\n    x.copy_(s * 2)\n    t = s * m.w",
+    "by way of state": "m.b.copy_(x[0])\n    x.add_(1)\n    t = m.b.sin() * m.w",
+    "beside statistics": (
+        "t = F.batch_norm(x.view(2, 2), m.mean, m.var, training=True).view(4) * m.w\n    x.add_(1)"
+    ),
+}
+WRITTEN_THEN_USED = {
+    "once": "x.add_(1)\n    t = x.sin() * m.w",
+    "in two steps": "x.mul_(2)\n    x[1:3].add_(1)\n    t = x.sin().cos() * m.w",
+    "with what it was": "x.add_(x.sin())\n    t = x.sin() * m.w",
+    "as a mean": "m.b.mul_(0.5).add_(x, alpha=0.5)\n    t = (x - m.b).tanh() * m.w",
+    "as statistics, twice": (
+        "s = F.batch_norm((x * m.w).view(2, 2), m.mean, m.var, training=True)\n"
+        "    t = F.batch_norm(s.sin(), m.mean, m.var, training=True)"
+    ),
+}
+_CHANGED = (
+    "class M: pass\nm = M()\nm.w, m.h, m.b = nn.Parameter(torch.ones(4)), torch.zeros(4), "
+    "torch.arange(4.0)\nm.mean, m.var = torch.zeros(2), torch.ones(2)\n"
+)
+_CHANGING = (
+    Call("new(4), new(4)", around="torch.no_grad()", times=3),
+    Call("new(4), new(4)", times=4),
+)
+
+
+@pytest.mark.parametrize("name", USED_THEN_WRITTEN)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_backward_has_what_an_input_was(backend, name) -> None:
+    program = f"{_CHANGED}def call(x, y):\n    {USED_THEN_WRITTEN[name]}\n    return t\n"
+    check(Scenario(program, _CHANGING, backend))
+
+
+@pytest.mark.parametrize("name", WRITTEN_THEN_USED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_an_input_is_after_its_last_write_is_used_in_compiled_code(backend, name) -> None:
+    program = f"{_CHANGED}def call(x, y):\n    {WRITTEN_THEN_USED[name]}\n    return t\n"
+    figures = Figures()
+    check(Scenario(program, _CHANGING, backend), figures)
+    assert figures.hits >= 5
+
+
 @pytest.mark.parametrize("name", BEHIND_AOT)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_twins_agree_behind(backend, name) -> None:

@@ -7,6 +7,9 @@ is refused, for all back ends but `eager`. What it does to `.grad` runs between 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import fx
 from torch.nn import functional as F
@@ -17,6 +20,7 @@ from tripwire.reading.tensors import meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
 from tripwire.tracing.memory import OUTSIDE
+from tripwire.tracing.opening import NUMBER
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
@@ -55,32 +59,85 @@ def check_functional(trace: Trace) -> None:
 
 
 def _check_kept(trace: Trace) -> None:
-    """What the backward needs of an input may be the input itself, and be written over by then."""
+    """What the backward needs of an input may be the input itself, and be written over by then.
+
+    It may also compute again what was computed from the input: a result without a gradient counts
+    where one with a gradient is computed from it. What an input is after the last write, it stays.
+    """
     placeholders = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
-    for wanted, node in zip(trace.inputs, placeholders, strict=True):
-        used = _find_use_before_write(node) if wanted.written else None
-        if used is not None:
-            what = (
-                f"{wanted.source} is used here and changed in place later, where gradients are on"
-            )
-            raise _refuse(what, used)
+    pairs = zip(placeholders, trace.inputs, strict=True)
+    sources = {node: wanted.source for node, wanted in pairs if wanted.written}
+    if not sources:
+        return
+    calls = [node for node in trace.graph.nodes if FACTS in node.meta and node.op != "placeholder"]
+    views = _find_views(calls, sources)
+    last = {one: call for call in calls for one in _find_inputs(_split(call)[0], views)}
+    uses: dict[fx.Node | int, dict[fx.Node, fx.Node]] = {}  # in a value or memory: input → call
+    coming, grad_mode = set(last), True
+    for call in calls:
+        if call.target is torch._C._set_grad_enabled:
+            grad_mode = bool(call.args[0])
+        written, used = _split(call)
+        changed = _find_inputs(written, views)
+        found = dict.fromkeys(coming.intersection(_find_inputs(used, views)), call)
+        coming -= {one for one in changed if last[one] is call}
+        for given in call.all_input_nodes:
+            for origin in (given, *_made_by_run(given), *views.get(given, ())):
+                found = uses.get(origin, {}) | found
+        if found:
+            facts: NodeFacts = call.meta[FACTS]
+            if grad_mode and (wants_grad(facts.value) or _is_act(call)):
+                one = next(one for one in sources if one in found)
+                what = f"{sources[one]} is used here and changed in place later"
+                raise _refuse(f"{what}, where gradients are on", found[one])
+            itself = views.get(call, ())
+            uses[call] = {one: use for one, use in found.items() if one not in itself}
+            places: list[fx.Node | int] = [*changed, *(m for m in facts.written if m != OUTSIDE)]
+            for place in places:
+                uses[place] = uses.get(place, {}) | {k: v for k, v in found.items() if k != place}
 
 
-def _find_use_before_write(placeholder: fx.Node) -> fx.Node | None:
-    """The first call that gets an input, or a view of it, and neither writes to it nor views it."""
-    views = {placeholder}
-    nodes: list[fx.Node] = list(placeholder.graph.nodes)
-    for node in nodes:
-        if node.op in ("placeholder", "output") or views.isdisjoint(node.all_input_nodes):
-            continue
-        facts: NodeFacts = node.meta[FACTS]
-        if facts.written:
-            return None
-        if OUTSIDE in facts.memory:
-            views.add(node)
-        elif facts.value is None or wants_grad(facts.value):  # else nothing is kept
-            return node
-    return None
+def _is_act(call: fx.Node) -> bool:
+    """Whether a call is there for what it does, other than to write: a backward, say."""
+    facts: NodeFacts = call.meta[FACTS]
+    return facts.value is None and not facts.written and NUMBER not in call.meta
+
+
+def _find_views(
+    calls: list[fx.Node], inputs: Iterable[fx.Node]
+) -> dict[fx.Node, frozenset[fx.Node]]:
+    """The inputs that each node is, or may be a view of."""
+    views = {node: frozenset({node}) for node in inputs}
+    for call in calls:
+        if OUTSIDE in call.meta[FACTS].memory:
+            found = _find_inputs(call.all_input_nodes, views)
+            if found:
+                views[call] = found
+    return views
+
+
+def _find_inputs(
+    nodes: Iterable[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]
+) -> frozenset[fx.Node]:
+    return frozenset().union(*(views[node] for node in nodes if node in views))
+
+
+def _made_by_run(node: fx.Node) -> Iterable[int]:
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    return () if facts is None else (memory for memory in facts.memory if memory != OUTSIDE)
+
+
+def _split(call: fx.Node) -> tuple[Sequence[fx.Node], Sequence[fx.Node]]:
+    """What a call may write to, and what it computes with. What is viewed is neither."""
+    facts: NodeFacts = call.meta[FACTS]
+    given = call.all_input_nodes
+    if not facts.written:
+        return (), () if OUTSIDE in facts.memory else given
+    first: list[fx.Node] = []
+    fx.map_arg(call.kwargs.get("out", call.args[:1]), first.append)
+    if call.target is operator.setitem or set(facts.written) <= set(facts.memory):
+        return first, [one for one in given if one not in first]
+    return given, first  # statistics, which are written beside the result
 
 
 def _check_overlap(trace: Trace) -> None:
