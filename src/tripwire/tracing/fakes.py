@@ -29,6 +29,8 @@ from tripwire.tracing.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open, map_leaves, symbolic
 
+BY_VALUES = "the size of what it gives depends on values"
+
 
 class Fakes:
     """Of one run."""
@@ -151,7 +153,7 @@ class Fakes:
                     made = func(*map_leaves(args, fake), **map_leaves(kwargs, fake))
                 found = list(iter_given(made))
             except (DynamicOutputShapeException, DataDependentOutputException):
-                return "the size of what it gives depends on values"
+                return BY_VALUES
             except Exception as error:
                 first = str(error).partition("\n")[0]
                 return f"torch can't tell its result for open sizes: {first:.100}"

@@ -27,7 +27,7 @@ from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
-from tripwire.tracing.fakes import Fakes, are_alike, hint_of
+from tripwire.tracing.fakes import BY_VALUES, Fakes, are_alike, hint_of
 from tripwire.tracing.formulas import Formulas
 from tripwire.tracing.fxnodes import add_branch
 from tripwire.tracing.opening import FAKE, LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
@@ -394,10 +394,10 @@ class Shadow:
         results = list(iter_given(value))
         if any(map(self._is_sized_by_values, iter_given((args, kwargs)))):
             sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
-            self._close_arguments(sizes, rule.name)
+            self._close_arguments(sizes, f"{rule.name} (a size of what it takes depends on values)")
         elif any(map(self._is_sized_by_values, results)):
             if not self._takes_mask(rule, args, kwargs):
-                self._close_arguments((args, kwargs), rule.name)
+                self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
         elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
             self._close_arguments((args, kwargs), rule.name)
         elif results:
