@@ -1,5 +1,6 @@
 """What the law machine found, shrunk: each was a wrong result, or an object kept alive."""
 
+import contextlib
 import functools
 
 import pytest
@@ -494,16 +495,16 @@ BEHIND = [
 ]
 
 
-@pytest.mark.parametrize(("body", "backend"), BEHIND)
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) -> None:
+def check_backwards(program, backend, waits, around=contextlib.nullcontext) -> None:
     def play(compile_) -> list[torch.Tensor]:
         g, w = torch.full((4,), 2.0, requires_grad=True), torch.ones(4)
         space = {"torch": torch, "g": g, "w": w}
-        exec(f"def call(x):\n    {WRITTEN[body]}\n", space)
+        exec(program, space)
         call, losses = compile_(space["call"]), []
         for step in range(4):
-            losses.append(call(torch.full((4,), float(step))).sum())
+            with around():
+                result = call(torch.full((4,), float(step)))
+            losses.append(result.sum())
             if not waits:
                 losses.pop().backward()
         try:
@@ -519,6 +520,21 @@ def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) ->
         torch.testing.assert_close(
             play(functools.partial(tripwire.compile, backend=backend)), plain
         )
+
+
+@pytest.mark.parametrize(("body", "backend"), BEHIND)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_backward_finds_state_as_its_own_call_left_it(body, backend, waits) -> None:
+    check_backwards(f"def call(x):\n    {WRITTEN[body]}\n", backend, waits)
+
+
+@pytest.mark.parametrize(("body", "backend"), BEHIND)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_backward_finds_state_where_the_call_alone_turns_gradients_on(
+    body, backend, waits
+) -> None:
+    program = f"def call(x):\n  with torch.enable_grad():\n    {WRITTEN[body]}\n"
+    check_backwards(program, backend, waits, around=torch.no_grad)
 
 
 # A custom function that chooses the form of its result, and code that goes by it.

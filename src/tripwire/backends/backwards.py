@@ -101,6 +101,14 @@ def joins_pasts(graph: fx.Graph, pasts: Iterable[int]) -> bool:
     return any(not wanting <= feeds[index] for index in pasts if index in feeds)
 
 
+def trains(graph: fx.Graph) -> bool:
+    """Whether a backward may follow: under no_grad as well, if the graph turns gradients on."""
+    inputs = graph.find_nodes(op="placeholder")
+    switches = graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    is_on = torch.is_grad_enabled() or any(node.args[0] for node in switches)
+    return is_on and any(wants_grad(node.meta[FACTS].value) for node in inputs)
+
+
 def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool:
     """Whether a result, or one of several, has a gradient."""
     if isinstance(value, TensorMeta):

@@ -16,7 +16,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tripwire.backends.backwards import FirstRun, wants_grad
+from tripwire.backends.backwards import FirstRun, trains
 from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
@@ -160,8 +160,7 @@ def _name_inputs(module: fx.GraphModule) -> None:
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     module._param_name_to_source = {name: LocalSource(name) for name in owned}  # type: ignore[assignment]
     inputs = module.graph.find_nodes(op="placeholder")
-    trains = torch.is_grad_enabled() and any(wants_grad(node.meta[FACTS].value) for node in inputs)
-    moving = _find_used_and_written(module.graph) if trains else set()
+    moving = _find_used_and_written(module.graph) if trains(module.graph) else set()
     for index, node in enumerate(inputs):
         node._dynamo_source = LocalSource(f"input_{index}")
         if (node.meta.get(STATE) or node.meta.get(STAYS)) and node not in moving:

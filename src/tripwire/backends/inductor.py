@@ -41,6 +41,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
+from tripwire.backends.backwards import trains
 from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.generators import leaving_generators
 from tripwire.backends.handover import OPEN, STAYS, handing_over
@@ -84,19 +85,19 @@ def compile_graph(
     """Compiled code for a graph, from the store or made now."""
     patches = find_patches(mode, options)
     with torch._inductor.config.patch(patches):
-        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs)
+        is_training = trains(module.graph)
         store = _settle_kernels(find_store())
         is_open = OPEN in module.meta
         has_graphs = torch._inductor.config.triton.cudagraphs
         stay = _mark_staying(module.graph, example_inputs) if has_graphs else []
-        store = None if Bundle is None or trains or is_open else store
+        store = None if Bundle is None or is_training or is_open else store
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
         if store is not None and key is not None:
             runtime = _load(store, key)
         if runtime is None:
             folds = not (
-                trains or is_open or torch._inductor.config.cpp_wrapper
+                is_training or is_open or torch._inductor.config.cpp_wrapper
             )  # which can't call blocks
             compiler = functools.partial(_compile_inner, on_failed_backward)
             runtime = _compile(module, example_inputs, patches, store, key, compiler, folds=folds)

@@ -54,7 +54,7 @@ def check_functional(trace: Trace) -> None:
             what = f"the run changes {wanted.source} in place, and gradients flow through it"
             raise _refuse(what)
     _check_overlap(trace)
-    if trace.torch_state["grad mode"] and any(w.meta.requires_grad for w in trace.inputs):
+    if any(wanted.meta.requires_grad for wanted in trace.inputs):
         _check_kept(trace)
 
 
@@ -73,7 +73,7 @@ def _check_kept(trace: Trace) -> None:
     views = _find_views(calls, sources)
     last = {one: call for call in calls for one in _find_inputs(_split(call)[0], views)}
     uses: dict[fx.Node | int, dict[fx.Node, fx.Node]] = {}  # in a value or memory: input → call
-    coming, grad_mode = set(last), True
+    coming, grad_mode = set(last), trace.torch_state["grad mode"]
     for call in calls:
         if call.target is torch._C._set_grad_enabled:
             grad_mode = bool(call.args[0])
