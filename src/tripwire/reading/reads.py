@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from tripwire.env import is_library_file
+from tripwire.env import is_installed_file, is_library_file
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
@@ -259,8 +259,11 @@ class ReadSet:
 
     @cached_property
     def compares_numbers(self) -> bool:
-        """Whether a user's function may ask with `is` which int or float it has."""
-        users = [code for code in self._codes if not is_library_file(code.co_filename)]
+        """Whether a user's function may ask with `is` which int or float it has.
+
+        Installed packages don't: in those, `is` between two variables is of objects.
+        """
+        users = [code for code in self._codes if not is_installed_file(code.co_filename)]
         asked = {one for code in users for one in find_uses(code).identities}
         if asked and any(code.co_name in LOOKUPS for code in users):
             return True
