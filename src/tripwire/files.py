@@ -192,7 +192,14 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 def _open_new(folder: Folder, name: str, flags: int = 0) -> int:
     new = os.O_CREAT | os.O_EXCL | _NOFOLLOW
-    return _with_mode(folder.open(name, os.O_WRONLY | new | flags))
+    handle = folder.open(name, os.O_WRONLY | new | flags)
+    try:
+        if _HAS_OWNERS:
+            os.fchmod(handle, 0o600)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
@@ -200,12 +207,6 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW | _NONBLOCK
     with enter(Path(path).parent) as folder:
         return folder.open(Path(path).name, flags)
-
-
-def _with_mode(handle: int) -> int:
-    if _HAS_OWNERS:
-        os.fchmod(handle, 0o600)
-    return handle
 
 
 @dataclass(slots=True)
