@@ -53,7 +53,8 @@ def _python() -> Checkup:
     return Checkup("Python", version, None, f"tests ran on {tested} alone")
 
 
-TESTED_MINORS = (11, 12, 13)  # as the classifiers say; `make versions` runs the tests there
+# As the classifiers say. On 3.13, parts of the suite ran; `make versions` runs all of it.
+TESTED_MINORS = (11, 12)
 _WITHOUT = {
     "torch": "pip install torch",
     "msgspec": "pip install msgspec: without it there are no records and no telemetry",
