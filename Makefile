@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # The C modules, built again when its source changes. Without a compiler they stay absent.
-$(BUILT): $(READY) setup.py src/tripwire/writes/_watch.c src/tripwire/reading/_reader.c src/tripwire/tracing/_sieve.c src/tripwire/tracing/_casts.c
+$(BUILT): $(READY) setup.py src/tripwire/writes/_watch.c src/tripwire/reading/_reader.c src/tripwire/tracing/_sieve.c src/tripwire/tracing/_casts.c src/tripwire/validity/_table.c
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
