@@ -34,7 +34,7 @@ from tripwire.dispatch.compiled import (
     statistics,
 )
 from tripwire.dispatch.dispatcher import Dispatcher, reset
-from tripwire.dispatch.options import Failures, Options
+from tripwire.dispatch.pipeline import Failures, Options
 from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY

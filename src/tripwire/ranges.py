@@ -1,16 +1,27 @@
-"""Source ranges: the whole Python call stack at the moment that a node was recorded.
+"""Source ranges: where in the user's code a node was recorded.
 
-Recording keeps code objects and instruction offsets only. Files, lines, columns and the
-user's source text are looked up when somebody asks, so a range costs one tuple per node.
-Frames that lie in torch or the standard library are kept and marked; those that are there
-only because the run is observed are left out.
+A range is the whole Python call stack at that moment. Recording keeps code objects and instruction
+offsets only. Files, lines, columns and the user's source text are looked up when somebody asks, so
+a range costs one tuple per node. Frames that lie in torch or the standard library are kept and
+marked; those that are there only because the run is observed are left out.
+
+A scope is a module's path from the traced module (`blocks.3.attn`). A module that is called
+again gets the same path with the number of earlier calls (`act@1`), so that two calls of one module
+can be told apart.
+
+`underline` puts marks below source lines: `~` below a whole expression, which may span several
+lines, and `^` below its operator, brackets or call parentheses.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType
@@ -144,16 +155,196 @@ def _build_frame(code: CodeType, offset: int) -> Frame:
     line = line or code.co_firstlineno
     columns = None
     if end_line == line and start is not None and end is not None:
-        columns = _in_characters(linecache.getline(file, line), start, end)
+        text = linecache.getline(file, line)
+        columns = to_characters(text, start), to_characters(text, end)
     return Frame(file, line, code.co_qualname, columns, is_library_file(file))
 
 
-def _in_characters(text: str, start: int, end: int) -> tuple[int, int]:
+def to_characters(text: str, byte_offset: int) -> int:
     """Columns of a code object count UTF-8 bytes; a reader counts characters."""
     if text.isascii():
-        return start, end
-    raw = text.encode()
-    return len(raw[:start].decode(errors="replace")), len(raw[:end].decode(errors="replace"))
+        return byte_offset
+    return len(text.encode()[:byte_offset].decode(errors="replace"))
 
 
 _frame = PerCode(_build_frame)
+
+
+# --- scopes ---
+
+
+class Scope(NamedTuple):  # a tuple: each call of a module makes one
+    """One call of a module, or a stretch that the user named."""
+
+    path: str
+    call: int  # how often this path was entered before
+
+    def __str__(self) -> str:
+        return f"{self.path}@{self.call}" if self.call else self.path
+
+
+TOP = Scope("", 0)
+
+
+class ScopeStack:
+    """The scopes that are open now."""
+
+    __slots__ = ("_calls", "_open")
+
+    def __init__(self) -> None:
+        self._open: list[Scope] = [TOP]
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def current(self) -> Scope:
+        """The innermost open scope; `TOP` outside any."""
+        return self._open[-1]
+
+    def __len__(self) -> int:
+        return len(self._open) - 1
+
+    def push(self, path: str) -> Scope:
+        """Open a scope."""
+        scope = Scope(path, self._calls[path])
+        self._calls[path] += 1
+        self._open.append(scope)
+        return scope
+
+    def pop(self) -> Scope:
+        """Close the innermost scope; IndexError where none is open."""
+        if not len(self):
+            raise IndexError("no scope is open")
+        return self._open.pop()
+
+
+# --- a line with carets under it ---
+
+
+class Anchor(NamedTuple):
+    """Where the part that matters begins and ends, in lines from 0 and characters."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+def find_anchor(segment: str) -> Anchor | None:
+    """The operator, subscript or argument list of an expression; None for other expressions."""
+    try:
+        # On a line of its own in parentheses an expression may span lines.
+        tree = ast.parse(f"(\n{segment}\n)", mode="eval")
+        tokens = list(tokenize.generate_tokens(io.StringIO(f"(\n{segment}\n)").readline))
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return None
+    lines = segment.split("\n")
+    match tree.body:
+        case ast.BinOp(left=before):
+            return _operator(tokens, lines, before)
+        case ast.Subscript(value=before) as whole:
+            return _brackets(tokens, lines, before, whole, "[")
+        case ast.Call(func=before) as whole:
+            return _brackets(tokens, lines, before, whole, "(")
+    return None
+
+
+def _operator(
+    tokens: list[tokenize.TokenInfo], lines: list[str], before: ast.expr
+) -> Anchor | None:
+    for token in _after(tokens, lines, before):
+        if token.type == tokenize.OP and token.string != ")":
+            return Anchor(token.start[0] - 2, token.start[1], token.end[0] - 2, token.end[1])
+    return None
+
+
+def _brackets(
+    tokens: list[tokenize.TokenInfo],
+    lines: list[str],
+    before: ast.expr,
+    whole: ast.expr,
+    opening: str,
+) -> Anchor | None:
+    for token in _after(tokens, lines, before):
+        if token.string == opening:
+            end_line, end_column = _end(lines, whole)
+            return Anchor(token.start[0] - 2, token.start[1], end_line, end_column)
+    return None
+
+
+def _after(
+    tokens: list[tokenize.TokenInfo], lines: list[str], before: ast.expr
+) -> list[tokenize.TokenInfo]:
+    """The tokens behind an expression, comments and parentheses around it included."""
+    line, column = _end(lines, before)
+    return [token for token in tokens if (token.start[0] - 2, token.start[1]) >= (line, column)]
+
+
+def _end(lines: list[str], node: ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    line = node.end_lineno - 2
+    return line, to_characters(lines[line], node.end_col_offset)
+
+
+def underline(lines: Sequence[str], column: int, end_column: int) -> str:
+    """Source lines, each with its marks below; columns are in characters.
+
+    `column` is in the first line, `end_column` in the last. Indentation isn't marked.
+    """
+    marks = []
+    for number, line in enumerate(lines):
+        begin = column if number == 0 else len(line) - len(line.lstrip())
+        end = end_column if number == len(lines) - 1 else len(line.rstrip())
+        marks.append([" "] * begin + ["~"] * max(0, end - begin))
+    segment = "\n".join(
+        line[column if n == 0 else 0 : end_column if n == len(lines) - 1 else None]
+        for n, line in enumerate(lines)
+    )
+    anchor = find_anchor(segment)
+    for number, row in enumerate(marks):
+        shift = column if number == 0 else 0
+        for at, mark in enumerate(row):
+            if mark == "~" and (anchor is None or _inside(anchor, number, at - shift)):
+                row[at] = "^"
+    return "".join(
+        f"{line.rstrip()}\n{''.join(row).rstrip()}\n"
+        for line, row in zip(lines, marks, strict=True)
+    )
+
+
+def _inside(anchor: Anchor, line: int, column: int) -> bool:
+    return (anchor.line, anchor.column) <= (line, column) < (anchor.end_line, anchor.end_column)
+
+
+def format_source_range(
+    file: str,
+    line: int | None,
+    end_line: int | None = None,
+    column: int | None = None,
+    end_column: int | None = None,
+) -> str:
+    """The source lines of a range with carets below; columns count bytes, as Python's do.
+
+    Only the first line where the range isn't known, and nothing where the file can't be read.
+    """
+    if line is None:
+        return ""
+    lines = [
+        linecache.getline(file, number).rstrip("\n")
+        for number in range(line, (end_line or line) + 1)
+    ]
+    if not any(lines):
+        return ""
+    if end_line is None or column is None or end_column is None:
+        return lines[0].rstrip()
+    first, last = to_characters(lines[0], column), to_characters(lines[-1], end_column)
+    return underline(lines, first, last)
+
+
+def format_instruction(code: CodeType, offset: int) -> str:
+    """The source of one instruction, by its offset in bytes as in `frame.f_lasti`."""
+    for number, place in enumerate(code.co_positions()):
+        if number == offset // 2:
+            line, end_line, column, end_column = place
+            return format_source_range(code.co_filename, line, end_line, column, end_column)
+    return ""

@@ -29,9 +29,9 @@ ADAPTERS = {
 # nothing else of tripwire. Within a package imports make no circle.
 LAYERS = [
     {"env", "errors", "files", "prices", "redaction"},
-    {"values", "ranges", "telemetry"},
-    {"phases", "writes", "rulebook"},
-    {"reading"},
+    {"values", "ranges"},
+    {"telemetry", "writes", "rulebook"},
+    {"phases", "reading"},
     {"tracing"},
     {"validity"},
     {"backends"},

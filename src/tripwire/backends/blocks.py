@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from tripwire.reading.tensors import TensorMeta
+from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.rules import words
-from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.probes import is_random, name_of
 from tripwire.values.classes import isinstance

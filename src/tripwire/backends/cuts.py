@@ -29,11 +29,10 @@ from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
 from tripwire.backends.handover import OPEN
 from tripwire.backends.picks import is_pick
 from tripwire.backends.rounds import one_round
-from tripwire.reading.tensors import TensorMeta, meta_of, storage_of
+from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
 from tripwire.tracing.fxnodes import LEAF
-from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.opening import FAKE, NUMBER
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts

@@ -2,13 +2,21 @@
 
 They want more than nodes. Their caches accept a graph whose nodes carry example values, and that
 comes with a tracing context; CUDA graphs need to know which inputs keep their place in memory.
+
+AOTAutograd and Inductor keep the state of torch's generators from before a compile, and set it
+again at its end. A compiler that works on fake tensors draws nothing itself, so what other threads
+drew meanwhile would be drawn again: `leaving_generators` prevents that. Where kernels are tried
+out, torch keeps the state around each trial on its own.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +25,11 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
-from tripwire.reading.tensors import TensorMeta
-from tripwire.tracing.memory import OUTSIDE
+from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.values.classes import isinstance
+from tripwire.writes.patches import Patch, Patches
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -248,3 +256,45 @@ def _find_marks(value: object) -> dict[str, tuple[set[int], frozenset[int]]]:
     """The marks of a tensor: the sets themselves, and what is in them now."""
     held = value.__dict__
     return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}
+
+
+# --- torch's generators while a compiler works ---
+
+
+@contextmanager
+def leaving_generators() -> Iterator[None]:
+    """Inside, compilers don't set torch's generators back, if there are other threads."""
+    if threading.active_count() < 2:
+        yield
+        return
+    user = object()
+    _leaving_generators.enter(id(user))
+    try:
+        yield
+    finally:
+        _leaving_generators.leave(id(user))
+
+
+def _find_keepers() -> tuple[Patch, ...]:
+    """Where torch keeps the state around a whole compile, if that is loaded."""
+    autograd = sys.modules.get("torch._functorch.aot_autograd")
+    compiler = sys.modules.get("torch._inductor.compile_fx")
+    return (
+        *((Patch(autograd, "preserve_rng_state", lambda _: nullcontext),) if autograd else ()),
+        *((Patch(compiler, "dynamo_utils", _WithoutKeeping),) if compiler else ()),
+    )
+
+
+class _WithoutKeeping:
+    """A module, but for one function of it."""
+
+    preserve_rng_state = nullcontext
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+_leaving_generators = Patches(_find_keepers)

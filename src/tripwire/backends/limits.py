@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from tripwire.backends.backwards import wants_grad
 from tripwire.ranges import NOWHERE
-from tripwire.reading.tensors import meta_of, storage_of, traits_of
+from tripwire.reading.tensors import OUTSIDE, meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
-from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.opening import NUMBER
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts

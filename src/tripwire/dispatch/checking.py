@@ -16,10 +16,9 @@ import torch
 from torch import fx
 
 from tripwire.errors import WrongResult
-from tripwire.reading.before import Copies, Copy, GeneratorStates, Memory, memory_of
 from tripwire.reading.sources import Local
 from tripwire.reading.structure import iter_tensors
-from tripwire.reading.tensors import iter_given
+from tripwire.reading.tensors import Copies, Copy, GeneratorStates, Memory, iter_given, memory_of
 from tripwire.tracing.result import Input, Trace
 from tripwire.tracing.session import Run
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState

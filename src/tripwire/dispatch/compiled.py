@@ -13,7 +13,7 @@ from torch import nn
 
 from tripwire.backends.registry import out_of_dynamo
 from tripwire.dispatch.dispatcher import Dispatcher
-from tripwire.dispatch.options import Options
+from tripwire.dispatch.pipeline import Options
 from tripwire.dispatch.tally import Statistics
 from tripwire.env import is_fx_tracing
 from tripwire.errors import BadOption

@@ -27,12 +27,9 @@ from tripwire.backends.registry import (
     prepare,
 )
 from tripwire.backends.rounds import one_round
-from tripwire.dispatch.background import BACKGROUND
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
-from tripwire.dispatch.options import Options
-from tripwire.dispatch.patience import Patience, form_of, key_of
-from tripwire.dispatch.pipeline import Made, Pipeline, Planned
-from tripwire.dispatch.regions import Regions
+from tripwire.dispatch.patience import Patience, Regions, form_of, key_of
+from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import (
     Callee,
@@ -44,7 +41,7 @@ from tripwire.dispatch.telling import (
     list_followed,
     tell_entry,
 )
-from tripwire.dispatch.turns import Turn
+from tripwire.dispatch.turns import BACKGROUND, Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError

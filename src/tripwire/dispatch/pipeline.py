@@ -33,18 +33,18 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.generators import leaving_generators
-from tripwire.backends.handover import OPEN, Unmarked, handing_over
+from tripwire.backends.handover import OPEN, Unmarked, handing_over, leaving_generators
 from tripwire.backends.limits import check_functional
 from tripwire.backends.picks import spell_picks
 from tripwire.backends.registry import (
+    Backend,
     Runtime,
     eager,
     inductor,
@@ -54,11 +54,9 @@ from tripwire.backends.registry import (
 )
 from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry, Later
-from tripwire.dispatch.options import Options
 from tripwire.dispatch.patience import Patience
-from tripwire.dispatch.progress import showing
 from tripwire.dispatch.tally import Tally
-from tripwire.dispatch.telling import Teller, in_few_lines, telling_phases
+from tripwire.dispatch.telling import Teller, in_few_lines, showing, telling_phases
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
@@ -74,9 +72,51 @@ from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import is_exactly, isinstance
 
+if TYPE_CHECKING:
+    from tripwire.dispatch.dispatcher import Dispatcher
+
+
 # Entries without a hit, after which the next is compiled when it is first hit.
 UNUSED_ALLOWED = 2
 _TRACER = Tracer()
+
+
+class Failures(Protocol):
+    """Who records calls that fail."""
+
+    def run(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call through the dispatcher with `CURRENT.kept` set; record it if it raises."""
+
+
+class Witness(Protocol):
+    """Who is told of calls that failed, and weren't recorded."""
+
+    def __call__(
+        self,
+        dispatcher: Dispatcher,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: Exception,
+    ) -> None:
+        """A call raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compile."""
+
+    backend: Backend
+    fullgraph: bool = False
+    cache_size: int = 32
+    backend_options: tuple[tuple[str, Any], ...] = ()
+    failures: Failures | None = None
+    witness: Witness | None = None
+    eager_on_backend_error: bool = False
+    dynamic: bool | None = None  # None: what proves to vary is left open
+    check: bool = False  # new code runs once beside the run that it was made of
+    background: bool = False  # compilers work in a thread of their own
+    waits: bool = False  # while another thread compiles; else calls run as plain Python
+    recompile_limit: int | None = None  # entries that are made at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 The user is warned of each thing once. A compile is a block of telemetry's: spans and figures
 inside it are its own. The log gets its graph, guards, wires and reads where somebody logs;
 nothing here is done otherwise.
+
+Who waits for a compiler on a terminal sees what it does, and for how long (`showing`): not in the
+first two seconds, not in logs, and not with TRIPWIRE_PROGRESS=0. When the compiler is done,
+nothing is left of it.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ from __future__ import annotations
 import atexit
 import linecache
 import logging
+import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -23,17 +30,17 @@ from torch import fx
 
 from tripwire.backends.dynamo import sum_phases
 from tripwire.phases import HAS_TELEMETRY
-from tripwire.ranges import Frame
+from tripwire.ranges import Frame, underline
 from tripwire.reading.reads import Read, ReadLine
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.result import Trace
 from tripwire.validity.wires import Cause
-from tripwire.values.callables import find_code
 from tripwire.values.classes import isinstance
+from tripwire.values.contents import find_code
 
 if HAS_TELEMETRY:
     from tripwire import telemetry
-    from tripwire.telemetry import anchors, compiles, history, log, schema
+    from tripwire.telemetry import compiles, history, log, schema
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry, Wire
@@ -353,7 +360,7 @@ def _mark(place: Frame) -> str:
         return ""
     indent = len(line) - len(line.lstrip())
     first, last = place.columns
-    return anchors.underline([line[indent:]], first - indent, last - indent)
+    return underline([line[indent:]], first - indent, last - indent)
 
 
 def _name(target: Callable[..., Any]) -> str:
@@ -368,3 +375,84 @@ def in_few_lines(error: Exception) -> str:
     if left_out > 0:
         lines[_LINES:-_LINES] = [f"[{left_out:,} more lines]"]
     return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines)
+
+
+# --- a line for those who wait ---
+
+
+LONG = 2.0  # seconds
+
+
+@contextmanager
+def showing(what: str) -> Iterator[None]:
+    """Say what goes on inside, once it takes long, where somebody may see it."""
+    show = _find_way()
+    if show is None:
+        yield
+        return
+    done, began = threading.Event(), monotonic()
+
+    def describe() -> str:
+        return f"tripwire: {what}, {monotonic() - began:.0f} s"
+
+    def wait() -> None:
+        if not done.wait(LONG):
+            show(describe, done)
+
+    thread = threading.Thread(target=wait, name="tripwire progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+Show = Callable[[Callable[[], str], threading.Event], None]
+
+
+def _find_way() -> Show | None:
+    if os.environ.get("TRIPWIRE_PROGRESS") == "0":
+        return None
+    if _is_notebook():
+        return _show_in_notebook
+    # None, or an object of the user's, has no terminal behind it.
+    is_terminal = getattr(sys.stderr, "isatty", None)
+    return _show_on_terminal if is_terminal is not None and is_terminal() else None
+
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _show_on_terminal(describe: Callable[[], str], done: threading.Event) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    spinner = Spinner("dots")
+
+    def render() -> Spinner:
+        spinner.update(text=describe())
+        return spinner
+
+    # Other threads may print: their streams stay what they are.
+    with Live(
+        console=Console(stderr=True),
+        get_renderable=render,
+        refresh_per_second=4,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        done.wait()
+
+
+def _show_in_notebook(describe: Callable[[], str], done: threading.Event) -> None:
+    display: Any = sys.modules["IPython"].display.display
+    shown = display({"text/plain": describe()}, raw=True, display_id=True)
+    while not done.wait(0.5):
+        shown.update({"text/plain": describe()}, raw=True)
+    shown.update({"text/plain": ""}, raw=True)

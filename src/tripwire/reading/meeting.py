@@ -80,7 +80,6 @@ from tripwire.values.belongings import (
     is_looked_into,
     is_numpy_constant,
 )
-from tripwire.values.callables import functions_behind
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     SPECIAL,
@@ -99,6 +98,7 @@ from tripwire.values.contents import (
     copy_dict,
     dict_behind,
     elements_of,
+    functions_behind,
     own_dict,
     parts_of,
     slots_of,

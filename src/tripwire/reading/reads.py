@@ -47,7 +47,6 @@ from tripwire.reading.tensors import meta_of
 from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
-from tripwire.values.callables import all_codes, functions_behind
 from tripwire.values.classes import (
     SPECIAL,
     class_dict,
@@ -57,7 +56,7 @@ from tripwire.values.classes import (
     mro,
     name_of,
 )
-from tripwire.values.contents import PROXIES, at_once
+from tripwire.values.contents import PROXIES, all_codes, at_once, functions_behind
 from tripwire.values.sameness import PLAIN
 
 # What functions and classes are called; no dict of theirs holds all of it.

@@ -1,7 +1,15 @@
-"""Values: which graph node stands for a tensor, by the tensor's identity.
+"""Tensors of a run: which node stands for each, whose memory it has, and what was in it before.
 
 Tensors are held weakly, so a traced run frees its intermediates when the plain run would.
 An entry goes with its tensor; an identity never survives the object that had it.
+
+Every storage that the run made itself has a number of its own, views of it included, which tells
+what an in-place write can reach. All other memory is one, OUTSIDE: inputs may overlap in ways that
+no storage shows. A number never goes to a second storage: a weak reference keeps a dead one's
+address from being used again.
+
+Records and checks keep memory and random generators as they were. Memory is copied once, just
+before the first write to it. The state of a generator is kept before anything can draw from it.
 """
 
 from __future__ import annotations
@@ -9,7 +17,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -287,3 +297,146 @@ def _below(value: object) -> list[object]:
     else:
         held += [part for _, part in parts_of(value)]
     return held
+
+
+# --- whose memory a tensor has ---
+
+OUTSIDE = 0
+
+
+class MemoryTable:
+    """Storage → number, for the length of a run."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._refs: list[Any] = []
+        self._hides = False  # a tensor was met whose memory is in other tensors
+        weakref.finalize(self, _release, self._refs)
+
+    def add_outside(self, tensor: torch.Tensor) -> None:
+        """An input's memory."""
+        storage = self._storage_of(tensor)
+        if storage is not None:
+            self._number(storage, OUTSIDE)
+
+    @property
+    def latest(self) -> int:
+        """Memory that is met from now on has a greater number, or is OUTSIDE."""
+        return len(self._refs)
+
+    def find(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's memory."""
+        storage = self._storage_of(tensor)
+        return OUTSIDE if storage is None else self._numbers.get(storage._cdata, OUTSIDE)
+
+    def add_results(self, value: Any, may_be_outside: bool) -> tuple[int, ...]:
+        """The numbers of what a call returned.
+
+        Memory that is met here first was made by the call, unless that may have returned
+        tensors from elsewhere.
+        """
+        if isinstance(value, torch.Tensor):
+            return (self._add_result(value, may_be_outside),)
+        found = [self._add_result(tensor, may_be_outside) for tensor in iter_given(value)]
+        return tuple(dict.fromkeys(found))
+
+    def _add_result(self, tensor: torch.Tensor, may_be_outside: bool) -> int:
+        storage = self._storage_of(tensor)
+        if storage is None:
+            return OUTSIDE
+        found = self._numbers.get(storage._cdata)
+        if found is not None:
+            return found
+        new = OUTSIDE if may_be_outside or self._hides else len(self._refs) + 1
+        return self._number(storage, new)
+
+    def _number(self, storage: torch.UntypedStorage, number: int) -> int:
+        address = storage._cdata
+        if address not in self._numbers:
+            self._refs.append(storage._weak_ref())
+            self._numbers[address] = number
+        return self._numbers[address]
+
+    def _storage_of(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
+        """None for classes that may keep their values in other tensors, and for odd layouts."""
+        plain = id(type(tensor)) in PLAIN_TENSORS and tensor.layout is torch.strided
+        if plain and torch._C._has_storage(tensor):
+            return tensor.untyped_storage()
+        self._hides = True
+        return None
+
+
+def _release(refs: list[Any]) -> None:
+    for ref in refs:
+        torch.UntypedStorage._free_weak_ref(ref)  # type: ignore[no-untyped-call]  # torch's own
+
+
+# --- memory and generators as they were before ---
+
+Memory = tuple[str, int]  # a device and an address on it
+
+
+def memory_of(storage: torch.UntypedStorage) -> Memory:
+    """What memory a storage uses: two may use the same, those of torch.frombuffer or of DLPack."""
+    return str(storage.device), int(storage.data_ptr() or -storage._cdata)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A storage's bytes from before a write. The storage is held, so that its number is its own."""
+
+    storage: torch.UntypedStorage
+    copied: torch.UntypedStorage
+
+    @staticmethod
+    def of(storage: torch.UntypedStorage) -> Copy:
+        return Copy(storage, storage.clone())  # type: ignore[no-untyped-call]
+
+
+Copies = dict[Memory, Copy]
+
+
+class GeneratorStates:
+    """States of torch's default generators and of given ones, as they were when each was kept."""
+
+    __slots__ = ("_given", "_kept")
+
+    def __init__(self, given: Iterable[torch.Generator] = ()) -> None:
+        self._given = tuple(given)
+        self._kept = [(_CPU, _CPU.get_state())]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if not torch.cuda.is_current_stream_capturing():  # else nobody may ask now
+                self.keep(torch.cuda.default_generators)
+        self.keep(self._given)
+
+    def keep(self, generators: Iterable[torch.Generator]) -> None:
+        """Those that aren't kept yet, as they are now."""
+        for generator in generators:
+            if not any(known is generator for known, _ in self._kept):
+                self._kept.append((generator, generator.get_state()))
+
+    def find_moved(self) -> Iterator[tuple[torch.Generator, torch.Tensor]]:
+        """Generators that something drew from since, with their states before."""
+        for generator, state in self._kept:
+            if not torch.equal(generator.get_state(), state):
+                yield generator, state
+
+    @contextmanager
+    def as_before(self, all_of_them: bool = True) -> Iterator[None]:
+        """Them as they were, for a while; or the given ones alone: other threads draw, too."""
+        given = set(map(id, self._given))
+        kept = [one for one in self._kept if all_of_them or id(one[0]) in given]
+        now = [(generator, generator.get_state()) for generator, _ in kept]
+        try:
+            _set(kept)
+            yield
+        finally:
+            _set(now)
+
+
+_CPU = torch.default_generator
+
+
+def _set(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
+    for generator, state in states:
+        generator.set_state(state)

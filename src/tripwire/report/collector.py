@@ -11,8 +11,15 @@ from collections.abc import Callable
 from itertools import compress
 from pathlib import Path
 
-from tripwire.report.details import SOURCE, Details, build_graph, build_rows, plain_metrics
-from tripwire.report.lanes import Grouping, Lanes
+from tripwire.report.budgets import (
+    SOURCE,
+    Details,
+    Grouping,
+    Lanes,
+    build_graph,
+    build_rows,
+    plain_metrics,
+)
 from tripwire.report.model import (
     NONE,
     Compile,

@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 import msgspec
 from msgspec import Struct
 
-from tripwire.report.details import Details
+from tripwire.report.budgets import Details
 from tripwire.report.model import (
     Comparison,
     Compile,

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tripwire.files import replacing
-from tripwire.report.details import Details
+from tripwire.report.budgets import Details
 from tripwire.report.model import Report
 
 # In the order that they need each other.

@@ -10,8 +10,7 @@ from tripwire.telemetry.history import (
     clear_compilation_metrics,
     get_compilation_metrics,
 )
-from tripwire.telemetry.log import emit, logging_to, start_log, stop_log
-from tripwire.telemetry.loggers import get_logs, set_logs
+from tripwire.telemetry.log import emit, get_logs, logging_to, set_logs, start_log, stop_log
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import LogReader, read_events
 from tripwire.telemetry.spans import disable, enable, is_enabled, timed

@@ -5,6 +5,8 @@ with a header. An event is one line and one `write` to a descriptor that appends
 mix their lines. A forked child gets a file of its own. A log that can't be written is dropped,
 and said once; nothing that it tells of fails because of it. So is one that has become as long as
 `TRIPWIRE_LOG_BYTES` says: its last event tells so.
+
+Beside it are Python's loggers, for people: `TRIPWIRE_LOGS="recompiles,guards"` lets those speak.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tripwire.errors import TelemetryError
 from tripwire.files import make_folder, open_new
 from tripwire.telemetry import clock
 from tripwire.telemetry.metrics import find_version
@@ -275,3 +278,70 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 if _directory := os.environ.get("TRIPWIRE_LOG_DIR"):
     start_log(_directory)
+
+
+# --- loggers: which of them speak ---
+
+
+NAMES = ("trace", "guards", "recompiles", "refusals", "records", "telemetry")
+
+_FORMAT = "[%(name)s] %(message)s"
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever sys.stderr is at the moment."""
+
+    @property
+    def stream(self) -> object:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: object) -> None:
+        pass
+
+
+_handler = _Stderr()
+_handler.setFormatter(logging.Formatter(_FORMAT))
+_on: set[str] = set()
+
+
+def set_logs(wanted: str) -> None:
+    """Let the loggers of a comma-separated list speak, and no others; "all" means all of them.
+
+    They write to stderr from INFO on. A name that no logger has is an error.
+    """
+    names = {name.strip() for name in wanted.split(",")} - {""}
+    unknown = sorted(names - {*NAMES, "all"})
+    if unknown:
+        raise TelemetryError(
+            f"{', '.join(unknown)}: tripwire has no logger of that name.\n"
+            f"TRIPWIRE_LOGS takes a comma-separated list of {', '.join(NAMES)}, or all.",
+            slug="logs-unknown-name",
+        )
+    chosen = set(NAMES) if "all" in names else names
+    for name in NAMES:
+        logger = logging.getLogger(f"tripwire.{name}")
+        if name in chosen and name not in _on:
+            logger.addHandler(_handler)
+            logger.setLevel(logging.INFO)
+            _on.add(name)
+        elif name not in chosen and name in _on:
+            logger.removeHandler(_handler)
+            logger.setLevel(logging.NOTSET)
+            _on.discard(name)
+
+
+def get_logs() -> tuple[str, ...]:
+    """The loggers that were let speak."""
+    return tuple(name for name in NAMES if name in _on)
+
+
+def set_logs_from_environment() -> None:
+    """What TRIPWIRE_LOGS says. A wrong name is said once, and stops nobody's import."""
+    try:
+        set_logs(os.environ.get("TRIPWIRE_LOGS", ""))
+    except TelemetryError as error:
+        logging.getLogger("tripwire.telemetry").error("TRIPWIRE_LOGS: %s", error)
+
+
+set_logs_from_environment()

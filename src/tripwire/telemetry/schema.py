@@ -133,7 +133,7 @@ class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     function: str = ""
     text: str = ""  # the user's line
     shape: str = ""
-    excerpt: str = ""  # the user's source with carets below, as `anchors.underline` makes it
+    excerpt: str = ""  # the user's source with carets below, as `ranges.underline` makes it
 
 
 class GraphCaptured(Base, frozen=True, kw_only=True, tag="graph"):

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tripwire.ranges import SourceRange
-from tripwire.tracing.scopes import Scope
+from tripwire.ranges import Scope, SourceRange
 
 
 class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]  # untyped

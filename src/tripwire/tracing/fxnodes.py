@@ -21,6 +21,7 @@ from torch import fx
 from tripwire.ranges import SourceRange
 from tripwire.reading.names import find_names
 from tripwire.reading.tensors import (
+    OUTSIDE,
     PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
@@ -41,7 +42,6 @@ from tripwire.rulebook.rules import (
 )
 from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import Branch, warn_of
-from tripwire.tracing.memory import OUTSIDE
 from tripwire.tracing.sizes import find_deciders, shape_of
 from tripwire.tracing.state import (
     FACTS,

@@ -33,10 +33,15 @@ from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
 from tripwire.tracing import pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
-from tripwire.tracing.forwards import Functions, find_backward, find_functions
+from tripwire.tracing.bodies import (
+    Functions,
+    find_backward,
+    find_functions,
+    follows_from_shapes,
+    has_plain_sizes,
+)
 from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
 from tripwire.tracing.recorder import Recorder, note_failure
-from tripwire.tracing.scripts import follows_from_shapes, has_plain_sizes
 from tripwire.tracing.state import (
     CURRENT,
     Inside,
@@ -45,11 +50,11 @@ from tripwire.tracing.state import (
     TracingState,
     all_plain,
 )
-from tripwire.values.callables import all_codes
 from tripwire.values.classes import (
     isinstance,
     short_name_of,
 )
+from tripwire.values.contents import all_codes
 from tripwire.values.numbers import close_values
 from tripwire.writes.patches import Patch, Patches
 

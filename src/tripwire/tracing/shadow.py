@@ -30,9 +30,16 @@ from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.fakes import BY_VALUES, Fakes, are_alike, hint_of
 from tripwire.tracing.formulas import Formulas
 from tripwire.tracing.fxnodes import add_branch
-from tripwire.tracing.opening import FAKE, LARGEST_OPEN, Decision, Opening, OpenNumber, Planted
+from tripwire.tracing.opening import (
+    FAKE,
+    LARGEST_OPEN,
+    Decision,
+    Opening,
+    OpenNumber,
+    Planted,
+    Sweep,
+)
 from tripwire.tracing.state import TracingState
-from tripwire.tracing.sweep import Sweep
 from tripwire.tracing.symbols import Symbols, forget_environments, is_open_symbol
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (

@@ -27,13 +27,15 @@ from torch.nn.parameter import is_lazy
 
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
-from tripwire.ranges import NOWHERE, SourceRange, capture_range
-from tripwire.reading.inner import InnerWrites
+from tripwire.ranges import NOWHERE, Scope, ScopeStack, SourceRange, capture_range
+from tripwire.reading.holders import InnerWrites
 from tripwire.reading.reach import Reach
 from tripwire.reading.sources import ScopePaths, Source
 from tripwire.reading.tensors import (
     LAZY,
+    OUTSIDE,
     Known,
+    MemoryTable,
     TensorMeta,
     Traits,
     ValueTable,
@@ -47,9 +49,7 @@ from tripwire.reading.tensors import (
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.tracing.branches import Branch
-from tripwire.tracing.memory import OUTSIDE, MemoryTable
 from tripwire.tracing.observe import Observer
-from tripwire.tracing.scopes import Scope, ScopeStack
 from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import own_dict
 
@@ -81,7 +81,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     value: TensorMeta | tuple[TensorMeta | None, ...] | None
     region: int | None = None  # nodes of one checkpointed call share a number
     python: PythonCall | None = None
-    memory: tuple[int, ...] = (OUTSIDE,)  # of the result, see memory.py
+    memory: tuple[int, ...] = (OUTSIDE,)  # of the result, see MemoryTable
     written: tuple[int, ...] = ()  # memory that the call changed
     opaque: bool = False  # code runs inside that may read any memory
     # Where it is made of shapes alone: what decides on those by values.

@@ -1,4 +1,4 @@
-"""Contents: what a value holds, read without running any of its code.
+"""Contents: what a value holds, and the code behind what can be called; none of that code runs.
 
 Properties, `__getattr__`, `__iter__` and `items` of a user's class never run: only what Python
 itself put into classes is asked. Who walks over values asks here for what lies below each.
@@ -14,7 +14,14 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+)
 from typing import Any
 
 from tripwire.values.classes import (
@@ -254,3 +261,73 @@ def parts_of(value: object) -> Iterator[tuple[str, object]]:
                 member = class_dict(kind).get(name)  # None for a class that is written in Python
                 yield name, member.__get__(value) if member else (own_dict(value) or {}).get(name)
             return
+
+
+# --- the code behind what can be called ---
+
+
+def find_function(target: Any) -> FunctionType | None:
+    """The function that runs when something is called, as far as that is Python.
+
+    Of an object it is what it says that it wraps, or its `forward`, or its `__call__`.
+    """
+    while isinstance(target, (functools.partial, MethodType)):
+        target = target.func if isinstance(target, functools.partial) else target.__func__
+    if not isinstance(target, FunctionType):
+        found_in = [find_in_class(type(target), name) for name in _CALLED]
+        for found in (_find_wrapped(target), *found_in):
+            if isinstance(found, FunctionType):
+                target = found
+                break
+    return target if isinstance(target, FunctionType) else None
+
+
+def find_code(target: Any) -> CodeType | None:
+    """A callable's own code: of what a decorator wrapped, not of the wrapper."""
+    function = find_function(target)
+    if function is None:
+        return None
+    inner = function.__dict__.get("__wrapped__")
+    return inner.__code__ if isinstance(inner, FunctionType) else function.__code__
+
+
+_CALLED = ("forward", "__call__")
+
+
+def _find_wrapped(target: object) -> object:
+    descriptor: Any = find_in_class(type(target), "__dict__")
+    space = descriptor.__get__(target) if type(descriptor) is GetSetDescriptorType else {}
+    if "__wrapped__" in space:
+        return space["__wrapped__"]
+    return find_in_class(type(target), "__wrapped__")
+
+
+_DESCRIPTORS = (property, functools.cached_property, staticmethod, classmethod)
+
+
+def functions_behind(*values: object, through_cells: bool = False) -> Iterator[FunctionType]:
+    """Functions among attributes of a class: themselves, or behind descriptors and decorators.
+
+    A decorator is followed to what it says that it wraps; `through_cells`: to all that it keeps.
+    """
+    waiting = [*values]
+    met: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _DESCRIPTORS):
+            waiting += [part for _, part in parts_of(value)]
+        elif isinstance(value, FunctionType) and id(value) not in met:
+            met.add(id(value))
+            waiting.append(value.__dict__.get("__wrapped__"))
+            if through_cells:
+                waiting += bound_cells(value).values()
+            yield value
+
+
+def all_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those nested in it."""
+    waiting = [code]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        waiting += [const for const in current.co_consts if type(const) is CodeType]

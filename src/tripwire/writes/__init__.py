@@ -1,14 +1,14 @@
 """Writes: whoever asks is told when an object, a class or a container is written, and by whom."""
 
-from tripwire.writes.generation import (
+from tripwire.writes.snapshots import ABSENT, GONE, ORDER
+from tripwire.writes.subscriptions import ensure_patched
+from tripwire.writes.trackers import (
     GenerationTracker,
+    MutationTracker,
     install_generation_tagging,
     is_dynamic_nn_module,
 )
-from tripwire.writes.mutation import MutationTracker
-from tripwire.writes.mutation import watch as watch_code
-from tripwire.writes.snapshots import ABSENT, GONE, ORDER
-from tripwire.writes.subscriptions import ensure_patched
+from tripwire.writes.trackers import watch as watch_code
 from tripwire.writes.watching import Change, Watch, watch
 from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 

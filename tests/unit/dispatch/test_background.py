@@ -17,7 +17,7 @@ from torch import fx, nn
 
 import tripwire
 from tripwire.dispatch import dispatcher
-from tripwire.dispatch.background import Background
+from tripwire.dispatch.turns import Background
 
 X = torch.arange(6.0).reshape(2, 3)
 

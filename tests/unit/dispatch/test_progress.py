@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tripwire
-from tripwire.dispatch import progress
+from tripwire.dispatch import telling
 
 X = torch.ones(2)
 
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(telling, "LONG", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("TRIPWIRE_PROGRESS", raising=False)
 
@@ -92,7 +92,7 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_over_soon_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "LONG", 60.0)
+    monkeypatch.setattr(telling, "LONG", 60.0)
     compile_until(None)
     assert not terminal.getvalue()
 

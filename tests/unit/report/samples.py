@@ -10,8 +10,8 @@ import random
 import sys
 from pathlib import Path
 
+from tripwire.ranges import underline
 from tripwire.telemetry import CompilationMetrics
-from tripwire.telemetry.anchors import underline
 from tripwire.telemetry.schema import (
     MAJOR,
     MINOR,

@@ -20,7 +20,7 @@ from unit.report.samples import (
 
 from tripwire.errors import TelemetryError
 from tripwire.report import build_report
-from tripwire.report.details import Details
+from tripwire.report.budgets import Details
 from tripwire.telemetry import CompilationMetrics
 from tripwire.telemetry.schema import (
     CompileFinished,

@@ -7,7 +7,7 @@ from support import run_python
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
-from tripwire.telemetry import loggers
+from tripwire.telemetry import log
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def test_named_loggers_speak_and_others_dont(quiet_after, capsys):
 
 def test_all_means_all(quiet_after):
     telemetry.set_logs("all")
-    assert telemetry.get_logs() == loggers.NAMES
-    assert {"trace", "guards", "recompiles", "refusals", "records"} <= set(loggers.NAMES)
+    assert telemetry.get_logs() == log.NAMES
+    assert {"trace", "guards", "recompiles", "refusals", "records"} <= set(log.NAMES)
 
 
 def test_an_unknown_logger_is_a_clear_error():
@@ -45,7 +45,7 @@ def test_an_unknown_logger_is_a_clear_error():
 def test_the_environment_switches_loggers_on_and_a_wrong_name_is_said_once():
     code = (
         "import os, sys; os.environ['TRIPWIRE_LOGS'] = '{}'; sys.stderr = sys.stdout\n"
-        "from tripwire import telemetry; import tripwire.telemetry.loggers\n"
+        "from tripwire import telemetry; import tripwire.telemetry.log\n"
         "print(telemetry.get_logs())"
     )
     assert run_python(code.format("guards")) == "('guards',)"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.functional import softplus
 
-from tripwire.tracing.forwards import find_functions
+from tripwire.tracing.bodies import find_functions
 
 X = torch.ones(3)
 FACTOR = 2.0

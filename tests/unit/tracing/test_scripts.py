@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tripwire.tracing.scripts import has_plain_sizes
+from tripwire.tracing.bodies import has_plain_sizes
 
 X = torch.tensor([1.0, -2.0, 3.0])
 

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from tripwire.values.callables import find_code, functions_behind
 from tripwire.values.classes import find_in_class
+from tripwire.values.contents import find_code, functions_behind
 
 
 def plain(x):

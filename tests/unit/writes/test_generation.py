@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tripwire.writes.generation import (
+from tripwire.writes.trackers import (
     GenerationTracker,
     install_generation_tagging,
     is_dynamic_nn_module,

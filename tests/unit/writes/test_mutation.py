@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tripwire.writes import subscriptions
-from tripwire.writes.mutation import MutationTracker, watch
 from tripwire.writes.subscriptions import ensure_patched
+from tripwire.writes.trackers import MutationTracker, watch
 
 
 @pytest.fixture(autouse=True)

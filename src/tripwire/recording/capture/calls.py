@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.phases import RECORD
-from tripwire.reading.before import Copies, Copy, GeneratorStates, memory_of
+from tripwire.reading.tensors import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.environment import describe, find_settings, fresh_packages

@@ -24,7 +24,7 @@ from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Manifest, Omission, Raised, encode_json
 from tripwire.recording.format.nodes import AnyNode, Slot, Table
 from tripwire.redaction import Redactor, is_paired, is_secret_name
-from tripwire.values.callables import all_codes
+from tripwire.values.contents import all_codes
 
 if TYPE_CHECKING:
     from torch import Tensor

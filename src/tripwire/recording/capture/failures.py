@@ -43,7 +43,7 @@ _P = ParamSpec("_P")
 
 @dataclass(frozen=True, slots=True)
 class FailureRecorder:
-    """Records the failing calls of compiled callables (dispatch.options.Failures)."""
+    """Records the failing calls of compiled callables (dispatch.pipeline.Failures)."""
 
     writing: Writing
 
@@ -247,7 +247,7 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 def note_failed(
     dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """A compiled call that nobody armed raised (dispatch.options.Witness)."""
+    """A compiled call that nobody armed raised (dispatch.pipeline.Witness)."""
     try:
         beginning = Beginning(dispatcher.target, args, kwargs)
         beginning.late = True

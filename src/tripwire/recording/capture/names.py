@@ -17,8 +17,8 @@ from typing import NamedTuple, cast
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.recording.capture.origin import find_library, is_installed_module, module_dict
-from tripwire.values.callables import all_codes, functions_behind
 from tripwire.values.classes import class_dict, isinstance, mro
+from tripwire.values.contents import all_codes, functions_behind
 
 # Each of these hands out all that an object has, under names that no code spells.
 _REFLECTING = frozenset(

@@ -33,8 +33,8 @@ from tripwire.recording.format.manifest import (
     escape,
 )
 from tripwire.redaction import Redactor, without_numbers
-from tripwire.values.callables import find_code
 from tripwire.values.classes import isinstance, module_of, name_of, short_name_of
+from tripwire.values.contents import find_code
 
 
 def describe_error(error: BaseException, target: Callable[..., Any] | None) -> Raised:

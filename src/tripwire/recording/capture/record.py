@@ -39,9 +39,8 @@ from tripwire.recording.format.views import (
     PartsView,
 )
 from tripwire.values.belongings import name_of_module
-from tripwire.values.callables import all_codes, find_function
 from tripwire.values.classes import isinstance
-from tripwire.values.contents import own_dict
+from tripwire.values.contents import all_codes, find_function, own_dict
 
 
 @dataclass

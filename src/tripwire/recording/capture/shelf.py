@@ -32,8 +32,8 @@ from typing import Any, cast
 
 from tripwire.errors import CannotReplay
 from tripwire.recording.format.nodes import Code, Table
-from tripwire.values.callables import all_codes
 from tripwire.values.classes import isinstance
+from tripwire.values.contents import all_codes
 
 Space = dict[str, object]
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tripwire.reading.before import Copies, memory_of
+from tripwire.reading.tensors import Copies, memory_of
 from tripwire.recording.capture.data import named
 from tripwire.recording.capture.policy import Blobs, Treatment
 from tripwire.recording.format import nodes

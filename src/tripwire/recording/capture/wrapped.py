@@ -284,7 +284,7 @@ def _options(
     name: str, backend: Any, fullgraph: bool, cache_size: int, more: Any, check: bool
 ) -> tuple[str, Any]:
     from tripwire.backends.registry import find_backend
-    from tripwire.dispatch.options import Options
+    from tripwire.dispatch.pipeline import Options
 
     chosen = find_backend(backend)
     return name, Options(chosen, fullgraph, cache_size, more, check=check)

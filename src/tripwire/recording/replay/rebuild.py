@@ -31,8 +31,8 @@ from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot, read_dict, read_items, read_text
-from tripwire.values.callables import all_codes
 from tripwire.values.classes import class_dict, is_kind, isinstance, mro
+from tripwire.values.contents import all_codes
 
 Value = Callable[[Slot], Any]
 

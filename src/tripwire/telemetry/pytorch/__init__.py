@@ -3,7 +3,7 @@
 tripwire itself uses few of these. docs/coming-from-pytorch.md says what is different.
 """
 
-from tripwire.telemetry.anchors import (
+from tripwire.ranges import (
     Anchor,
     find_anchor,
     format_instruction,

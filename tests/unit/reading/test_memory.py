@@ -2,7 +2,7 @@
 
 import torch
 
-from tripwire.tracing.memory import OUTSIDE, MemoryTable
+from tripwire.reading.tensors import OUTSIDE, MemoryTable
 
 
 def number_in(table: MemoryTable, tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripwire.telemetry.anchors import (
+from tripwire.ranges import (
     find_anchor,
     format_instruction,
     format_source_range,

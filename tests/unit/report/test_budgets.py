@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unit.report.samples import span
 
-from tripwire.report.lanes import OCCURRENCES, Grouping, Lanes
+from tripwire.report.budgets import OCCURRENCES, Grouping, Lanes
 from tripwire.report.model import Occurrence, UserLine
 
 

@@ -1,0 +1,278 @@
+"""Trackers: what people know from PyTorch's `MutationTracker` and `GenerationTracker`.
+
+A mutation tracker belongs to one object: code that read the object is invalidated when it is
+changed. The tracker holds code weakly and tells it once, after the change. The object is watched
+only while there is code to tell, so its class is as it was when the last code is told or gone.
+
+Generations tell what was made during a run from what was there before. While tagging is installed,
+a module that is constructed or unpickled is tagged with the number of the generation. Each install
+starts a new one, so a module's tag equals the current number only if the module was made since the
+latest install.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+from torch import nn
+from torch.nn.modules import module as module_globals
+
+from tripwire.ranges import Frame
+from tripwire.values.classes import isinstance
+from tripwire.writes import watching
+from tripwire.writes.patches import Patch
+from tripwire.writes.subscriptions import can_refer, ensure_patched, install
+from tripwire.writes.watching import Change, Watch
+from tripwire.writes.weakkeys import ExactWeakKeyDictionary
+
+__all__ = ["MutationTracker", "ensure_patched", "watch"]
+
+log = logging.getLogger("tripwire.watch")
+
+
+class GuardedCode(Protocol):
+    """Code that holds only while what it read is unchanged."""
+
+    def invalidate(self, ref: weakref.ref[GuardedCode]) -> object:
+        """Called once, with the reference that led here, when something read was changed."""
+
+
+class MutationTracker:
+    """The mutations of one object, counted while it is watched, and the code that they concern."""
+
+    db: ClassVar[ExactWeakKeyDictionary[MutationTracker]] = ExactWeakKeyDictionary()
+    # Objects without weak references, while they are watched.
+    pinned: ClassVar[dict[int, tuple[object, MutationTracker]]] = {}
+
+    def __init__(self) -> None:
+        self.mutation_count = 0
+        self.writer: Frame | None = None  # of the latest mutation; None if a check found it
+        self.watchers: list[weakref.ref[GuardedCode]] = []
+        self._watch: Watch | None = None
+
+    @classmethod
+    def find(cls, obj: object) -> MutationTracker | None:
+        """The tracker of an object that is or was watched."""
+        pinned = cls.pinned.get(id(obj))
+        return cls.db.get(obj) if pinned is None else pinned[1]
+
+    def on_mutation(self, name: object) -> None:
+        """Count a mutation, and invalidate the code that wasn't told yet."""
+        self.mutation_count += 1
+        with _lock:
+            told, self.watchers = self.watchers, []
+        self._rest()
+        for ref in told:
+            code = ref()
+            if code is not None:
+                try:
+                    code.invalidate(ref)
+                except Exception:
+                    log.warning("invalidating %r for %r raised", code, name, exc_info=True)
+
+    def track(self, guarded_code: GuardedCode) -> None:
+        """Tell this code of the next mutation."""
+        with _lock:
+            self.watchers.append(weakref.ref(guarded_code, self._forget))
+
+    def check(self) -> bool:
+        """Compare with what was there, for writes that nothing saw; whether there were any."""
+        watch = self._watch
+        return watch is not None and bool(watch.check())
+
+    def _forget(self, ref: weakref.ref[GuardedCode]) -> None:
+        with _lock:
+            self.watchers = [watcher for watcher in self.watchers if watcher is not ref]
+        self._rest()
+
+    def _arm(self, obj: object) -> None:
+        """Watch the object, if nobody did meanwhile and the code is still there."""
+        if self._watch is not None:
+            return
+        fresh: Watch | None = watching.watch(obj, self._changed)
+        with _lock:
+            if self._watch is None and self.watchers:
+                self._watch, fresh = fresh, None
+        if fresh is not None:
+            fresh.cancel()
+
+    def _changed(self, change: Change) -> None:
+        self.writer = change.where
+        self.on_mutation(change.name)
+
+    def _rest(self) -> None:
+        """End the watch if there is no code left to tell."""
+        with _lock:
+            if self.watchers:
+                return
+            watch, self._watch = self._watch, None
+            for address, (_, tracker) in tuple(self.pinned.items()):
+                if tracker is self:
+                    del self.pinned[address]
+        if watch is not None:
+            watch.cancel()
+
+
+_lock = threading.RLock()
+
+
+def watch(obj: object, guarded_code: GuardedCode) -> MutationTracker:
+    """From now on a mutation of `obj` invalidates `guarded_code`.
+
+    Works for whatever `tripwire.watch` works for, and sees what that sees: attribute writes at
+    once, other writes when `check()` of the tracker is called.
+    """
+    with _lock:
+        tracker = MutationTracker.find(obj) or MutationTracker()
+        tracker.track(guarded_code)
+        if can_refer(obj):
+            MutationTracker.db[obj] = tracker
+        else:
+            MutationTracker.pinned[id(obj)] = (obj, tracker)
+    try:
+        tracker._arm(obj)
+    except BaseException:  # it can't be watched
+        tracker.watchers.clear()
+        tracker._rest()
+        raise
+    return tracker
+
+
+# --- generations ---
+
+
+class GenerationTracker:
+    """The current generation, and what was made in which. There is one for the process."""
+
+    generation: ClassVar[int] = 0
+    dynamic_classes: ClassVar[ExactWeakKeyDictionary[bool]] = ExactWeakKeyDictionary()
+    generation_values: ClassVar[ExactWeakKeyDictionary[int]] = ExactWeakKeyDictionary()
+
+    @classmethod
+    def tag(cls, obj: object) -> None:
+        """Note that an object was made in the current generation."""
+        cls.generation_values[obj] = cls.generation
+
+    @classmethod
+    def mark_class_dynamic(cls, module_class: type[nn.Module]) -> None:
+        """Count every module of exactly this class as dynamic."""
+        if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
+            raise TypeError(
+                f"only a class of modules can be dynamic, and {module_class!r} isn't one"
+            )
+        cls.dynamic_classes[module_class] = True
+
+    @classmethod
+    def get_generation_value(cls, obj: object) -> int:
+        """The generation in which an object was made; -1 if it has no tag."""
+        return cls.generation_values.get(obj, -1)
+
+    @classmethod
+    def check(cls, obj: object) -> bool:
+        """Whether an object was made in this generation."""
+        return cls.generation_values.get(obj) == cls.generation
+
+    @classmethod
+    def clear(cls) -> None:
+        """Forget every tag and dynamic class, and count from 0 again."""
+        cls.generation = 0
+        cls.dynamic_classes.clear()
+        cls.generation_values.clear()
+
+
+def is_dynamic_nn_module(obj: object, is_export: bool = False) -> bool:
+    """Whether an object is a module that can't be taken as what its class says.
+
+    It has a `forward` of its own, is a mapping as well, says so (`torchdynamo_force_dynamic`,
+    either way), is called with global hooks, is of a dynamic class, or was made in this
+    generation. An export runs global forward hooks as part of the program, so there only the
+    backward ones count.
+    """
+    is_module = isinstance(obj, nn.Module)
+    if is_module and ("forward" in vars(obj) or isinstance(obj, Mapping)):
+        return True
+    forced = getattr(obj, "torchdynamo_force_dynamic", None)
+    if forced is not None:
+        return bool(forced)
+    if is_module and _has_global_hooks(backward_only=is_export):
+        return True
+    return type(obj) in GenerationTracker.dynamic_classes or GenerationTracker.check(obj)
+
+
+def _has_global_hooks(backward_only: bool) -> bool:
+    hooks = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
+    if not backward_only:
+        hooks += [module_globals._global_forward_hooks, module_globals._global_forward_pre_hooks]
+    return any(hooks)
+
+
+# --- tagging -------------------------------------------------------------------------------------
+
+
+def _then_tag(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def tagging(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        if _undo:  # somebody may have kept this function beyond its time
+            GenerationTracker.tag(self)
+
+    return tagging
+
+
+_PATCHES = (Patch(nn.Module, "__init__", _then_tag), Patch(nn.Module, "__setstate__", _then_tag))
+
+_tagging_lock = threading.RLock()
+_installs = 0
+_undo: list[Callable[[], None]] = []
+
+
+def install_generation_tagging() -> Tagging:
+    """Start a new generation and tag what is made, until it is undone. Installs may overlap."""
+    return Tagging()
+
+
+class Tagging:
+    """One install; it ends by `undo` or with its `with`. The last one to end unpatches."""
+
+    __slots__ = ("_installed",)
+
+    def __init__(self) -> None:
+        global _installs
+        with _tagging_lock:
+            if not _installs:
+                try:
+                    for patch in _PATCHES:
+                        install(patch, _undo)
+                except BaseException:
+                    _uninstall()
+                    raise
+            _installs += 1
+            GenerationTracker.generation += 1
+            self._installed = True
+
+    def undo(self) -> None:
+        """End this install; a second call does nothing."""
+        global _installs
+        with _tagging_lock:
+            if self._installed:
+                self._installed = False
+                _installs -= 1
+                if not _installs:
+                    _uninstall()
+
+    def __enter__(self) -> Tagging:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def _uninstall() -> None:
+    while _undo:
+        _undo[-1]()  # may run twice if interrupted, and may not be lost
+        _undo.pop()
