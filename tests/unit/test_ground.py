@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "tripwire"
 # They alone may import Dynamo or Inductor.
 ADAPTERS = {
     *("backends.registry", "backends.inductor", "backends.handover", "backends.dynamo"),
-    "tracing.symbols",  # torch's shape environment names symbols by Dynamo's sources
+    "tracing.open.symbols",  # torch's shape environment names symbols by Dynamo's sources
 }
 
 # A package, or a module beside the packages, imports what stands in a line above its own, and

@@ -33,14 +33,14 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
 from tripwire.tracing.fxnodes import LEAF
-from tripwire.tracing.opening import FAKE, NUMBER
+from tripwire.tracing.open.opening import FAKE, NUMBER
 from tripwire.tracing.result import build_module
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.validity.probes import is_random
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]

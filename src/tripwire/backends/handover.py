@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
-from tripwire.tracing.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
+from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 from tripwire.writes.patches import Patch, Patches
@@ -34,7 +34,7 @@ from tripwire.writes.patches import Patch, Patches
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 
 STAYS = "tripwire_stays"  # in the meta of an input: CUDA graphs are to use it where it is

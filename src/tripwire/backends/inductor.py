@@ -49,7 +49,7 @@ from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import describe_backends, sample_torch_state
-from tripwire.tracing.opening import OPEN_INPUT
+from tripwire.tracing.open.opening import OPEN_INPUT
 from tripwire.tracing.state import HELD, STATE
 from tripwire.values.classes import isinstance
 

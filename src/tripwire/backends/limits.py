@@ -19,7 +19,7 @@ from tripwire.ranges import NOWHERE
 from tripwire.reading.tensors import OUTSIDE, meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
-from tripwire.tracing.opening import NUMBER
+from tripwire.tracing.open.opening import NUMBER
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance

@@ -66,7 +66,7 @@ from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, sample_contexts
-from tripwire.tracing.opening import Opening
+from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing

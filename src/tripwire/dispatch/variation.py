@@ -32,13 +32,13 @@ from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Sou
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
-from tripwire.tracing.opening import Opening
+from tripwire.tracing.open.opening import Opening
 from tripwire.values.classes import ids_of, is_exactly, isinstance
 from tripwire.values.contents import at_once, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 Spot = tuple[int, Any]  # where a value lies: see Kind.spot
 # Classes of most values that a run comes to: of numbers, they hold none that could be open.

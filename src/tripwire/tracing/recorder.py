@@ -46,7 +46,7 @@ from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import OpenInt, close_values, is_open, is_taken, iter_leaves
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 from tripwire.tracing.fxnodes import (
     Given,
     add_branch,

@@ -27,12 +27,12 @@ from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
-from tripwire.tracing.opening import NumberInput
+from tripwire.tracing.open.opening import NumberInput
 from tripwire.tracing.state import FACTS, Constant, NodeFacts
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 
 @dataclass(frozen=True, slots=True)

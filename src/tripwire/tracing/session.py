@@ -46,7 +46,7 @@ from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.opening import OPEN_INPUT
+from tripwire.tracing.open.opening import OPEN_INPUT
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
 from tripwire.tracing.state import CURRENT, FACTS, HELD, PAST, STATE, NodeFacts, TracingState

@@ -54,7 +54,7 @@ from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.tracing import hooks
 from tripwire.tracing.branches import TracerWarning
 from tripwire.tracing.modes import sample_contexts, sample_depth
-from tripwire.tracing.opening import Opening
+from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.result import Trace
 from tripwire.tracing.session import Run, Session, run_user
 from tripwire.tracing.state import CURRENT, TracingState
@@ -132,7 +132,7 @@ class Tracer:
             state.outer = state.callers = callers
             state.quiet = complete
             if opening is not None:
-                from tripwire.tracing.shadow import Shadow  # imports much
+                from tripwire.tracing.open.shadow import Shadow  # imports much
 
                 state.shadow = Shadow(state, opening)
             try:

@@ -28,7 +28,7 @@ from tripwire.reading.torchstate import (
 )
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
-from tripwire.tracing.opening import Planted
+from tripwire.tracing.open.opening import Planted
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import Guards, GuardWriter
 from tripwire.validity.probes import can_repeat, reads_offsets

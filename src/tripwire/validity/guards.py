@@ -38,7 +38,7 @@ from tripwire.reading.tensors import (
     wraps_of,
 )
 from tripwire.rulebook.rules import words
-from tripwire.tracing.opening import LARGEST_OPEN, OpenNumber
+from tripwire.tracing.open.opening import LARGEST_OPEN, OpenNumber
 from tripwire.validity import table
 from tripwire.validity.table import CAUGHT, Assignment, TableRow
 from tripwire.validity.wires import Cause, Kept, Mismatch
@@ -56,7 +56,7 @@ from tripwire.values.numbers import iter_numbers
 from tripwire.values.sameness import PLAIN, same_plain
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
 
 _dispatch_keys = torch._C._dispatch_keys
 

@@ -43,7 +43,7 @@ from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
-    from tripwire.tracing.shadow import Shadow
+    from tripwire.tracing.open.shadow import Shadow
     from tripwire.validity.standing import Standing
 
 _GLOBAL_HOOKS = (

@@ -18,9 +18,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from tripwire.ranges import NOWHERE
 from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
 from tripwire.tracing.casts import IN_GRAPHS, mix
-from tripwire.tracing.opening import NUMBER, NumberInput
+from tripwire.tracing.open.opening import NUMBER, NumberInput
+from tripwire.tracing.open.symbols import Symbols
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
-from tripwire.tracing.symbols import Symbols
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import OpenFloat, OpenInt, is_open, is_taken
 

@@ -23,9 +23,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
-from tripwire.tracing.opening import Opening, OpenTensor
+from tripwire.tracing.open.opening import Opening, OpenTensor
+from tripwire.tracing.open.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.tracing.state import TracingState
-from tripwire.tracing.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open, map_leaves, symbolic
 

@@ -27,10 +27,10 @@ from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
-from tripwire.tracing.fakes import BY_VALUES, Fakes, are_alike, hint_of
-from tripwire.tracing.formulas import Formulas
 from tripwire.tracing.fxnodes import add_branch
-from tripwire.tracing.opening import (
+from tripwire.tracing.open.fakes import BY_VALUES, Fakes, are_alike, hint_of
+from tripwire.tracing.open.formulas import Formulas
+from tripwire.tracing.open.opening import (
     FAKE,
     LARGEST_OPEN,
     Decision,
@@ -39,8 +39,8 @@ from tripwire.tracing.opening import (
     Planted,
     Sweep,
 )
+from tripwire.tracing.open.symbols import Symbols, forget_environments, is_open_symbol
 from tripwire.tracing.state import TracingState
-from tripwire.tracing.symbols import Symbols, forget_environments, is_open_symbol
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
     Made,
