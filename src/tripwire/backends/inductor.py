@@ -3,9 +3,8 @@
 What repeats in a graph for inference is compiled once, see blocks.py. Where a backward pass may
 come it isn't, see docs/design/0009.
 
-What it compiles for inference is kept in tripwire's store, whole, so that a warm start neither
-traces the graph again nor asks torch's caches. They serve where there is a backward pass, which
-is compiled when it is first run.
+What it compiles is kept in tripwire's store, whole, so that a warm start neither traces the graph
+again nor asks torch's caches. For that, a backward pass is compiled along with its forward one.
 
 torch builds libraries, and runs what it finds under their names in a folder under /tmp that anyone
 may have made. With a store, they are built and found in the store; without one, in torch's folder
@@ -59,6 +58,8 @@ except ImportError:  # torch can't write compiled code as a whole yet
     Bundle = None  # type: ignore[assignment, misc]
 
 Runtime = Callable[..., Any]
+_EARLY = "force_non_lazy_backward_lowering"  # AOTAutograd's option: the backward isn't put off
+_HAS_EARLY = hasattr(torch._functorch.config, _EARLY)
 _log = logging.getLogger("tripwire.backends")
 
 
@@ -89,7 +90,8 @@ def compile_graph(
         is_open = OPEN in module.meta
         has_graphs = torch._inductor.config.triton.cudagraphs
         stay = _mark_staying(module.graph, example_inputs) if has_graphs else []
-        store = None if Bundle is None or is_training or is_open else store
+        can_keep = Bundle is not None and not is_open and (_HAS_EARLY or not is_training)
+        store = store if can_keep else None
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
         if store is not None and key is not None:
@@ -99,7 +101,13 @@ def compile_graph(
                 is_training or is_open or torch._inductor.config.cpp_wrapper
             )  # which can't call blocks
             compiler = functools.partial(_compile_inner, on_failed_backward)
-            runtime = _compile(module, example_inputs, patches, store, key, compiler, folds=folds)
+            compile_for = functools.partial(_compile, module, example_inputs, patches)
+            try:
+                runtime = compile_for(store, key, compiler, folds=folds)
+            except Exception:  # perhaps the backward's: it may never be needed
+                if key is None or not is_training:
+                    raise
+                runtime = compile_for(None, None, compiler, folds=folds)
     if not has_graphs:
         return runtime
     return in_rounds(runtime, stay, module.forward)
@@ -138,6 +146,9 @@ def _compile(
     if all(tensor.device.type == "cpu" for tensor in example_inputs):
         _try_best_isa()
     whole = {} if key is None else {"bundled_autograd_cache": True}
+    if key is not None and trains(module.graph):
+        whole[_EARLY] = True
+        compiler = functools.partial(_compile_inner, None)
     handed = handing_over(module, example_inputs, shape_env=ShapeEnv())
     with torch._functorch.config.patch(whole), handed as (copied, examples):
         is_folded = folds and fold_blocks(copied, example_inputs)
@@ -176,8 +187,8 @@ def _compile_inner(
 ) -> Any:
     """What Inductor makes of a graph of AOTAutograd's.
 
-    A backward is compiled when it is first run. By then a disk may be full, or a folder gone, and
-    plain autograd would run.
+    A backward that isn't kept is compiled when it is first run. By then a disk may be full, or a
+    folder gone, and plain autograd would run.
     """
     if not is_backward:
         return compile_fx_inner(module, inputs, **settings)

@@ -421,16 +421,85 @@ def test_without_a_store_torchs_own_folder_is_used_if_nobody_else_may_have_writt
     assert not chosen.exists()
 
 
-def test_torchs_caches_serve_a_warm_start_of_training(tmp_path) -> None:
-    folders = {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchs"),
-        "TRIPWIRE_CACHE_DIR": str(tmp_path / "own"),
-    }
-    cold, warm = (run_python(WARM.format(grad=True), env={**VECTORS, **folders}) for _ in range(2))
+TRAIN = """
+import logging, torch, tripwire
+from torch import nn
+from torch._dynamo.utils import counters
+
+logging.basicConfig(level=logging.WARNING)
+twice = nn.Linear(4, 4), nn.Linear(4, 4)
+norm = nn.BatchNorm1d(4)
+
+def heads(x):  # a loss of one of them leaves the other without a gradient
+    return twice[0](x), twice[1](x)
+
+def cast(x):
+    return twice[0](x).relu(), x.sin()
+
+def writes(x):
+    y = x * 2
+    y.mul_(twice[0].weight.sum())
+    return norm(y), y[0]
+
+def play(fn, x, plain):
+    torch.manual_seed(0)
+    for module in (*twice, norm):
+        module.reset_parameters()
+        module.zero_grad()
+    told = []
+    for number in range(3):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plain is cast):
+            one, other = fn(given * 1)
+        for _ in range(2):  # retained, then not
+            one.float().square().sum().backward(retain_graph=not _)
+        told += [one.detach(), other.detach(), given.grad]
+        told += [p.grad for m in (*twice, norm) for p in m.parameters()]
+        told += [norm.running_mean.clone(), norm.running_var.clone()]
+    return told
+
+x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+for fn in (heads, cast, writes):
+    compiled = tripwire.compile(fn, backend="inductor")
+    wanted = play(fn, x, fn)
+    given = play(compiled, x, fn)
+    assert [v is None for v in given] == [v is None for v in wanted], fn
+    assert any(v is None for v in wanted)
+    for a, b in zip(given, wanted):
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert compiled.statistics().hits == 2, compiled.statistics()
+print(sorted(counters["aot_autograd"].items()), sorted(counters["fxgraph_cache"].items()))
+"""
+
+
+def test_the_store_serves_a_warm_start_of_training(tmp_path) -> None:
+    env = {**QUICKLY, "TRIPWIRE_CACHE_DIR": str(tmp_path / "own")}
+    cold, warm = (run_python(UNNAMED + TRAIN, env=env) for _ in range(2))
     assert "autograd_cache_miss" in cold
-    assert "autograd_cache_hit" in warm
-    assert "miss" not in warm
-    assert "bypass" not in warm
+    assert len(list((tmp_path / "own").rglob("*.bin"))) == 3
+    assert warm.strip() == "[] []"  # nothing was compiled, and torch was asked nothing
+
+
+def test_a_backward_that_cant_be_compiled_costs_its_forward_nothing(monkeypatch, tmp_path) -> None:
+    from tripwire.backends import inductor
+
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "own"))
+    compile_inner = inductor.compile_fx_inner
+
+    def fails(module, inputs, is_backward=False, **settings):
+        if is_backward:
+            raise RuntimeError("no such luck")
+        return compile_inner(module, inputs, **settings)
+
+    monkeypatch.setattr(inductor, "compile_fx_inner", fails)
+    compiled = tripwire.compile(lambda x: x.sin() * 4.75, backend="inductor")
+    for number in range(3):
+        x = torch.full((3,), float(number), requires_grad=True)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, x.detach().cos() * 4.75)
+    assert compiled.statistics().hits == 2
+    assert not list((tmp_path / "own").rglob("*.bin"))
 
 
 def test_all_back_ends_that_torch_knows_are_listed() -> None:
