@@ -26,9 +26,8 @@ import torch
 from torch import fx
 
 from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
-from tripwire.backends.handover import OPEN
-from tripwire.backends.picks import is_pick
-from tripwire.backends.rounds import one_round
+from tripwire.backends.handover import OPEN, one_round
+from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words

@@ -1,4 +1,4 @@
-"""Handover: a graph as torch's compilers expect it from Dynamo.
+"""Handover: a graph as torch's compilers expect it from Dynamo, and what goes on around them.
 
 They want more than nodes. Their caches accept a graph whose nodes carry example values, and that
 comes with a tracing context; CUDA graphs need to know which inputs keep their place in memory.
@@ -7,10 +7,15 @@ AOTAutograd and Inductor keep the state of torch's generators from before a comp
 again at its end. A compiler that works on fake tensors draws nothing itself, so what other threads
 drew meanwhile would be drawn again: `leaving_generators` prevents that. Where kernels are tried
 out, torch keeps the state around each trial on its own.
+
+CUDA graphs reuse the memory of a call's results when the next round begins. Each compiled call is a
+round of its own, unless it is part of a larger one: a call that was refused as a whole, whose
+modules are compiled each on its own and hand results to each other.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -298,3 +303,58 @@ class _WithoutKeeping:
 
 
 _leaving_generators = Patches(_find_keepers)
+
+
+# --- rounds of CUDA graphs ---
+
+
+class _Thread(threading.local):
+    in_round = False
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def one_round() -> Iterator[None]:
+    """Compiled calls inside are one round."""
+    outermost = not _THREAD.in_round
+    if outermost:
+        _begin()
+        _THREAD.in_round = True
+    try:
+        yield
+    finally:
+        if outermost:
+            _THREAD.in_round = False
+
+
+def in_rounds(
+    runtime: Callable[..., Any], stay: Sequence[int], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A runtime that uses CUDA graphs: each call begins a round.
+
+    Kernels take the inputs at `stay` where they are, and trust them to begin at a multiple of 16
+    bytes. For those that don't, the plain graph runs.
+    """
+
+    @functools.wraps(runtime)
+    def run(*inputs: Any) -> Any:
+        if stay and not all(is_aligned(inputs[index]) for index in stay):
+            return plain(*inputs)
+        if not _THREAD.in_round:
+            _begin()
+        return runtime(*inputs)
+
+    return run
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins where Inductor's kernels want it to."""
+    return tensor.data_ptr() % 16 == 0
+
+
+def _begin() -> None:
+    guard = sys.modules.get("torch._dynamo.mutation_guard")
+    if guard is not None:  # else nothing of torch's compilers is there
+        guard.GenerationTracker.generation += 1

@@ -42,8 +42,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
 from tripwire.backends.backwards import trains
 from tripwire.backends.blocks import fold_blocks
-from tripwire.backends.handover import OPEN, STAYS, handing_over, leaving_generators
-from tripwire.backends.rounds import in_rounds, is_aligned
+from tripwire.backends.handover import (
+    OPEN,
+    STAYS,
+    handing_over,
+    in_rounds,
+    is_aligned,
+    leaving_generators,
+)
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.reading.tensors import storage_of

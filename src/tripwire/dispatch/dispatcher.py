@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.dynamo import EVAL_FRAME, MODULES, find_stance, tell_of_reset
+from tripwire.backends.handover import one_round
 from tripwire.backends.registry import (
     find_backend,
     is_prepared,
@@ -26,7 +27,6 @@ from tripwire.backends.registry import (
     out_of_dynamo,
     prepare,
 )
-from tripwire.backends.rounds import one_round
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.patience import Patience, Regions, form_of, key_of
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned

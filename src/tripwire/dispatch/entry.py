@@ -18,9 +18,9 @@ from torch.utils.checkpoint import _StopRecomputationError
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.handover import Unmarked
 from tripwire.backends.registry import Runtime
+from tripwire.dispatch.originals import build_undo
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.turns import Turn
-from tripwire.dispatch.undo import build_undo
 from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.reads import ReadLine

@@ -41,8 +41,7 @@ from torch import fx
 from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.handover import OPEN, Unmarked, handing_over, leaving_generators
-from tripwire.backends.limits import check_functional
-from tripwire.backends.picks import spell_picks
+from tripwire.backends.limits import check_functional, spell_picks
 from tripwire.backends.registry import (
     Backend,
     Runtime,
@@ -52,8 +51,8 @@ from tripwire.backends.registry import (
     prepare,
     takes_graphs_as_they_are,
 )
-from tripwire.dispatch.checking import Originals
 from tripwire.dispatch.entry import Entry, Later
+from tripwire.dispatch.originals import Originals
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
 from tripwire.dispatch.telling import Teller, in_few_lines, showing, telling_phases

@@ -16,8 +16,8 @@ from support import forking, run_python
 from torch import nn
 
 import tripwire
+from tripwire.backends.handover import in_rounds
 from tripwire.backends.registry import inductor
-from tripwire.backends.rounds import in_rounds
 from tripwire.dispatch.compiled import find_dispatcher
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.backends.picks import spell_picks
+from tripwire.backends.limits import spell_picks
 from tripwire.dispatch.compiled import find_dispatcher
 
 BACKENDS = ["eager", "aot_eager"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import tripwire
-from tripwire.dispatch import undo
+from tripwire.dispatch import originals
 
 GOOD, BAD = torch.tensor([1]), torch.tensor([9])
 X = torch.arange(3.0)
@@ -127,7 +127,7 @@ def test_an_error_on_a_hit_is_undone_in_training_mode_too(backend) -> None:
 
 
 def test_what_is_too_large_to_copy_is_not_written_twice() -> None:
-    size = undo.LARGEST_COPY
+    size = originals.LARGEST_COPY
 
     class Large(FailsFirst):
         def __init__(self):
@@ -145,7 +145,7 @@ def test_an_error_after_a_large_write_leaves_the_tensors_as_they_are() -> None:
         def write(self, x):
             self.total.add_(1)
 
-    net = Large(undo.LARGEST_COPY)
+    net = Large(originals.LARGEST_COPY)
     compiled = tripwire.compile(net, fullgraph=True)
     compiled(X, GOOD)
     with pytest.raises(IndexError):

@@ -17,7 +17,7 @@ from tripwire.recording.capture.policy import Blobs, Policy
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest
-from tripwire.recording.replay import objects
+from tripwire.recording.replay import rerun
 from tripwire.recording.replay.rebuild import Rebuilder
 
 HERE = importlib.util.MAGIC_NUMBER.hex()
@@ -58,7 +58,7 @@ class Carried:
         return self.build_with(self.rebuilder(magic))
 
     def build_with(self, rebuilder: Rebuilder) -> dict[str, Any]:
-        return objects.rebuild(self.table, self.record.blobs, rebuilder)
+        return rerun.rebuild(self.table, self.record.blobs, rebuilder)
 
 
 def both_ways(value: object) -> list[Any]:

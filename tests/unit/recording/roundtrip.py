@@ -15,7 +15,7 @@ from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.replay.objects import rebuild
+from tripwire.recording.replay.rerun import rebuild
 
 
 def name_code(encoder: Encoder, value: object) -> AnyNode | None:

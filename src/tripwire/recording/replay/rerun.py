@@ -1,20 +1,28 @@
-"""Rerun: a record is opened without running anything, or run again by somebody who trusts it."""
+"""Rerun: the call of a record that somebody trusts is built, and runs again.
+
+Its objects are made without their constructors, save those of NumPy's generators: an instance is
+made by the `__new__` of the C type that it is built on, and its attributes are put into its dict
+and its slots directly. Functions, classes, modules and libraries are rebuild.py's business.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import logging
 import os
 import random
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
 
 from tripwire.errors import CannotReplay, TripwireError
+from tripwire.recording.capture.data import build_generator, is_generator, restore_generator
 from tripwire.recording.capture.environment import entered
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
@@ -25,12 +33,16 @@ from tripwire.recording.capture.outcomes import (
 )
 from tripwire.recording.capture.record import SHOWN
 from tripwire.recording.capture.shelf import Shelf
+from tripwire.recording.format import nodes
+from tripwire.recording.format.blobs import StoredBlobs
+from tripwire.recording.format.decode import Decoder
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, Outcome, encode_json
-from tripwire.recording.format.nodes import find_hook_ids
-from tripwire.recording.replay.objects import rebuild
+from tripwire.recording.format.nodes import AnyNode, Slot, find_hook_ids
+from tripwire.recording.format.views import module_state
 from tripwire.recording.replay.rebuild import Rebuilder
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import class_dict, is_kind, isinstance, mro
+from tripwire.values.contents import own_dict
 
 logger = logging.getLogger("tripwire.recording")
 
@@ -227,3 +239,258 @@ def print_replayed() -> None:
     replayed = _replay_and_tell(sys.argv[1])
     sys.stdout.flush()  # what the replay prints comes before; the last line is ours
     sys.stdout.buffer.write(b"\n" + encode_json(replayed))
+
+
+# --- live objects ---
+
+
+Value = Callable[[Slot], object]
+
+
+class LiveMaker(Protocol):
+    """Makes functions, classes, modules, namespaces, cells and what lies in libraries."""
+
+    def needs(self, node: AnyNode) -> Iterable[Slot]:
+        """What must have been made before `make` is called; it may not be filled yet."""
+
+    def make(self, node: AnyNode, value: Value) -> object:
+        """The thing, or a shell of it."""
+
+    def fill(self, node: AnyNode, made: object, value: Value) -> None:
+        """Put into a shell what belongs there; everything has been made by now."""
+
+
+def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: LiveMaker) -> dict[str, object]:
+    """The roots of a record that is trusted, as live objects."""
+    return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
+
+
+class ObjectMaker:
+    """The maker of a decoder for trusted files."""
+
+    live = True
+
+    def __init__(self, rebuilder: LiveMaker) -> None:
+        self._rebuilder = rebuilder
+
+    def needs(self, node: AnyNode) -> Iterable[Slot]:
+        match node:
+            case nodes.Object():
+                return (node.cls, node.content)
+            case nodes.ModuleForm():
+                return (node.cls,)
+            case nodes.ModuleObject():
+                return (node.form,)
+            case nodes.EnumMember():
+                return (node.cls, node.value)
+            case nodes.NamedTuple():
+                return (node.cls, *node.items)
+            case nodes.CallNode():
+                return (node.function, *node.args)
+            case nodes.Withheld() | nodes.Opaque():
+                return ()
+            case _:
+                return self._rebuilder.needs(node)
+
+    def make(self, node: AnyNode, value: Value) -> object:
+        match node:
+            case nodes.Object():
+                return build_instance(cast("type", value(node.cls)), value(node.content))
+            case nodes.ModuleForm():
+                return Form(cast("type", value(node.cls)), node)
+            case nodes.ModuleObject():
+                return build_instance(cast("Form", value(node.form)).cls, None)
+            case nodes.EnumMember():
+                return _find_member(cast("Any", value(node.cls)), node.name, value(node.value))
+            case nodes.NamedTuple():
+                return _build_tuple(cast("type", value(node.cls)), map(value, node.items))
+            case nodes.CallNode():
+                return cast("Any", value(node.function))(*map(value, node.args))
+            case nodes.Withheld():
+                return _build_withheld(node)
+            case nodes.Opaque():
+                return MissingObject(node.cls, node.reason)
+            case _:
+                return self._rebuilder.make(node, value)
+
+    def fill(self, node: AnyNode, made: object, value: Value) -> None:
+        match node:
+            case nodes.Object():
+                _fill_instance(node, made, value)
+            case nodes.ModuleObject():
+                _fill_module(cast("Form", value(node.form)), node, made, value)
+            case nodes.EnumMember() | nodes.NamedTuple() | nodes.CallNode() | nodes.ModuleForm():
+                pass
+            case nodes.Withheld() | nodes.Opaque():
+                pass
+            case _:
+                self._rebuilder.fill(node, made, value)
+
+    def take(self, node: nodes.Object, made: object, content: object) -> None:
+        if is_generator(type(made)):
+            restore_generator(made, content)
+            return
+        for base, fill in _TAKES:
+            if is_kind(type(made), base):
+                fill(made, content)
+                return
+
+    def explain(self, node: AnyNode, error: Exception) -> TripwireError:
+        return CannotReplay(
+            f"A value of the record ({type(node).__name__}) can't be made here: "
+            f"{type(error).__name__}: {error}.\n"
+            "Replay with the Python and the packages that `tripwire show` names.",
+            slug="replay-cannot-build",
+        )
+
+
+# --- instances ---
+
+_GIVEN_AT_BIRTH = (tuple, str, int, float, complex, bytes, frozenset)
+
+
+def build_instance(cls: type, content: object) -> object:
+    """An instance without attributes; its constructor doesn't run."""
+    if is_generator(cls):
+        return build_generator(cls, content)
+    for base in _GIVEN_AT_BIRTH:
+        if is_kind(cls, base):
+            return cast("Any", base).__new__(cls, content)
+    args = cast("tuple[object, ...]", content) if is_kind(cls, BaseException) else ()
+    for k in mro(cls):
+        new = class_dict(k).get("__new__")
+        if type(new) is types.BuiltinMethodType:  # of a C type: a class statement's is a function
+            return new(cls, *args)
+    return object.__new__(cls)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What modules of one class have in common."""
+
+    cls: type
+    node: nodes.ModuleForm
+
+
+def _fill_module(form: Form, node: nodes.ModuleObject, made: object, value: Value) -> None:
+    import torch
+
+    state = own_dict(made)
+    if state is None or not is_kind(type(made), torch.nn.Module):
+        raise ValueError(f"{type(made).__name__} is no nn.Module here")
+    state.update(vars(torch.nn.Module()))
+    state.update(module_state(form.node, map(value, node.values)))
+
+
+def _fill_instance(node: nodes.Object, made: object, value: Value) -> None:
+    state = own_dict(made)
+    if state is not None:
+        state.update(zip(node.names, map(value, node.values), strict=True))
+    elif node.names:
+        raise ValueError(f"{type(made).__name__} has no attributes here")
+    for name, slot in zip(node.slots, node.slot_values, strict=True):
+        _find_member_descriptor(type(made), name).__set__(made, value(slot))
+
+
+def _find_member_descriptor(cls: type, name: str) -> types.MemberDescriptorType:
+    for k in mro(cls):
+        found = class_dict(k).get(name)
+        if type(found) is types.MemberDescriptorType:
+            return found
+    raise ValueError(f"{cls.__name__} has no slot {name!r} here")
+
+
+def _take_deque(made: Any, content: Any) -> None:
+    collections.deque.__init__(made, content, content.maxlen)
+
+
+def _take_ordered(made: Any, content: Any) -> None:
+    for key, item in content.items():
+        collections.OrderedDict.__setitem__(made, key, item)
+
+
+def _take_default(made: Any, content: Any) -> None:
+    dict.update(made, content)
+    collections.defaultdict.__dict__["default_factory"].__set__(made, content.default_factory)
+
+
+# How an instance of a subclass takes what it holds; the first base that fits.
+_TAKES: tuple[tuple[type, Callable[[Any, Any], object]], ...] = (
+    (list, list.extend),
+    (set, set.update),
+    (collections.deque, _take_deque),
+    (collections.OrderedDict, _take_ordered),
+    (collections.defaultdict, _take_default),
+    (dict, dict.update),
+    (bytearray, bytearray.extend),
+    (random.Random, random.Random.setstate),
+)
+
+
+def _find_member(cls: Any, name: str | None, content: object) -> object:
+    member = cls._member_map_.get(name) if name is not None else None
+    return member if member is not None else cls(content)
+
+
+def _build_tuple(cls: type, items: Iterable[object]) -> object:
+    if any("n_sequence_fields" in class_dict(k) for k in mro(cls)):
+        return cls(tuple(items))  # a struct sequence of C's has no other way
+    return tuple.__new__(cls, items)
+
+
+def _build_withheld(node: nodes.Withheld) -> object:
+    if node.policy == "redacted":
+        kind = "array" if node.kind == "array" else "tensor"
+        raise CannotReplay(
+            f"An input of shape {list(node.shape)} (a {kind}) was redacted when this was "
+            "recorded.\nRecord again with another policy for it.",
+            slug="replay-redacted",
+        )
+    if node.kind == "array":
+        import numpy as np
+
+        return np.zeros(node.shape, dtype=np.dtype(node.dtype))
+    from tripwire.recording.format.torchvalues import build_withheld
+
+    return build_withheld(node)
+
+
+# --- what a record doesn't hold ---
+
+
+class MissingObject:
+    """Stands where a record holds nothing; raises when it is used."""
+
+    __slots__ = ("_cls", "_reason")
+
+    def __init__(self, cls: str, reason: str) -> None:
+        self._cls = cls
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"<missing {self._cls}: {self._reason}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)  # Python's own questions
+        raise _missing(self)
+
+
+def _missing(stand_in: MissingObject) -> CannotReplay:
+    return CannotReplay(
+        f"The call uses a {stand_in._cls} that the record doesn't hold: {stand_in._reason}.\n"
+        "Pass what is needed of it as a plain value, and record again.",
+        slug="replay-missing-value",
+    )
+
+
+def _use(self: MissingObject, *args: object, **kwargs: object) -> NoReturn:
+    raise _missing(self)
+
+
+_OPERATIONS = (
+    "call len iter next getitem setitem delitem contains enter exit bool int float index "
+    "add radd sub rsub mul rmul truediv rtruediv matmul rmatmul lt le gt ge neg"
+)
+for _name in _OPERATIONS.split():
+    setattr(MissingObject, f"__{_name}__", _use)

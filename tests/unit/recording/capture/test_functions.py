@@ -27,7 +27,7 @@ from tripwire import CannotReplay
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.format import nodes
 from tripwire.recording.format.file import Record
-from tripwire.recording.replay import objects
+from tripwire.recording.replay import rerun
 from tripwire.recording.replay.rebuild import Rebuilder, find_in_library
 
 SCALE = 3
@@ -674,7 +674,7 @@ def test_functions_of_a_script(tmp_path, how) -> None:
     for magic in [HERE, ELSEWHERE] if how == "file" else [HERE]:
         shelf = Shelf(record.table, record.read, magic)
         rebuilder = Rebuilder(record.table, shelf)
-        copy = objects.rebuild(record.table, record.blobs, rebuilder)["value"]
+        copy = rerun.rebuild(record.table, record.blobs, rebuilder)["value"]
         assert copy.__module__ == "__main__"
         with pytest.raises(ZeroDivisionError) as caught:
             copy(1)

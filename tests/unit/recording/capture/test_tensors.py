@@ -284,7 +284,7 @@ def test_a_tensor_of_an_absent_device_comes_back_on_the_cpu(tmp_path) -> None:
     )
     from roundtrip import ByName
 
-    from tripwire.recording.replay.objects import rebuild
+    from tripwire.recording.replay.rerun import rebuild
 
     with Record.open(changed.write(tmp_path / "x.rec")) as opened:
         found = rebuild(opened.table, opened.blobs, ByName())["value"]
