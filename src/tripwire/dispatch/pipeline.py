@@ -64,7 +64,7 @@ from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
-from tripwire.tracing.modes import Contexts, sample_contexts
+from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
 from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
@@ -332,7 +332,7 @@ class Pipeline:
         if backend is inductor and self.options.eager_on_backend_error:
             options["on_failed_backward"] = self._run_as_it_is
         try:
-            with telling_phases():
+            with restoring_contexts(), telling_phases():
                 if OPEN in module.meta and takes_graphs_as_they_are(backend):
                     with handing_over(module, examples) as (copied, handed):
                         return backend(copied, handed, **options)

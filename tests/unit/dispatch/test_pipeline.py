@@ -7,6 +7,7 @@ import tripwire
 from tripwire.dispatch import pipeline
 from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.pipeline import Pipeline
+from tripwire.errors import BackendFailed
 from tripwire.tracing import Tracer
 from tripwire.validity.plan import build_plan
 from tripwire.validity.standing import Standing
@@ -56,3 +57,31 @@ def test_making_an_entry_runs_neither_a_compiler_nor_its_code() -> None:
     standing.close()
     assert str(entry.standing) == "gone"
     assert entry.standing.admits((X,), {}) is None
+
+
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")]
+)
+def test_a_back_end_that_fails_inside_a_context_leaves_it(around) -> None:
+    def call(x):
+        with around():
+            return (x @ x).sum()
+
+    def fail(module, examples):
+        nodes = module.graph.nodes
+        with module.graph.inserting_after(next(n for n in nodes if n.name == "sum_1")):
+            module.graph.call_function(_raise)
+        module.recompile()
+        module(*examples)
+
+    compiled = tripwire.compile(call, backend=fail)
+    for _ in range(3):
+        with pytest.raises(BackendFailed, match="no code for this"):
+            compiled(torch.ones(2, 2))
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def _raise():
+    raise RuntimeError("no code for this")
