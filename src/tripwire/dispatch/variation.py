@@ -15,7 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,13 +28,24 @@ from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
 from tripwire.reading.kinds import ElementsKind, ItemsKind, Kind
 from tripwire.reading.reader import SWAPS_AT_ONCE
-from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Roots, Source
+from tripwire.reading.sources import (
+    Attr,
+    Cell,
+    Global,
+    Item,
+    Local,
+    Referent,
+    Roots,
+    Running,
+    Source,
+    TypeOf,
+)
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.opening import Opening
-from tripwire.values.classes import ids_of, is_exactly, isinstance
-from tripwire.values.contents import at_once, own_dict
+from tripwire.values.classes import find_in_class, ids_of, is_exactly, isinstance
+from tripwire.values.contents import at_once, bound_cells, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
 if TYPE_CHECKING:
@@ -305,15 +316,19 @@ def _find(source: Source | None, roots: Roots) -> object:
         return roots.locals.get(source.name)
     if isinstance(source, Global):
         return roots.namespaces.get(source.module, {}).get(source.name)
-    if isinstance(source, Cell) and source.function is None:
-        return source.fetch(roots)
+    if isinstance(source, Cell):
+        function = roots.function if source.function is None else _find(source.function, roots)
+        return bound_cells(function).get(source.name)
+    if isinstance(source, Running):
+        is_traced = getattr(roots.function, "__qualname__", None) == source.name
+        return roots.function if is_traced else None
+    if isinstance(source, TypeOf):
+        return type(_find(source.of, roots))
+    if isinstance(source, Referent):
+        reference = _find(source.owner, roots)
+        return reference() if is_exactly(reference, weakref.ref) else None  # type: ignore[operator]
     if isinstance(source, Attr):
-        owner = _find(source.owner, roots)
-        spaces: list[Any] = [own_dict(owner) or {}]
-        if isinstance(owner, nn.Module):
-            spaces += [spaces[0].get(table, {}) for table in ("_buffers", "_modules")]
-        held = (space[source.name] for space in spaces if source.name in space)
-        return next(held, None)
+        return _find_attribute(_find(source.owner, roots), source.name)
     if isinstance(source, Item):
         owner = _find(source.owner, roots)
         if is_exactly(owner, dict):
@@ -322,4 +337,22 @@ def _find(source: Source | None, roots: Roots) -> object:
             items: Any = owner
             index: Any = source.key
             return items[index] if index < len(items) else None
+        if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            return owner._modules.get(str(source.key))
     return None
+
+
+def _find_attribute(owner: object, name: str) -> object:
+    spaces: list[Any] = [own_dict(owner) or {}]
+    if isinstance(owner, nn.Module):
+        spaces += [spaces[0].get(table, {}) for table in ("_buffers", "_modules")]
+    for space in spaces:
+        if name in space:
+            return space[name]
+    found = find_in_class(owner if isinstance(owner, type) else type(owner), name)
+    if not is_exactly(found, MemberDescriptorType):
+        return found
+    try:
+        return found.__get__(owner)  # type: ignore[attr-defined]
+    except AttributeError:  # an empty slot
+        return None

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import functools
 import threading
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -510,3 +511,115 @@ def test_errors_speak_of_ints_and_floats() -> None:
     config.shift = 6
     with pytest.raises(AttributeError, match="'float' object has no attribute 'view'"):
         compiled(torch.ones(2))
+
+
+class InSlot:
+    __slots__ = ("table",)
+
+
+class Scaled(nn.Module):
+    shared = {"scale": 1.0}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.table = {"scale": 1.0}
+
+    def forward(self, x):
+        return x * self.table["scale"] + self.shared["scale"]
+
+
+def held_by_reference():
+    owner = Scaled()
+    reference = weakref.ref(owner)
+    return lambda x: x * reference().table["scale"], owner.table, owner
+
+
+def held_by_slot():
+    owner = InSlot()
+    owner.table = {"scale": 1.0}
+    return lambda x: x * owner.table["scale"], owner.table, owner
+
+
+def held_by_class():
+    owner = Scaled()
+    return owner, Scaled.shared, owner
+
+
+def held_by_child():
+    owner = nn.Sequential(Scaled(), Scaled())
+    return owner, owner[1].table, owner
+
+
+def held_by_function():
+    def call(x):
+        return x * call.table["scale"]
+
+    call.table = {"scale": 1.0}
+    return call, call.table, None
+
+
+def held_by_partial():
+    table = {"scale": 1.0}
+    return functools.partial(lambda t, x: x * t["scale"], table), table, None
+
+
+def held_by_cell_of_a_callee():
+    table = {"scale": 1.0}
+
+    def scale(x):
+        return x * table["scale"]
+
+    return lambda x: scale(x) + 1, table, None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "hold",
+    [
+        held_by_reference,
+        held_by_slot,
+        held_by_class,
+        held_by_child,
+        held_by_function,
+        held_by_partial,
+        held_by_cell_of_a_callee,
+    ],
+)
+def test_a_number_in_a_dict_stays_open_whatever_holds_the_dict(hold, backend) -> None:
+    call, table, _owner = hold()
+    compiled = tripwire.compile(call, backend=backend)
+    for index in range(CALLS):
+        table["scale"] = 1.0 + index
+        assert torch.equal(compiled(torch.ones(2)), call(torch.ones(2)))
+    assert tripwire.statistics(compiled).traces == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=CALLS),
+        functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.5),
+        functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=5),
+    ],
+)
+def test_a_step_whose_rate_a_scheduler_sets_is_traced_twice(schedule, optimizer, backend) -> None:
+    def train(compile):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        opt = optimizer(model.parameters(), lr=0.1)
+        scheduler = schedule(opt)
+        step = compile(opt.step)
+        for index in range(CALLS):
+            opt.zero_grad()
+            model(torch.full((2, 3), 0.1 * index)).pow(2).sum().backward()
+            step()
+            scheduler.step()
+        return step, [*model.parameters()]
+
+    _, expected = train(lambda step: step)
+    compiled, found = train(lambda step: tripwire.compile(step, backend=backend))
+    assert tripwire.statistics(compiled).traces <= 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
