@@ -40,7 +40,8 @@ from tripwire.files import (
 from tripwire.values.classes import isinstance
 
 _KIND = b"tripwire artifact "
-_MAGIC = _KIND + b"2\n"
+VERSION = 2
+_MAGIC = _KIND + b"%d\n" % VERSION
 _DIGEST = 64  # characters, and a line's end
 _SECRET = 32  # bytes
 _TAG = "CACHEDIR.TAG"  # which programs that make backups know
@@ -61,7 +62,7 @@ class Artifact:
     """Compiled code, and what was found out while it was compiled."""
 
     payload: bytes
-    facts: dict[str, bool]
+    facts: dict[str, int]
 
 
 def find_store() -> Store | None:

@@ -41,27 +41,6 @@ def tell_of_reset(listener: Callable[[], None]) -> None:
         seen.append(listener)
 
 
-# Columns of CompilationMetrics, and torch's own name for each phase.
-_PHASES = {
-    "pre_grad_pass_time_us": "_recursive_pre_grad_passes",
-    "joint_graph_pass_time_us": "_recursive_joint_graph_passes",
-    "post_grad_pass_time_us": "_recursive_post_grad_passes",
-    "aot_autograd_time_us": "create_aot_dispatcher_function",
-    "inductor_time_us": "compile_fx_inner",
-    "code_gen_time_us": "GraphLowering.codegen",
-}
-
-
-def sum_phases() -> dict[str, int]:
-    """What torch's phases took so far, all threads together, in microseconds."""
-    seconds = getattr(MODULES.get("torch._dynamo.utils"), "compilation_time_metrics", {})
-    return {
-        column: int(sum(seconds[phase]) * 1e6)
-        for column, phase in _PHASES.items()
-        if phase in seconds
-    }
-
-
 # --- torch.compile's own code, watched ---
 
 

@@ -26,7 +26,9 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -39,7 +41,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tripwire.backends.artifacts import Artifact, Store, find_store, tell_unused
+from tripwire.backends.artifacts import VERSION, Artifact, Store, find_store, tell_unused
 from tripwire.backends.backwards import trains
 from tripwire.backends.blocks import fold_blocks
 from tripwire.backends.handover import (
@@ -52,6 +54,7 @@ from tripwire.backends.handover import (
 )
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
+from tripwire.phases import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import describe_backends, sample_torch_state
 from tripwire.tracing.open.opening import OPEN_INPUT
@@ -87,6 +90,7 @@ def compile_graph(
     mode: str | None,
     options: Mapping[str, Any] | None,
     on_failed_backward: Callable[[Exception], None] | None = None,
+    around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Runtime:
     """Compiled code for a graph, from the store or made now."""
     patches = find_patches(mode, options)
@@ -101,12 +105,17 @@ def compile_graph(
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
         if store is not None and key is not None:
-            runtime = _load(store, key)
+            with CACHE_GET:
+                runtime = _load(store, key)
         if runtime is None:
             folds = not (
                 is_training or is_open or torch._inductor.config.cpp_wrapper
             )  # which can't call blocks
-            compiler = functools.partial(_compile_inner, on_failed_backward)
+            compiler = functools.partial(
+                _compile_inner,
+                on_failed_backward=on_failed_backward,
+                around_backward=around_backward,
+            )
             compile_for = functools.partial(_compile, module, example_inputs, patches)
             try:
                 runtime = compile_for(store, key, compiler, folds=folds)
@@ -154,8 +163,9 @@ def _compile(
     whole = {} if key is None else {"bundled_autograd_cache": True}
     if key is not None and trains(module.graph):
         whole[_EARLY] = True
-        compiler = functools.partial(_compile_inner, None)
+        compiler = functools.partial(compiler, on_failed_backward=None)
     handed = handing_over(module, example_inputs, shape_env=ShapeEnv())
+    began = time.perf_counter_ns()
     with torch._functorch.config.patch(whole), handed as (copied, examples):
         is_folded = folds and fold_blocks(copied, example_inputs)
         try:
@@ -179,15 +189,17 @@ def _compile(
             )
             return _compile(module, example_inputs, patches, store, key, compiler, folds=False)
         if store is not None and key is not None and getattr(compiled, "serialize", None):
-            _keep(store, key, compiled)
+            with CACHE_PUT:
+                _keep(store, key, compiled, (time.perf_counter_ns() - began) // 1000)
     return compiled
 
 
 def _compile_inner(
-    on_failed_backward: Callable[[Exception], None] | None,
     module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
+    on_failed_backward: Callable[[Exception], None] | None,
+    around_backward: Callable[[], AbstractContextManager[None]],
     is_backward: bool = False,
     **settings: Any,
 ) -> Any:
@@ -201,7 +213,7 @@ def _compile_inner(
     _settle_kernels(find_store())
     kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
     try:
-        with leaving_generators():
+        with around_backward(), leaving_generators():
             return compile_fx_inner(module, inputs, is_backward=True, **settings)
     except Exception as error:  # whatever it is, it isn't the user's
         if on_failed_backward is None:
@@ -210,26 +222,34 @@ def _compile_inner(
         return make_boxed_func(kept.forward)
 
 
-def _keep(store: Store, key: str, compiled: Runtime) -> None:
+def _keep(store: Store, key: str, compiled: Runtime, took_us: int) -> None:
     try:
         payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
     except Exception as error:  # pickle's, or any of those that it calls
         _log.info("Compiled code isn't kept, since it can't be pickled: %s", error)
         return
-    store.write(key, Artifact(payload, {"best_isa": _has_best_isa()}))
+    store.write(key, Artifact(payload, {"best_isa": _has_best_isa(), "took_us": took_us}))
 
 
 def _load(store: Store, key: str) -> Runtime | None:
+    note_figures(cache_backend_type="tripwire", cache_version=VERSION)
     artifact = store.read(key)
     if artifact is None:
+        note_figures(cache_miss_keys=key)
+        add_figures(local_cache_miss_count=1)
         return None
     if artifact.facts.get("best_isa") and _can_skip_trials():
         _skip_trials()  # it passed on this machine before, with the same versions
     try:
-        return cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
+        runtime = cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
     except Exception as error:
         store.distrust(key, error)
+        note_figures(cache_miss_keys=key)
+        add_figures(local_cache_miss_count=1)
         return None
+    note_figures(cache_hit_keys=key)
+    add_figures(local_cache_hit_count=1, cache_saved_time_us=artifact.facts.get("took_us", 0))
+    return runtime
 
 
 # --- where torch builds, and finds what it built -----------------------------------------------

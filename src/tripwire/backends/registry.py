@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -44,15 +45,16 @@ def inductor(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     on_failed_backward: Callable[[Exception], None] | None = None,
+    around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Runtime:
     """Inductor. Takes the modes and options that torch.compile takes.
 
     on_failed_backward: told of a backward that can't be compiled, which then runs as it is. Without
-    it such a backward raises.
+    it such a backward raises. around_backward: entered while a backward is compiled.
     """
     from tripwire.backends.inductor import compile_graph
 
-    return compile_graph(module, example_inputs, mode, options, on_failed_backward)
+    return compile_graph(module, example_inputs, mode, options, on_failed_backward, around_backward)
 
 
 _OWN: dict[str, Backend] = {"eager": eager, "inductor": inductor}

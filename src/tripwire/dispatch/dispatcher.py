@@ -40,12 +40,13 @@ from tripwire.dispatch.telling import (
     follow,
     list_followed,
     tell_entry,
+    tell_guards,
 )
 from tripwire.dispatch.turns import BACKGROUND, Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
-from tripwire.phases import PLAN, RETIRE, TRACE
+from tripwire.phases import PLAN, RETIRE, TRACE, note_figures
 from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
@@ -380,7 +381,7 @@ class Dispatcher(Followed):
             return self._trace(args, kwargs, key, [change.source for change in changes])
 
     def _compiling(self, number: int) -> AbstractContextManager[object]:
-        return self._teller.compiling(self.target, number, name_of(self.options.backend))
+        return self._teller.compiling(self.target, number, self.options)
 
     def _trace(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object, sources: list[str]
@@ -403,6 +404,8 @@ class Dispatcher(Followed):
             made = self._pipeline.finish(made)
         with TRACE if isinstance(made.outcome, Refusal) else PLAN:
             self._take(made, key, sources, now() - began)
+            if isinstance(made.outcome, Entry):
+                tell_guards(made.outcome, args, kwargs)
             del made  # in here: what only the trace held takes time to die
         return result
 
@@ -475,7 +478,7 @@ class Dispatcher(Followed):
                 self._by_form = {}  # holds none that was dropped
             if not trace.completion.effects.volatile:
                 self._patience.note_settled(key)
-            tell_entry(outcome, trace, len(self._entries))
+            tell_entry(outcome, trace, len(self._entries), self.options)
 
     def _drop_entries(self) -> tuple[Entry, ...]:
         """Entries that stay beside a new one: the dead go, and the least used above the bound."""
@@ -526,6 +529,7 @@ class Dispatcher(Followed):
 
         `_compiled_call_impl` is torch's own place for that; copies and pickles leave it out.
         """
+        before = len(self._inner)
         for module in modules:
             if module_of(type(module)) == "torch._dynamo.eval_frame":  # what torch.compile made
                 continue
@@ -535,6 +539,7 @@ class Dispatcher(Followed):
                 )
                 module._compiled_call_impl = inner
                 self._inner.append((weakref.ref(module), inner))
+        note_figures(num_graph_breaks=len(self._inner) - before)
 
     # --- what it did ---
 

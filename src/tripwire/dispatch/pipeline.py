@@ -33,6 +33,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -55,10 +56,16 @@ from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.originals import Originals
 from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
-from tripwire.dispatch.telling import Teller, in_few_lines, showing, telling_phases
+from tripwire.dispatch.telling import (
+    Teller,
+    in_few_lines,
+    showing,
+    tell_failure,
+    telling_phases,
+)
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
-from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE
+from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figures
 from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
@@ -245,10 +252,13 @@ class Pipeline:
 
     def _build(self, planned: Planned) -> Entry | None:
         trace, standing = planned.trace, planned.standing
+        began = perf_counter_ns()
         try:
             with BACKEND:
                 runtime = self.compile(trace, waits=planned.waits)
         except _Untaken as untaken:
+            took_us = (perf_counter_ns() - began) // 1000
+            note_figures(restart_reasons=str(untaken), time_before_restart_us=took_us)
             standing.close()
             self.variation.give_up()
             self.teller.warn_once("%s", untaken)
@@ -298,6 +308,7 @@ class Pipeline:
         module = spell_picks(trace.graph_module)
         module.meta |= trace.graph_module.meta
         cuts = find_cuts(module.graph)
+        note_figures(num_graph_breaks=len(cuts.why))
         if not cuts and waits:
             compile_for = functools.partial(self._compile_part, module)
             return Later(compile_for, waits=self.options.waits)
@@ -329,6 +340,10 @@ class Pipeline:
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
         options = dict(self.options.backend_options)
+        if backend is inductor:
+            options["around_backward"] = functools.partial(
+                self.teller.compiling_backward, self.tally.traces - 1, self.options
+            )
         if backend is inductor and self.options.eager_on_backend_error:
             options["on_failed_backward"] = self._run_as_it_is
         try:
@@ -363,6 +378,7 @@ class Pipeline:
         """Say that a graph, or the graph of its backward, isn't compiled."""
         reason = self._explain_failure(error)
         self.teller.count_refusal(Refusal("backend-failed", reason))
+        tell_failure(error)
         self.teller.warn_once("%s The graph runs as it is.", reason)
 
     # --- check=True ---

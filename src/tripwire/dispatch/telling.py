@@ -21,33 +21,48 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, perf_counter_ns
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import fx
 
-from tripwire.backends.dynamo import sum_phases
-from tripwire.phases import HAS_TELEMETRY
+from tripwire.backends.meters import metering
+from tripwire.backends.registry import name_of
+from tripwire.env import is_dispatch_file, is_library_file
+from tripwire.phases import (
+    BACKWARD,
+    HAS_TELEMETRY,
+    add_figures,
+    current_compile,
+    note_figures,
+)
 from tripwire.ranges import Frame, underline
 from tripwire.reading.reads import Read, ReadLine
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.result import Trace
+from tripwire.tracing.state import FACTS
+from tripwire.validity.plan import OPEN_SIZES
 from tripwire.validity.wires import Cause
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import find_code
 
 if HAS_TELEMETRY:
     from tripwire import telemetry
-    from tripwire.telemetry import compiles, history, log, schema
+    from tripwire.telemetry import compiles, log, metrics, schema
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry, Wire
+    from tripwire.dispatch.pipeline import Options
     from tripwire.dispatch.tally import Balance
 
 recompiles = logging.getLogger("tripwire.recompiles")
 refusals = logging.getLogger("tripwire.refusals")
+_SHAPES = 100  # nodes whose forms are told
+_TORCHS = frozenset({"aten", "prims", "prim", "quantized", "torchvision", "_c10d_functional"})
+_TOLD = ("fullgraph", "dynamic", "cache_size", "recompile_limit", "check", "background", "waits")
 _LINES, _WIDTH = 6, 300  # of what a back end says: so many from its beginning and its end
 
 
@@ -80,19 +95,42 @@ class Teller:
         self._told: set[str] = set()
 
     def compiling(
-        self, target: Callable[..., Any], number: int, backend: str
+        self, target: Callable[..., Any], number: int, options: Options
     ) -> AbstractContextManager[object]:
         """What runs inside is one compile."""
         if self.callee is None:
             self.callee = Callee.of(self.name, target)
-        if not HAS_TELEMETRY:
+        return self._compiling(number, options, is_forward=True)
+
+    @contextmanager
+    def compiling_backward(self, number: int, options: Options) -> Iterator[None]:
+        """What runs inside makes a backward: a part of its forward's compile, or one of its own."""
+        if current_compile() is not None:
+            with BACKWARD:
+                yield
+            return
+        with self._compiling(number, options, is_forward=False), BACKWARD, telling_phases():
+            yield
+
+    def _compiling(
+        self, number: int, options: Options, *, is_forward: bool
+    ) -> AbstractContextManager[object]:
+        if not HAS_TELEMETRY or not telemetry.is_enabled():
             return nullcontext()
+        assert self.callee is not None
         return compiles.compiling(
             compiles.CompileId(self.callee.frame_id, number),
             function=self.name,
             file=self.callee.file,
             line=self.callee.line,
-            backend=backend,
+            backend=name_of(options.backend),
+            frame_key=str(self.callee.frame_id),
+            is_forward=is_forward,
+            stack_trace=_list_stack(),
+            tripwire_config=", ".join(f"{name}={getattr(options, name)!r}" for name in _TOLD),
+            backend_config=", ".join(
+                f"{name}={value!r}" for name, value in options.backend_options
+            ),
         )
 
     def tell_miss(
@@ -110,7 +148,7 @@ class Teller:
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
         if is_told:
             contexts = compiles.collect_user_contexts()
-            _set(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
+            note_figures(recompile_reason="; ".join(reasons), recompile_user_contexts=contexts)
             telemetry.emit(
                 schema.Recompiled,
                 function=self.name,
@@ -159,17 +197,25 @@ def explain_miss(
     return "; ".join(failures) or "no reason found"
 
 
-def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
+def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> None:
     """A compile came to an entry."""
     if not HAS_TELEMETRY or not telemetry.is_enabled():
         return
     plan = entry.summary
     parameters = [t for t in entry.state if isinstance(t, torch.nn.Parameter)]
-    _set(
+    on_sizes = 0
+    if entry.standing.plan is not None:
+        checks = entry.standing.plan.guards.checks
+        on_sizes = sum(check.path == OPEN_SIZES for check in checks)
+    note_figures(
         has_guarded_code=True,
         cache_size=entries,
         guard_count=plan.guards,
+        shape_env_guard_count=on_sizes,
+        symbol_count=len(plan.open),
+        decision_count=len(plan.decisions),
         wire_count=plan.wires,
+        read_count=len(trace.reads),
         branch_count=len(trace.branches),
         effect_count=len(trace.effects),
         graph_op_count=plan.ops,
@@ -181,7 +227,17 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         param_count=len(parameters),
         param_numel=sum(p.numel() for p in parameters),
         param_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        feature_usage={
+            "open numbers": bool(plan.open),
+            "value guards": entry.probe is not None,
+            "compiled when first hit": not entry.is_compiled,
+            "background": options.background,
+            "checked": options.check,
+            "recorded": options.failures is not None,
+        },
+        **_measure_graph(trace.graph),
     )
+    telemetry.count("ops", "total", plan.ops)
     if log.is_logging():
         telemetry.emit(schema.GraphCaptured, nodes=tuple(map(_describe_node, trace.graph.nodes)))
         telemetry.emit(schema.GuardsBuilt, source=entry.source, count=plan.guards)
@@ -189,16 +245,60 @@ def tell_entry(entry: Entry, trace: Trace, entries: int) -> None:
         telemetry.emit(schema.ReadsSeen, reads=tuple(map(_row, trace.reads)))
 
 
+def tell_guards(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """How long a new entry looks at a call, where it admits the one that it was made of."""
+    if not HAS_TELEMETRY or not telemetry.is_enabled():
+        return
+    admits = entry.standing.admits
+    if admits(args, kwargs) is not None:  # for the first time, when Python is slower
+        began = perf_counter_ns()
+        admits(args, kwargs)
+        note_figures(guard_latency_us=(perf_counter_ns() - began) / 1000)
+
+
+def _measure_graph(graph: fx.Graph) -> dict[str, object]:
+    """How often a graph calls what, the forms of its first values, and users' own operators."""
+    counts: Counter[str] = Counter()
+    shapes: list[str] = []
+    custom: dict[bool, set[str]] = {True: set(), False: set()}  # by whether torch calls it sound
+    for node in graph.nodes:
+        facts = node.meta.get(FACTS)
+        if facts is not None and len(shapes) < _SHAPES:
+            shapes.append(f"{node.name}: {facts.value}")
+        if node.op.startswith("call_"):
+            counts[node.target if isinstance(node.target, str) else _name(node.target)] += 1
+            operator = _find_overload(node.target)
+            if operator is not None and operator.namespace not in _TORCHS:
+                is_sound = torch.Tag.pt2_compliant_tag in operator.tags
+                custom[is_sound].add(operator._schema.name)
+    return {
+        "graph_op_counts": dict(counts),
+        "graph_node_shapes": "; ".join(shapes),
+        "compliant_custom_ops": custom[True] or None,
+        "non_compliant_ops": custom[False] or None,
+    }
+
+
+def _find_overload(target: object) -> torch._ops.OpOverload | None:
+    """The operator of `torch.ops` that is called, if one is; of a packet, its first."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])  # type: ignore[no-untyped-call]  # torch
+    return target if isinstance(target, torch._ops.OpOverload) else None
+
+
 @contextmanager
 def telling_phases() -> Iterator[None]:
-    """What torch's own phases take inside goes to the compile's metrics."""
-    before = sum_phases()
-    try:
+    """What torch's compilers do inside goes to the compile's metrics."""
+    if not HAS_TELEMETRY or not telemetry.is_enabled():
         yield
+        return
+    figures: dict[str, Any] = {}
+    try:
+        with metering(figures):
+            yield
     finally:
-        if HAS_TELEMETRY and telemetry.is_enabled():
-            took = {column: us - before.get(column, 0) for column, us in sum_phases().items()}
-            _set(**{column: us for column, us in took.items() if us > 0})
+        add_figures(**{name: n for name, n in figures.items() if isinstance(n, int)})
+        note_figures(**{name: v for name, v in figures.items() if not isinstance(v, int)})
 
 
 def tell_refusal(function: str, refusal: Refusal) -> None:
@@ -207,7 +307,7 @@ def tell_refusal(function: str, refusal: Refusal) -> None:
         return
     place = refusal.where.place if refusal.where is not None else None
     file, line = (place.file, place.line) if place is not None else ("", 0)
-    _set(
+    note_figures(
         has_guarded_code=False,
         refusal=refusal.slug,
         fail_type="Refusal",
@@ -225,6 +325,13 @@ def tell_refusal(function: str, refusal: Refusal) -> None:
         line=line,
         excerpt=place.text if place is not None else "",
     )
+
+
+def tell_failure(error: Exception) -> None:
+    """A back end raised, and its graph runs as it is."""
+    if HAS_TELEMETRY:
+        stack = metrics.list_frames(error.__traceback__)
+        note_figures(fail_type=type(error).__name__, exception_stack_trace=stack)
 
 
 class Followed:
@@ -317,10 +424,16 @@ def tell_retired(causes: tuple[Cause, ...], compile_id: str | None) -> None:
     )
 
 
-def _set(**figures: object) -> None:
-    context = history.get_metrics_context()
-    if context.in_progress():
-        context.update({k: v for k, v in figures.items() if v is not None}, overwrite=True)
+def _list_stack() -> list[str]:
+    """The call that is compiled, and its callers: the user's lines, innermost first."""
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and len(lines) < metrics.LONGEST_STACK:
+        code = frame.f_code
+        if not is_library_file(code.co_filename) and not is_dispatch_file(code.co_filename):
+            lines.append(f"{code.co_filename}({frame.f_lineno}): {code.co_qualname}")
+        frame = frame.f_back
+    return lines
 
 
 def _row(seen: Wire | Read) -> schema.ReadRow:

@@ -187,11 +187,13 @@ class Collector:
             )
         return number
 
-    def _find_compile(self, process: int, event: Base, at: int) -> int:
+    def _find_compile(
+        self, process: int, event: Base, at: int, *, is_backward: bool = False
+    ) -> int:
         """The number of an event's compile, made if need be; `NONE` where there are too many."""
         if event.compile_id is None:
             return NONE
-        key = process, cut(event.compile_id, 40)
+        key = process, cut(event.compile_id, 40) + (" backward" if is_backward else "")
         number = self._compile_numbers.get(key)
         if number is None:
             if len(self._compiles) >= COMPILES:
@@ -250,7 +252,7 @@ class Collector:
         self._processes[process].counters = counters  # all counts at one moment: the latest
 
     def _take_start(self, process: int, event: CompileStarted, at: int) -> None:
-        number = self._find_compile(process, event, at)
+        number = self._find_compile(process, event, at, is_backward=event.is_backward)
         if number != NONE:
             row = self._compiles[number]
             row.function, row.file, row.line = cut(event.function), cut(event.file), event.line
@@ -267,7 +269,8 @@ class Collector:
         sums.unattributed_us += unattributed
         for phase, us in phases.items():
             sums.phases[phase] = sums.phases.get(phase, 0) + us
-        number = self._find_compile(process, event, at - duration * 1000)
+        is_backward = metrics.is_forward is False
+        number = self._find_compile(process, event, at - duration * 1000, is_backward=is_backward)
         if number == NONE:
             self._compiles_left_out += 1
             return

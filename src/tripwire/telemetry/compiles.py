@@ -65,8 +65,12 @@ def compiling(
     file: str = "",
     line: int = 0,
     backend: str | None = None,
+    **known: object,
 ) -> Iterator[MetricsContext]:
-    """What runs inside is one compile; nested blocks belong to the outermost."""
+    """What runs inside is one compile; nested blocks belong to the outermost.
+
+    known: more of its metrics.
+    """
     if not spans.is_enabled():
         with MetricsContext(lambda given: None) as nobodys:
             yield nobodys
@@ -86,6 +90,7 @@ def compiling(
                 "co_filename": file,
                 "co_firstlineno": line,
                 "backend": backend,
+                **known,
             }
         )
         collector = _CollectorClock()
@@ -93,7 +98,14 @@ def compiling(
         opened = None
         try:
             state.compile_id = str(compile_id)
-            event_log.emit(CompileStarted, function=function, file=file, line=line, backend=backend)
+            event_log.emit(
+                CompileStarted,
+                function=function,
+                file=file,
+                line=line,
+                backend=backend,
+                is_backward=known.get("is_forward") is False,
+            )
             gc.callbacks.append(collector)
             with root:
                 opened = state.stack[-1] if state.stack else None

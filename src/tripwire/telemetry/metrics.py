@@ -23,6 +23,8 @@ from tripwire.errors import TelemetryError
 from tripwire.telemetry.contexts import HandOver, TopN
 
 LOG_FORMAT_VERSION = 1
+LONGEST_STACK = 64  # frames that are kept of a stack
+_OWN = __file__.rpartition("telemetry")[0]
 
 # Whole numbers as events have them. Nobody has to compute with more digits than a clock gives.
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -35,7 +37,6 @@ PHASES = (
     "arm_us",
     "backend_us",
     "first_run_us",
-    "check_us",
     "retire_us",
     "record_us",
 )
@@ -62,7 +63,9 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_size: Int | None = None  # entries of this callable
     accumulated_cache_size: Int | None = None  # entries of all callables
     guard_count: Int | None = None
-    shape_env_guard_count: Int | None = None  # those on sizes
+    shape_env_guard_count: Int | None = None  # those on open sizes and numbers
+    symbol_count: Int | None = None  # sizes and numbers that were left open
+    decision_count: Int | None = None  # that the program made about those
     wire_count: Int | None = None
     read_count: Int | None = None
     probe_count: Int | None = None
@@ -72,8 +75,8 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph_node_count: Int | None = None
     graph_input_count: Int | None = None
     graph_output_count: Int | None = None
-    graph_node_shapes: str | None = None
-    ir_count: Int | None = None
+    graph_op_counts: dict[str, Int] | None = None  # by what is called
+    graph_node_shapes: str | None = None  # node by node, the first ones
     num_graph_breaks: Int | None = None  # submodules compiled on their own after a refusal
     param_numel: Int | None = None
     param_bytes: Int | None = None
@@ -91,7 +94,6 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     arm_us: Int | None = None
     backend_us: Int | None = None
     first_run_us: Int | None = None
-    check_us: Int | None = None
     retire_us: Int | None = None
     record_us: Int | None = None
     unattributed_us: Int | None = None  # of the duration, what no phase claims
@@ -316,12 +318,22 @@ def _failure(error: BaseException) -> dict[str, object]:
         "refusal": getattr(error, "slug", None),
         "fail_user_frame_filename": place and place[0],
         "fail_user_frame_lineno": place and place[1],
+        "exception_stack_trace": list_frames(error.__traceback__),
     }
+
+
+def list_frames(traceback: TracebackType | None) -> list[str]:
+    """A traceback without tripwire's own frames: `file(line): function`, innermost first."""
+    return [
+        f"{frame.f_code.co_filename}({line}): {frame.f_code.co_qualname}"
+        for frame, line in walk_tb(traceback)
+        if not frame.f_code.co_filename.startswith(_OWN)
+    ][: -LONGEST_STACK - 1 : -1]
 
 
 def find_user_place(traceback: TracebackType | None) -> tuple[str, int] | None:
     """The innermost file and line of a traceback outside tripwire and torch."""
-    own = (__file__.rpartition("telemetry")[0], *_torch_root())
+    own = (_OWN, *_torch_root())
     found = None
     for frame, line in walk_tb(traceback):
         if not frame.f_code.co_filename.startswith(own):

@@ -112,6 +112,7 @@ class CompileStarted(Base, frozen=True, kw_only=True, tag="compile_started"):
     file: str = ""
     line: Int = 0
     backend: str | None = None
+    is_backward: bool = False  # of what an earlier compile with the same id came to
 
 
 class CompileFinished(Base, frozen=True, kw_only=True, tag="compile_finished"):

@@ -84,10 +84,13 @@ class Plan:
         return replace(self, sentry=sentry)
 
 
+OPEN_SIZES = "open sizes"  # what conditions about them are called
+
+
 def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     """Admit what is open under the conditions of the run, and of the compiler that ran since."""
     checks = [
-        Check("open sizes", condition, condition, "'not so'")
+        Check(OPEN_SIZES, condition, condition, "'not so'")
         for condition in shadow.find_conditions()
     ]
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))

@@ -115,6 +115,44 @@ def test_the_overview_tells_the_figures(page) -> None:
     shoot(page, "overview")
 
 
+def test_a_compiles_figures_show_caches_parts_and_its_backward(opened, tmp_path) -> None:
+    figures = {
+        "is_forward": True,
+        "local_cache_hit_count": 2,
+        "cache_saved_time_us": 8_400_000,
+        "aot_autograd_time_us": 1_200,
+        "guard_latency_us": 3.5,
+        "symbol_count": 1,
+        "graph_op_counts": {"torch.relu": 2},
+        "graph_node_shapes": "x: float32[4, 8]",
+        "stack_trace": ["train.py(3): step"],
+    }
+    events = [
+        CompileStarted(time_ns=1, compile_id="0/0", function="net"),
+        CompileFinished(time_ns=2, compile_id="0/0", metrics=CompilationMetrics.create(figures)),
+        CompileStarted(time_ns=3, compile_id="0/0", function="net", is_backward=True),
+        CompileFinished(
+            time_ns=4,
+            compile_id="0/0",
+            metrics=CompilationMetrics(is_forward=False, backward_time_us=2_500_000),
+        ),
+    ]
+    write_log(tmp_path, header(1, "aa"), events)
+    built = build_report(tmp_path)
+    assert [row.id for row in built[0].compiles] == ["0/0", "0/0 backward"]
+    for browser in watched(opened, write_report(*built, tmp_path / "report.html")):
+        browser.go("compile/0/figures")
+        text = browser.evaluate("document.getElementById('panel').innerText")
+        for name in figures:
+            assert name in text
+        for value in ("8.4", "1.2", "torch.relu", "x: float32[4, 8]", "train.py(3): step"):
+            assert value in text
+        browser.go("compile/1/figures")
+        text = browser.evaluate("document.getElementById('panel').innerText")
+        assert "backward_time_us" in text
+        assert "2.5" in text
+
+
 def test_wires_tell_the_users_line_and_what_stands_there(page) -> None:
     page.go("compile/0/wires")
     rows = page.evaluate("document.querySelector('#panel table').innerText")

@@ -59,6 +59,7 @@ def log(tmp_path, monkeypatch):
     monkeypatch.setattr(event_log, "describe_process", lambda: header)
     monkeypatch.setattr(metrics_module, "_versions", dict)
     monkeypatch.setattr(metrics_module, "find_user_place", lambda tb: ("/home/u/net.py", 4))
+    monkeypatch.setattr(metrics_module, "list_frames", lambda tb: ["/home/u/net.py(4): forward"])
     monkeypatch.setattr(event_log.local.state, "ident", 41)
     monkeypatch.setattr(event_log.local.state, "name", "MainThread")
     directory = tmp_path / "log"
