@@ -33,8 +33,9 @@ from tripwire.dispatch.compiled import (
     compile_module,
     statistics,
 )
-from tripwire.dispatch.dispatcher import Dispatcher, reset
+from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
+from tripwire.dispatch.telling import reset
 from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY

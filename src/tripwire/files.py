@@ -5,6 +5,9 @@ written under another name beside it, and moved. The way to a folder is gone onc
 what is done there is done in the folder that was reached, so nobody can put a link in its place
 meanwhile. Links on the way are followed if they belong to this user or to root. Whether a place can
 be trusted is decided as OpenSSH decides it: by who may write to any folder on the way there.
+
+JSON of somebody else's is decoded only where that takes little enough memory, told from its text
+beforehand: lists, items and strings have a price.
 """
 
 from __future__ import annotations
@@ -469,3 +472,36 @@ def _check_link(link: str, status: os.stat_result, links: int) -> None:
         raise NotOurs(f"{link}: too many links on the way")
     if status.st_uid not in (0, os.getuid()):
         raise NotOurs(f"{link} is a link that belongs to another user")
+
+
+# --- what JSON takes in memory ---
+
+
+# Beside its text: a list, an item of one, half of a string.
+LIST, ITEM, QUOTE = 64, 32, 24
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_WIDE = re.compile(rb"[\xf0-\xff]|\\ud", re.IGNORECASE)
+_HALF_WIDE = re.compile(rb"[\xc4-\xff]|\\u")
+
+
+def estimate_memory(text: bytes) -> int:
+    """At most what this JSON and decoding it takes: lists and structs, their items, strings.
+
+    Of a text in pieces, the sum over the pieces is the same but for wide strings.
+    """
+    lists = text.count(b"[") + text.count(b"{")
+    return LIST * lists + ITEM * text.count(b",") + QUOTE * text.count(b'"') + 2 * len(text)
+
+
+def estimate_wide(text: bytes | bytearray) -> int:
+    """What strings take beyond that: one wide character makes all of a string wide."""
+    if text.isascii() and b"\\u" not in text:
+        return 0
+    return sum(_widen(found[0]) for found in _STRING.finditer(text))
+
+
+def _widen(string: bytes) -> int:
+    if string.isascii() and b"\\u" not in string:
+        return 0
+    return len(string) * (3 if _WIDE.search(string) else 1 if _HALF_WIDE.search(string) else 0)

@@ -20,7 +20,7 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.reading import effects, kinds
 from tripwire.reading.torchstate import ALWAYS
-from tripwire.validity import admission, guards, plan, table, wires
+from tripwire.validity import admission, guards, kept, plan, table, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.probes import Probe
@@ -130,7 +130,7 @@ def _taking_equal_for_same(monkeypatch: MonkeyPatch) -> None:
     def equal(left: object, right: object) -> bool:
         return bool(left == right)
 
-    for module in (guards, wires):
+    for module in (guards, kept, wires):
         monkeypatch.setattr(module, "same_plain", equal)
 
 

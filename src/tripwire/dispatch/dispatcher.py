@@ -28,7 +28,7 @@ from tripwire.backends.registry import (
     prepare,
 )
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
-from tripwire.dispatch.patience import Patience, Regions, form_of, key_of
+from tripwire.dispatch.patience import Patience, Regions, form_of, key_of, refuse_over_limit
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.telling import (
@@ -38,7 +38,7 @@ from tripwire.dispatch.telling import (
     count_frame,
     explain_miss,
     follow,
-    list_followed,
+    reset,
     tell_entry,
     tell_guards,
 )
@@ -47,12 +47,12 @@ from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
 from tripwire.phases import PLAN, RETIRE, TRACE, note_figures
+from tripwire.rulebook.refusals import Cause, Mismatch
 from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
 from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
-from tripwire.validity.wires import Cause, Mismatch
 from tripwire.values.classes import isinstance, module_of, short_name_of
 
 # Entries that are tried one after the other; of more, the likeliest comes first.
@@ -316,7 +316,7 @@ class Dispatcher(Followed):
         if self.options.fullgraph or not self._is_told:
             self._is_told = True
             refusal = (
-                _refuse_over_limit(limit)
+                refuse_over_limit(limit)
                 if is_over
                 else self._patience.find_churn(self._tally.traces, self.count_hits())
             )
@@ -587,23 +587,6 @@ class Dispatcher(Followed):
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
-
-
-def reset() -> None:
-    """Forget everything that was compiled in this process; files on disk stay.
-
-    `torch.compiler.reset()` does it, too, once Dynamo is imported: Inductor needs it.
-    """
-    for followed in list_followed():
-        followed.reset()
-
-
-def _refuse_over_limit(limit: int | None) -> Refusal:
-    return Refusal(
-        "recompile-limit",
-        f"{limit} entries were made, and recompile_limit allows no more. Calls that none of them "
-        "fits run as plain Python.",
-    )
 
 
 def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:

@@ -23,7 +23,7 @@ from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.turns import Turn
 from tripwire.errors import FunctionChanged
 from tripwire.phases import BACKEND, FIRST_RUN
-from tripwire.reading.reads import ReadLine
+from tripwire.reading.names import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import (
     AgainPlan,

@@ -43,8 +43,7 @@ from tripwire.reading.tensors import (
     meta_of,
     version_of,
 )
-from tripwire.tracing.result import Input, Trace
-from tripwire.tracing.session import Run
+from tripwire.tracing.result import Input, Run, Trace
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.validity.probes import acts, draws
 from tripwire.values.classes import isinstance

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tripwire.dispatch.entry import Entry
 from tripwire.reading.effects import Volatile
 from tripwire.reading.reads import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
-from tripwire.rulebook.refusals import Refusal
-from tripwire.validity.wires import Mismatch
+from tripwire.rulebook.refusals import Mismatch, Refusal
 from tripwire.values.classes import isinstance
 from tripwire.values.sameness import PLAIN
 
@@ -366,3 +366,12 @@ class _Region:
             return False
         self._before = ()
         return True
+
+
+def refuse_over_limit(limit: int | None) -> Refusal:
+    """No more entries are made."""
+    return Refusal(
+        "recompile-limit",
+        f"{limit} entries were made, and recompile_limit allows no more. Calls that none of them "
+        "fits run as plain Python.",
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tripwire.dispatch.telling import tell_retired
-from tripwire.validity.wires import Cause
+from tripwire.rulebook.refusals import Cause
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry

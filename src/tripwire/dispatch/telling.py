@@ -40,12 +40,12 @@ from tripwire.phases import (
     note_figures,
 )
 from tripwire.ranges import Frame, underline
-from tripwire.reading.reads import Read, ReadLine
-from tripwire.rulebook.refusals import Refusal
+from tripwire.reading.names import ReadLine
+from tripwire.reading.reads import Read
+from tripwire.rulebook.refusals import Cause, Refusal
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS
 from tripwire.validity.plan import OPEN_SIZES
-from tripwire.validity.wires import Cause
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import find_code
 
@@ -569,3 +569,12 @@ def _show_in_notebook(describe: Callable[[], str], done: threading.Event) -> Non
     while not done.wait(0.5):
         shown.update({"text/plain": describe()}, raw=True)
     shown.update({"text/plain": ""}, raw=True)
+
+
+def reset() -> None:
+    """Forget everything that was compiled in this process; files on disk stay.
+
+    `torch.compiler.reset()` does it, too, once Dynamo is imported: Inductor needs it.
+    """
+    for followed in list_followed():
+        followed.reset()

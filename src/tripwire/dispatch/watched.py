@@ -20,12 +20,11 @@ from torch.utils import _pytree as pytree
 from tripwire.backends.dynamo import DynamoCompile, DynamoCompiles, find_plain
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.errors import BadOption
-from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.refusals import Cause, Refusal, Refused
 from tripwire.tracing import Tracer
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import build_plan
 from tripwire.validity.standing import Standing
-from tripwire.validity.wires import Cause
 from tripwire.values.classes import isinstance, name_of
 
 logger = logging.getLogger("tripwire.recompiles")

@@ -67,8 +67,9 @@ from tripwire.reading.sources import (
     Referent,
     Source,
     TypeOf,
+    has_pytree,
+    iter_pytree,
 )
-from tripwire.reading.structure import has_pytree, iter_pytree
 from tripwire.rulebook.purity import find_impurity
 from tripwire.values.belongings import (
     CONTAINERS,

@@ -1,4 +1,4 @@
-"""Names: a node is called what the user calls the value.
+"""Names: what the user's code calls a value, and the lines that name it.
 
 The instruction after a call tells who takes its result: `h = f(x)` stores it into `h`,
 `a, b = f(x)` unpacks it, `return f(x)` hands it to the caller, whose next instruction is
@@ -8,13 +8,18 @@ asked in turn. Anything else has no name of the user's.
 from __future__ import annotations
 
 import dis
+import linecache
 from collections.abc import Iterator
 from enum import Enum
+from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.ranges import PerCode, SourceRange
+from tripwire.reading.bytecode import find_uses
+from tripwire.reading.sources import Attr, Cell, Global, Item, Source
+from tripwire.values.classes import isinstance
 
 
 class _Taker(Enum):
@@ -147,3 +152,61 @@ def _stored_names(code: CodeType, opname: str, argument: int) -> list[str]:
         case "STORE_NAME" | "STORE_GLOBAL" | "STORE_ATTR":
             return [code.co_names[argument]]
     return []
+
+
+# --- the lines that name a source ---
+
+
+class ReadLine(NamedTuple):
+    """A line."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """What stands there, as far as the file is still there."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+class Lines:
+    """Where names are first loaded in the code that ran; the user's lines before torch's."""
+
+    def __init__(self, codes: list[CodeType]) -> None:
+        self._codes = codes
+
+    def find_name(self, name: object) -> ReadLine | None:
+        """The line that names something."""
+        return self._places.get(name) if isinstance(name, str) else None
+
+    def find(self, source: Source) -> ReadLine | None:
+        """The user's line that names a source, or else what leads to it; else torch's line."""
+        found, step = None, cast("Source | None", source)
+        while step is not None:
+            place = self.find_name(step.key if isinstance(step, Item) else _name_of(step))
+            if place is not None:
+                if not is_library_file(place.file):
+                    return place
+                found = found or place
+            step = step.base
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, ReadLine]:
+        places: dict[str, ReadLine] = {}
+        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
+            uses = find_uses(code)
+            for name, line in (*uses.attributes.items(), *uses.globals.items()):
+                places.setdefault(name, ReadLine(code.co_filename, line))
+            for step in dis.get_instructions(code) if code.co_freevars else ():
+                line_of = step.positions.lineno if step.positions is not None else None
+                if step.argval in code.co_freevars and line_of is not None:
+                    places.setdefault(step.argval, ReadLine(code.co_filename, line_of))
+        return places
+
+
+def _name_of(step: Source) -> str | None:
+    return step.name if isinstance(step, (Attr, Global, Cell)) else None

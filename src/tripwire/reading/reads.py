@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import builtins
 import dis
-import linecache
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType, SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,6 +39,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
+from tripwire.reading.names import Lines, ReadLine
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
@@ -110,61 +110,6 @@ class Read:
     source: Source  # how to reach the value again
     seen: Fingerprint  # what it was
     where: ReadLine | None  # the user's line; None where no line names it
-
-
-class ReadLine(NamedTuple):
-    """A line."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file.rpartition('/')[2]}:{self.line}"
-
-    @property
-    def text(self) -> str:
-        """What stands there, as far as the file is still there."""
-        return linecache.getline(self.file, self.line).strip()
-
-
-class Lines:
-    """Where names are first loaded in the code that ran; the user's lines before torch's."""
-
-    def __init__(self, codes: list[CodeType]) -> None:
-        self._codes = codes
-
-    def find_name(self, name: object) -> ReadLine | None:
-        """The line that names something."""
-        return self._places.get(name) if isinstance(name, str) else None
-
-    def find(self, source: Source) -> ReadLine | None:
-        """The user's line that names a source, or else what leads to it; else torch's line."""
-        found, step = None, cast("Source | None", source)
-        while step is not None:
-            place = self.find_name(step.key if isinstance(step, Item) else _name_of(step))
-            if place is not None:
-                if not is_library_file(place.file):
-                    return place
-                found = found or place
-            step = step.base
-        return found
-
-    @cached_property
-    def _places(self) -> dict[str, ReadLine]:
-        places: dict[str, ReadLine] = {}
-        for code in sorted(self._codes, key=lambda code: is_library_file(code.co_filename)):
-            uses = find_uses(code)
-            for name, line in (*uses.attributes.items(), *uses.globals.items()):
-                places.setdefault(name, ReadLine(code.co_filename, line))
-            for step in dis.get_instructions(code) if code.co_freevars else ():
-                line_of = step.positions.lineno if step.positions is not None else None
-                if step.argval in code.co_freevars and line_of is not None:
-                    places.setdefault(step.argval, ReadLine(code.co_filename, line_of))
-        return places
-
-
-def _name_of(step: Source) -> str | None:
-    return step.name if isinstance(step, (Attr, Global, Cell)) else None
 
 
 def _join(codes: list[CodeType]) -> Uses:

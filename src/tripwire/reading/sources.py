@@ -13,13 +13,16 @@ A source holds no value. Roots say where the paths begin.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from torch.utils import _pytree as pytree
 
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import (
+    find_in_class,
+    isinstance,
+)
 from tripwire.values.contents import cells_of, spell_key
 
 
@@ -259,3 +262,30 @@ def _label(source: Source) -> str:
         case Referent():
             return "()"
     raise TypeError(source)
+
+
+def has_pytree(value: object) -> bool:
+    """Whether torch's pytree registry knows the exact class of a value.
+
+    The registry is a dict: a metaclass with a hash of its own would be asked for it.
+    """
+    cls = type(value)
+    is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
+    return is_plain_key and cls in pytree.SUPPORTED_NODES
+
+
+def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
+    """Children with their paths: by attribute or key where that reaches the same object."""
+    with_keys = pytree.SUPPORTED_NODES[type(value)].flatten_with_keys_fn
+    if with_keys is None:
+        for index, child in enumerate(pytree_children(value)):
+            yield child, Child(path, index)
+        return
+    for index, (key, child) in enumerate(with_keys(value)[0]):
+        match key:
+            case pytree.GetAttrKey(name):
+                yield child, Attr(path, name)
+            case pytree.MappingKey(name) | pytree.SequenceKey(name):
+                yield child, Item(path, name)
+            case _:
+                yield child, Child(path, index)

@@ -28,7 +28,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
-from tripwire.reading.sources import Attr, Child, Item, Roots, Source, pytree_children
+from tripwire.reading.sources import (
+    Attr,
+    Item,
+    Roots,
+    Source,
+    has_pytree,
+    iter_pytree,
+)
 from tripwire.reading.tensors import holds_tensor
 from tripwire.values.classes import (
     find_in_class,
@@ -52,34 +59,6 @@ from tripwire.values.contents import (
 )
 from tripwire.values.numbers import find_ledger, is_open, plain
 from tripwire.values.sameness import PLAIN
-
-
-def has_pytree(value: object) -> bool:
-    """Whether torch's pytree registry knows the exact class of a value.
-
-    The registry is a dict: a metaclass with a hash of its own would be asked for it.
-    """
-    cls = type(value)
-    is_plain_key = type(cls) is type or find_in_class(type(cls), "__hash__") is object.__hash__
-    return is_plain_key and cls in pytree.SUPPORTED_NODES
-
-
-def iter_pytree(value: object, path: Source) -> Iterator[tuple[object, Source]]:
-    """Children with their paths: by attribute or key where that reaches the same object."""
-    with_keys = pytree.SUPPORTED_NODES[type(value)].flatten_with_keys_fn
-    if with_keys is None:
-        for index, child in enumerate(pytree_children(value)):
-            yield child, Child(path, index)
-        return
-    for index, (key, child) in enumerate(with_keys(value)[0]):
-        match key:
-            case pytree.GetAttrKey(name):
-                yield child, Attr(path, name)
-            case pytree.MappingKey(name) | pytree.SequenceKey(name):
-                yield child, Item(path, name)
-            case _:
-                yield child, Child(path, index)
-
 
 # --- arguments ---------------------------------------------------------------------------
 

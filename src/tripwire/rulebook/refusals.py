@@ -1,14 +1,21 @@
-"""Refusals: a refusal is data. It says why a run can't become a trace, and where.
+"""Refusals: why there is no compiled code, as data.
 
-The run goes on as plain Python after a refusal, so the call's result is still right (L4, L5).
+A refusal says why a run can't become a trace, and where. The run goes on as plain Python, so the
+call's result is still right (L4, L5). A mismatch says why an entry isn't for a call; a cause, why
+an entry was retired, and who wrote.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tripwire.errors import CannotTrace
 from tripwire.ranges import NOWHERE, SourceRange
+
+if TYPE_CHECKING:
+    from tripwire.reading.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +49,56 @@ class Refused(Exception):
         self.slug = slug
         self.reason = reason
         self.where = where
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote: the innermost frame then that is neither torch's, Python's own nor tripwire's."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why an entry wasn't for a call: what differed."""
+
+    source: str
+    old: str
+    new: str
+
+    @property
+    def advice(self) -> str:
+        """What would keep it from being part of compiled code."""
+        if _TENSOR.search(self.old) and _TENSOR.search(self.new):
+            return "Compiled code holds for one size: pad to a few sizes."
+        if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
+            return "A number is part of compiled code: keep it in a tensor, and change that."
+        return "Keep it as it is from the first call on, or keep it in a tensor."
+
+
+_TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
+_NUMBER = re.compile(r"-?(\d.*|inf|nan)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an entry was retired: what was written, and by whom where that is known."""
+
+    source: Source | str
+    old: str
+    new: str
+    writer: Writer | None
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same without the writer."""
+        return Mismatch(str(self.source), self.old, self.new)
+
+    def __str__(self) -> str:
+        who = f"written at {self.writer}" if self.writer else "writer unknown"
+        return f"{self.source}: {self.old} → {self.new} ({who})"

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.errors import TelemetryError
-from tripwire.files import open_regular
-from tripwire.prices import estimate_wide
+from tripwire.files import estimate_wide, open_regular
 from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
 
 # Bytes of a line, and commas and brackets in it. Events that list what a compile has may have many:

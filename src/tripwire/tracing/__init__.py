@@ -6,8 +6,7 @@ from tripwire.reading.tensors import TensorMeta
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.branches import Branch, TracerWarning
 from tripwire.tracing.recorder import recording
-from tripwire.tracing.result import Effect, Input, Row, Trace, TraceStatistics
-from tripwire.tracing.session import Run
+from tripwire.tracing.result import Effect, Input, Row, Run, Trace, TraceStatistics
 from tripwire.tracing.state import (
     Constant,
     NodeFacts,

@@ -25,10 +25,15 @@ from tripwire.reading.sources import Roots, Source
 from tripwire.reading.structure import Building, PartPlan, build_skeleton, find_difference
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.reading.torchstate import Answer, find_changes
+from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.open.opening import NumberInput
-from tripwire.tracing.state import FACTS, Constant, NodeFacts
+from tripwire.tracing.state import (
+    FACTS,
+    Constant,
+    NodeFacts,
+)
 from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
@@ -407,3 +412,16 @@ def _value(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> str:
 
 def _fit(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One observed execution: the real result, and the trace or why there is none."""
+
+    result: object
+    trace: Trace | None
+    refusal: Refusal | None
+    modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
+    torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
+    outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
+    was_alone: bool = True  # no other thread ran Python code meanwhile

@@ -13,12 +13,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.reading.binding import Binding
@@ -48,26 +48,24 @@ from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.open.opening import OPEN_INPUT
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
-from tripwire.tracing.result import Completion, Effect, Input, Trace, _LazyModule
-from tripwire.tracing.state import CURRENT, FACTS, HELD, PAST, STATE, NodeFacts, TracingState
+from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule
+from tripwire.tracing.state import (
+    CURRENT,
+    FACTS,
+    HELD,
+    PAST,
+    STATE,
+    NodeFacts,
+    TracingState,
+    drop_unused_inputs,
+    drop_unused_parts,
+)
+from tripwire.values.belongings import package_of
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.
 _IMPORTS_DYNAMO = torch._compile.__file__
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One observed execution: the real result, and the trace or why there is none."""
-
-    result: object
-    trace: Trace | None
-    refusal: Refusal | None
-    modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
-    torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
-    outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
-    was_alone: bool = True  # no other thread ran Python code meanwhile
 
 
 def run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,9 +327,9 @@ class Session:
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         graph = state.graph()
         graph.output(outputs)
-        _drop_unused_parts(state)
+        drop_unused_parts(state)
         if self.complete:
-            _drop_unused_inputs(state)
+            drop_unused_inputs(state)
         inputs = self._inputs()
         result = self._settle(result)
         if effects is None or not effects.steps:
@@ -587,23 +585,6 @@ def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source
     return first, tuple(others)
 
 
-def _drop_unused_parts(state: TracingState) -> None:
-    """Parts of multi-output calls that neither the graph nor a branch uses."""
-    used = {node for branch in state.branches for node in branch.inputs}
-    for node in reversed(state.parts):
-        if not node.users and node not in used:
-            state.graph().erase_node(node)
-
-
-def _drop_unused_inputs(state: TracingState) -> None:
-    """Tensors that came with the call and that the run did nothing with."""
-    used = {node for branch in state.branches for node in branch.inputs}
-    for node, known in tuple(state.inputs):
-        if not node.users and node not in used:
-            state.graph().erase_node(node)
-            state.inputs.remove((node, known))
-
-
 def _class_name(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "traced"
 
@@ -612,11 +593,7 @@ def _resolve(name: str, namespace: dict[str, Any]) -> str:
     """The whole name of a module that code imports; one with dots is relative to its package."""
     if not name.startswith("."):
         return name
-    package = namespace.get("__package__")
-    if package is None:
-        own = str(namespace.get("__name__", ""))
-        package = own if "__path__" in namespace else own.rpartition(".")[0]
     try:
-        return importlib.util.resolve_name(name, package)
+        return importlib.util.resolve_name(name, package_of(namespace))
     except ImportError:  # beyond the top: the statement itself raises
         return name.lstrip(".")

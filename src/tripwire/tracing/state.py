@@ -471,3 +471,20 @@ def _need(state: TracingState | None) -> TracingState:
             slug="no-tracing-state",
         )
     return state
+
+
+def drop_unused_parts(state: TracingState) -> None:
+    """Parts of multi-output calls that neither the graph nor a branch uses."""
+    used = {node for branch in state.branches for node in branch.inputs}
+    for node in reversed(state.parts):
+        if not node.users and node not in used:
+            state.graph().erase_node(node)
+
+
+def drop_unused_inputs(state: TracingState) -> None:
+    """Tensors that came with the call and that the run did nothing with."""
+    used = {node for branch in state.branches for node in branch.inputs}
+    for node, known in tuple(state.inputs):
+        if not node.users and node not in used:
+            state.graph().erase_node(node)
+            state.inputs.remove((node, known))

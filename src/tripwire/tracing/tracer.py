@@ -43,8 +43,8 @@ from tripwire.tracing import hooks
 from tripwire.tracing.branches import TracerWarning
 from tripwire.tracing.modes import sample_contexts, sample_depth
 from tripwire.tracing.open.opening import Opening
-from tripwire.tracing.result import Trace
-from tripwire.tracing.session import Run, Session, run_user
+from tripwire.tracing.result import Run, Trace
+from tripwire.tracing.session import Session, run_user
 from tripwire.tracing.state import CURRENT, TracingState
 from tripwire.values.classes import isinstance
 

@@ -1,5 +1,5 @@
 """Validity: compiled code is used for as long as nothing that it read has changed."""
 
-from tripwire.validity.wires import Cause, Writer
+from tripwire.rulebook.refusals import Cause, Writer
 
 __all__ = ["Cause", "Writer"]

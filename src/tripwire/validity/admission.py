@@ -30,10 +30,11 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.opening import Planted
 from tripwire.tracing.result import Completion, Trace
-from tripwire.validity.guards import Guards, GuardWriter
+from tripwire.validity.guards import GuardWriter
+from tripwire.validity.kept import Alike, Held, Kept
 from tripwire.validity.probes import can_repeat, reads_offsets
-from tripwire.validity.table import TableRow
-from tripwire.validity.wires import NOBODY, Alike, Held, Kept, PulledWire
+from tripwire.validity.table import Guards, TableRow
+from tripwire.validity.wires import NOBODY, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import Sentry
 from tripwire.writes.twin import Hidden

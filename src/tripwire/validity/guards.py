@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from keyword import iskeyword
-from types import FunctionType, MappingProxyType, MethodType
+from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +39,16 @@ from tripwire.reading.tensors import (
 from tripwire.rulebook.rules import words
 from tripwire.tracing.open.opening import LARGEST_OPEN, OpenNumber
 from tripwire.validity import table
-from tripwire.validity.table import CAUGHT, Assignment, TableRow
-from tripwire.validity.wires import Cause, Kept, Mismatch
+from tripwire.validity.kept import Kept
+from tripwire.validity.table import (
+    Assignment,
+    Check,
+    Guards,
+    Line,
+    TableRow,
+    build_guards,
+    find_row,
+)
 from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
 from tripwire.values.contents import (
@@ -59,109 +66,6 @@ if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
 
 _dispatch_keys = torch._C._dispatch_keys
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One condition, and how to tell why it failed."""
-
-    path: str  # in the user's words: L['x'].scale
-    condition: str  # an expression over the guard's variables
-    expected: str
-    found: str  # an expression for what is there now
-    rows: tuple[TableRow, ...] = ()
-
-    def __str__(self) -> str:
-        return f"if not ({self.condition}): return None"
-
-    def tell(self, found: object) -> str:
-        """The failure in words; a check of a wire has them already."""
-        text = spell_key(found, str)
-        return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
-
-    def mismatch(self, found: object) -> Mismatch | None:
-        """The failure as data; None where the check says nothing."""
-        if isinstance(found, Cause):
-            return found.mismatch
-        return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
-
-
-Line = Assignment | Check
-Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """The checks of one entry, compiled."""
-
-    lines: tuple[Line, ...]  # in their order
-    # The tensors that come with the call, or None where it isn't for this entry.
-    admits: Admits
-    _space: dict[str, Any]  # its globals
-    _returns: tuple[str, ...]
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """The checks alone."""
-        return tuple(line for line in self.lines if isinstance(line, Check))
-
-    @property
-    def source(self) -> str:
-        """The text of the function."""
-        body = "".join(f"        {line}\n" for line in self.lines)
-        return (
-            f"def admits(args, kwargs):\n    try:\n{body}"
-            f"        return {_tuple(self._returns)}\n    except {_CAUGHT}: return None\n"
-        )
-
-    def compile_text(self) -> Admits:
-        """The function of this text, whatever is run in its place."""
-        exec(compile(self.source, "<tripwire guards>", "exec"), self._space)
-        return self._space["admits"]  # type: ignore[no-any-return]
-
-    def and_also(self, checks: Sequence[Check]) -> Guards:
-        """The same with more checks, after all others."""
-        return _compile((*self.lines, *checks), self._returns, self._space)
-
-    def ask(self, is_quiet: Callable[[], bool]) -> None:
-        """Ask this sentry from now on."""
-        self._space["_quiet"] = is_quiet
-        if not isinstance(self.admits, FunctionType):
-            self.admits.ask(is_quiet)  # type: ignore[attr-defined]  # it is a table
-
-    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Which checks fail, with expected and found values."""
-        found = (check.tell(found) for check, found in self._find_failed(args, kwargs))
-        return [text for text in found if text]
-
-    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
-        """The same as data."""
-        found = (check.mismatch(found) for check, found in self._find_failed(args, kwargs))
-        return [change for change in found if change is not None]
-
-    def _find_failed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[Check, object]]:
-        if "explain" not in self._space:  # few entries are ever asked
-            exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
-        failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
-        checks = self.checks
-        return [(checks[index], found) for index, found in failed]
-
-    def _write_explain(self) -> str:
-        """The same checks, each on its own: what can't be reached is passed over."""
-        lines = ["def explain(args, kwargs):", "    failed = []"]
-        number = 0
-        for line in self.lines:
-            lines.append("    try:")
-            if isinstance(line, Assignment):
-                lines.append(f"        {line}")
-            else:
-                failed = f"failed.append(({number}, {line.found}))"
-                lines.append(f"        if not ({line.condition}): {failed}")
-                number += 1
-            lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
-        return "\n".join([*lines, "    return failed", ""])
 
 
 class GuardWriter:
@@ -213,7 +117,7 @@ class GuardWriter:
 
     def assign(self, expression: str, row: TableRow | None = None) -> str:
         """A variable for what an expression gives."""
-        name, row = f"v{len(self._lines)}", row or _row_of(expression)
+        name, row = f"v{len(self._lines)}", row or find_row(expression)
         self._lines.append(Assignment(name, expression, () if row is None else (row,)))
         return name
 
@@ -609,33 +513,10 @@ class GuardWriter:
     def build(self, returned: list[str]) -> Guards:
         """Write and compile the function, which returns these where it admits."""
         self._compare_forms()
-        return _compile(tuple(self._lines), tuple(returned), self.space)
-
-
-def _compile(lines: tuple[Line, ...], returned: tuple[str, ...], space: dict[str, Any]) -> Guards:
-    if table.Table is not None:
-        return Guards(lines, table.build_table(lines, returned, space), space, returned)
-    text = Guards(lines, _admit_nothing, space, returned)
-    return replace(text, admits=text.compile_text())
-
-
-def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Until the text is compiled."""
+        return build_guards(tuple(self._lines), tuple(returned), self.space)
 
 
 _Form = tuple[torch.Tensor, list[int | None], list[int | None]]
-_CAUGHT = f"({', '.join(error.__name__ for error in CAUGHT)})"
-_ARGUMENT = re.compile(r"args\[(\d+)(:?)\]")
-_KEYWORD = re.compile(r"kwargs\['(\w+)'\]")
-
-
-def _row_of(expression: str) -> TableRow | None:
-    """How C comes to an argument."""
-    found = _ARGUMENT.fullmatch(expression)
-    if found is not None:
-        return TableRow("rest" if found[2] else "arg", n=int(found[1]))
-    found = _KEYWORD.fullmatch(expression)
-    return None if found is None else TableRow("keyword", x=found[1])
 
 
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
@@ -677,10 +558,6 @@ _PLAIN_BASES: dict[type, Callable[[Any], object]] = {
     str: str.__str__,
     bytes: bytes.__bytes__,
 }
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return f"({', '.join(names)},)" if names else "()"
 
 
 def _describe_tensor(value: object) -> str:

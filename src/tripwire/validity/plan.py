@@ -26,18 +26,10 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.guards import Check, Guards
+from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
 from tripwire.validity.probes import Probe, build_probe
-from tripwire.validity.wires import (
-    Alike,
-    DictWire,
-    Held,
-    Keeper,
-    ObjectWire,
-    PulledWire,
-    content_of,
-    refer,
-)
+from tripwire.validity.table import Check, Guards
+from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
 from tripwire.writes.sentry import Sentry

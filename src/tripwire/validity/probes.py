@@ -19,12 +19,11 @@ from torch import fx, nn
 
 from tripwire.reading.reads import fingerprint
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
-from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, Call, Target, is_seeded, rule_for, words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.validity.wires import Mismatch
 from tripwire.values.classes import isinstance
 from tripwire.values.sameness import same_plain
 

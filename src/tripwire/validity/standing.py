@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.phases import RETIRE, current_compile
-from tripwire.validity.wires import NOBODY, Cause, Held, Mismatch, Writers
+from tripwire.rulebook.refusals import Cause, Mismatch
+from tripwire.validity.kept import Held
+from tripwire.validity.wires import NOBODY, Writers
 from tripwire.writes.twin import Touch
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Table: a guard function's lines as rows that C goes through; Python runs those without a row.
+"""Table: the guard function of an entry: its text, and the rows that C goes through in its place.
 
-The text of the function is the specification: a row asks what its line asks. Without the C module,
-or with TRIPWIRE_PURE=1 in the environment, the text itself is compiled and run. Arguments cost
-0.1 µs a tensor instead of 1, bench_dispatch.py.
+The text is the specification: a row asks what its line asks; lines without a row run in Python.
+Without the C module, or with TRIPWIRE_PURE=1 in the environment, the text itself is compiled and
+run. Arguments cost 0.1 µs a tensor instead of 1, bench_dispatch.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 
+from tripwire.rulebook.refusals import Cause, Mismatch
 from tripwire.values.classes import isinstance
+from tripwire.values.contents import spell_key
 
 # What isn't there, or can't be computed from this call's numbers: a division by a size of zero.
 CAUGHT = (LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)
@@ -183,3 +186,144 @@ def _ask_once(body: str, assigned: Container[str]) -> str:
         body = body.replace(f"{tensor}.{what}()", f"{tensor}_{what}")
     asked = "".join(f"    {tensor}_{what} = {tensor}.{what}()\n" for tensor, what in found)
     return asked + body
+
+
+# --- the guard function ---
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition, and how to tell why it failed."""
+
+    path: str  # in the user's words: L['x'].scale
+    condition: str  # an expression over the guard's variables
+    expected: str
+    found: str  # an expression for what is there now
+    rows: tuple[TableRow, ...] = ()
+
+    def __str__(self) -> str:
+        return f"if not ({self.condition}): return None"
+
+    def tell(self, found: object) -> str:
+        """The failure in words; a check of a wire has them already."""
+        text = spell_key(found, str)
+        return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
+
+    def mismatch(self, found: object) -> Mismatch | None:
+        """The failure as data; None where the check says nothing."""
+        if isinstance(found, Cause):
+            return found.mismatch
+        return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
+
+
+Line = Assignment | Check
+
+Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """The checks of one entry, compiled."""
+
+    lines: tuple[Line, ...]  # in their order
+    # The tensors that come with the call, or None where it isn't for this entry.
+    admits: Admits
+    _space: dict[str, Any]  # its globals
+    _returns: tuple[str, ...]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks alone."""
+        return tuple(line for line in self.lines if isinstance(line, Check))
+
+    @property
+    def source(self) -> str:
+        """The text of the function."""
+        body = "".join(f"        {line}\n" for line in self.lines)
+        return (
+            f"def admits(args, kwargs):\n    try:\n{body}"
+            f"        return {_tuple(self._returns)}\n    except {_CAUGHT}: return None\n"
+        )
+
+    def compile_text(self) -> Admits:
+        """The function of this text, whatever is run in its place."""
+        exec(compile(self.source, "<tripwire guards>", "exec"), self._space)
+        return self._space["admits"]  # type: ignore[no-any-return]
+
+    def and_also(self, checks: Sequence[Check]) -> Guards:
+        """The same with more checks, after all others."""
+        return build_guards((*self.lines, *checks), self._returns, self._space)
+
+    def ask(self, is_quiet: Callable[[], bool]) -> None:
+        """Ask this sentry from now on."""
+        self._space["_quiet"] = is_quiet
+        if not isinstance(self.admits, FunctionType):
+            self.admits.ask(is_quiet)  # type: ignore[attr-defined]  # it is a table
+
+    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Which checks fail, with expected and found values."""
+        found = (check.tell(found) for check, found in self._find_failed(args, kwargs))
+        return [text for text in found if text]
+
+    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
+        """The same as data."""
+        found = (check.mismatch(found) for check, found in self._find_failed(args, kwargs))
+        return [change for change in found if change is not None]
+
+    def _find_failed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[Check, object]]:
+        if "explain" not in self._space:  # few entries are ever asked
+            exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
+        failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
+        checks = self.checks
+        return [(checks[index], found) for index, found in failed]
+
+    def _write_explain(self) -> str:
+        """The same checks, each on its own: what can't be reached is passed over."""
+        lines = ["def explain(args, kwargs):", "    failed = []"]
+        number = 0
+        for line in self.lines:
+            lines.append("    try:")
+            if isinstance(line, Assignment):
+                lines.append(f"        {line}")
+            else:
+                failed = f"failed.append(({number}, {line.found}))"
+                lines.append(f"        if not ({line.condition}): {failed}")
+                number += 1
+            lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
+        return "\n".join([*lines, "    return failed", ""])
+
+
+def build_guards(
+    lines: tuple[Line, ...], returned: tuple[str, ...], space: dict[str, Any]
+) -> Guards:
+    """Lines as a function, or as a table."""
+    if Table is not None:
+        return Guards(lines, build_table(lines, returned, space), space, returned)
+    text = Guards(lines, _admit_nothing, space, returned)
+    return replace(text, admits=text.compile_text())
+
+
+def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Until the text is compiled."""
+
+
+_CAUGHT = f"({', '.join(error.__name__ for error in CAUGHT)})"
+
+_ARGUMENT = re.compile(r"args\[(\d+)(:?)\]")
+
+_KEYWORD = re.compile(r"kwargs\['(\w+)'\]")
+
+
+def find_row(expression: str) -> TableRow | None:
+    """How C comes to an argument."""
+    found = _ARGUMENT.fullmatch(expression)
+    if found is not None:
+        return TableRow("rest" if found[2] else "arg", n=int(found[1]))
+    found = _KEYWORD.fullmatch(expression)
+    return None if found is None else TableRow("keyword", x=found[1])
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)},)" if names else "()"

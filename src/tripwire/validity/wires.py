@@ -8,11 +8,10 @@ object dies when nobody else holds it.
 from __future__ import annotations
 
 import functools
-import re
 import weakref
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
-from types import CodeType, FunctionType, MappingProxyType
+from collections.abc import Callable
+from dataclasses import replace
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -29,75 +28,31 @@ from tripwire.reading.kinds import (
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import fingerprint
 from tripwire.reading.sources import Attr, Source
-from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.rulebook.refusals import Cause, Writer
+from tripwire.validity.kept import (
+    ITSELF,
+    VALUE_SLOT,
+    Alike,
+    Held,
+    Keeper,
+    Kept,
+    is_reference,
+    refer,
+)
 from tripwire.validity.table import TableRow
 from tripwire.values.belongings import code_of
 from tripwire.values.classes import (
     find_in_class,
-    ids_of,
     is_exactly,
     isinstance,
     mro,
     name_of,
 )
-from tripwire.values.contents import cells_of, copy_dict, elements_of, own_dict, slots_of
+from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
 from tripwire.values.sameness import PLAIN, same_plain
-from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import same_items
-from tripwire.writes.twin import Hidden, Touch
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Who wrote: the innermost frame then that is neither torch's, Python's own nor tripwire's."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Why an entry wasn't for a call: what differed."""
-
-    source: str
-    old: str
-    new: str
-
-    @property
-    def advice(self) -> str:
-        """What would keep it from being part of compiled code."""
-        if _TENSOR.search(self.old) and _TENSOR.search(self.new):
-            return "Compiled code holds for one size: pad to a few sizes."
-        if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
-            return "A number is part of compiled code: keep it in a tensor, and change that."
-        return "Keep it as it is from the first call on, or keep it in a tensor."
-
-
-_TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
-_NUMBER = re.compile(r"-?(\d.*|inf|nan)")
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why an entry was retired: what was written, and by whom where that is known."""
-
-    source: Source | str
-    old: str
-    new: str
-    writer: Writer | None
-
-    @property
-    def mismatch(self) -> Mismatch:
-        """The same without the writer."""
-        return Mismatch(str(self.source), self.old, self.new)
-
-    def __str__(self) -> str:
-        who = f"written at {self.writer}" if self.writer else "writer unknown"
-        return f"{self.source}: {self.old} → {self.new} ({who})"
+from tripwire.writes.twin import Touch
 
 
 class Writers:
@@ -134,229 +89,6 @@ def _writer(place: tuple[CodeType, int] | None) -> Writer | None:
 NOBODY = Writers()
 
 
-class Held:
-    """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
-
-    __slots__ = ("_are_plain", "_indices", "_weak", "tensors")
-
-    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self.tensors = tensors
-        self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
-        self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
-        self._are_plain = all(id(type(tensor)) in PLAIN_TENSORS for tensor in tensors)
-
-    def refer_to(self, value: object) -> Callable[[], object] | None:
-        """A reference to one of the tensors; None for anything else."""
-        index = self._indices.get(id(value))
-        return None if index is None else functools.partial(self._get, index)
-
-    def _get(self, index: int) -> torch.Tensor | None:
-        if self.tensors:
-            return self.tensors[index]
-        return self._weak[index]() if self._weak else None
-
-    def wants_grad(self, indices: tuple[int, ...]) -> bool:
-        """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
-        tensors = self.tensors
-        if not self._are_plain:
-            with torch._C.DisableTorchFunctionSubclass():
-                return any(tensors[i].requires_grad for i in indices) if tensors else False
-        return any(tensors[i].requires_grad for i in indices) if tensors else False
-
-    def release(self) -> None:
-        """Let them die."""
-        if self.tensors:
-            self._weak = tuple(map(Hidden, self.tensors))
-            self.tensors = ()
-
-    def restore(self) -> bool:
-        """Hold them again; whether all were still there."""
-        if not self._weak:
-            return True
-        alive = [ref() for ref in self._weak]
-        found = tuple(tensor for tensor in alive if tensor is not None)
-        if len(found) < len(alive):
-            return False
-        self.tensors, self._weak = found, ()
-        return True
-
-    def has_lost(self) -> bool:
-        """Whether one of them died while the entry was retired."""
-        return any(ref() is None for ref in self._weak)
-
-    def drop(self) -> None:
-        """Forget them."""
-        self.tensors = self._weak = ()
-
-
-class Kept:
-    """A value to compare with later, held weakly where it can be."""
-
-    __slots__ = ("_cls", "_ref", "_value")
-
-    def __init__(self, value: object, held: Held | None = None) -> None:
-        self._value: object = None
-        self._ref: Callable[[], object] | None = None
-        if id(type(value)) in PLAIN:
-            self._cls, self._value = type(value), value
-            return
-        value = unhooked(value)
-        cls = self._cls = type(value)
-        is_tensor = issubclass(cls, torch.Tensor)  # asks no dead proxy
-        if is_tensor and held is not None:
-            self._ref = held.refer_to(value)
-        if self._ref is None:
-            try:
-                self._ref = (Hidden if is_tensor else weakref.ref)(value)
-            except TypeError:
-                self._value = value
-
-    def get(self) -> object:
-        """The value; None where it is gone."""
-        return self._value if self._ref is None else self._ref()
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the value has died."""
-        return self._ref is not None and self._ref() is None
-
-    def is_same(self, value: object) -> bool:
-        """Whether a value is still this one, or an equal plain one."""
-        value = unhooked(value)
-        if self._ref is not None:
-            return value is not None and self._ref() is value  # a dead reference gives None
-        kept = self._value
-        return kept is value or (id(type(kept)) in PLAIN and same_plain(kept, value))
-
-    def spell(self, found: str, constant: Callable[[object], str]) -> str:
-        """A condition: what an expression gives is the value itself."""
-        if self._ref is None:
-            return f"{found} is {constant(self._value)}"
-        return f"{found} is {constant(self._ref)}() is not None"  # a dead reference gives None
-
-    def fill(self, row: TableRow) -> TableRow | None:
-        """A row that compares with the value itself; None where C can't."""
-        if self._ref is None:
-            return replace(row, y=self._value)
-        return replace(row, y=self._ref, flag=True) if _is_reference(self._ref) else None
-
-    @property
-    def item(self) -> object:
-        """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
-        if self._ref is None:
-            return self._value if id(self._cls) in PLAIN else ABSENT
-        return self._ref if _is_reference(self._ref) else ABSENT
-
-    def __str__(self) -> str:
-        return f"{name_of(self._cls)} object" if self.is_gone else str(fingerprint(self.get()))
-
-
-_VALUE_SLOT = vars(Kept)["_value"]
-
-
-class Alike(Kept):
-    """A container of plain values, in whose place an equal one may come.
-
-    Nobody asked which object it is. What lies in the one that is there now is compared by a wire of
-    its own, which looks here for it.
-    """
-
-    __slots__ = ("_content", "_others")
-
-    def __init__(self, value: object, content: object, others: Set[int] = frozenset()) -> None:
-        super().__init__(value)
-        self._content = content
-        self._others = others  # identities of containers that stay: what was two stays two
-
-    def is_same(self, value: object) -> bool:
-        """Whether it is the one that was there, or an equal one: that is the one from now on."""
-        if value is not self.get():
-            if id(value) in self._others or not same_plain(content_of(value), self._content):
-                return False
-            Kept.__init__(self, value)
-        return True
-
-    def spell(self, found: str, constant: Callable[[object], str]) -> str:
-        return f"{found} is {constant(self)}.get() is not None"
-
-    def fill(self, row: TableRow) -> TableRow | None:
-        return None
-
-    @property
-    def item(self) -> object:
-        return ABSENT
-
-
-def _is_reference(ref: object) -> bool:
-    return type(ref) is weakref.ref or type(ref) is Hidden
-
-
-_LARGEST_CONTENT = 1000  # values; what holds more is told by who it is
-
-
-def content_of(value: object) -> object:
-    """What a list, tuple or set of plain values holds, as tuples; ABSENT for anything else.
-
-    A list in a tuple is no content: no wire could follow it to another tuple.
-    """
-    count = 0
-
-    def take(value: object, allowed: frozenset[int]) -> object:
-        nonlocal count
-        count += 1
-        cls = type(value)
-        if id(cls) in PLAIN and value == value:  # one nan isn't another to `in`
-            return value
-        if id(cls) not in allowed or count > _LARGEST_CONTENT:
-            raise _NoContent
-        inside = allowed if cls is list else _FROZEN
-        return cls, tuple(take(item, inside) for item in elements_of(value))
-
-    try:
-        return take(value, _CONTAINERS)
-    except _NoContent:
-        return ABSENT
-
-
-class _NoContent(Exception):
-    """Something isn't plain, or there is too much of it."""
-
-
-_FROZEN = ids_of(tuple, frozenset)
-_CONTAINERS = ids_of(list, set, tuple, frozenset)
-
-
-class Keeper:
-    """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
-
-    __slots__ = ("_alike", "_is_itself", "_places")
-
-    def __init__(
-        self,
-        alike: Mapping[int, tuple[Alike, ...]] = MappingProxyType({}),
-        is_itself: Callable[[object], bool] = lambda _: True,
-    ) -> None:
-        self._alike = alike  # mutable containers, by identity; one for each place that has it
-        self._is_itself = is_itself  # whether it matters which object it is
-        self._places = {key: iter(found) for key, found in alike.items()}
-
-    def keep(self, value: object, held: Held | None = None) -> Kept:
-        """What to compare with, in one more place."""
-        found = next(self._places.get(id(value), iter(())), None)
-        if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
-            content = content_of(value)
-            found = None if content is ABSENT else Alike(value, content)
-        return found or Kept(value, held)
-
-    def find_ways(self, owner: object) -> tuple[Callable[[], object], ...]:
-        """Ways to what holds values: itself, or in each place the equal one that is there now."""
-        found = self._alike.get(id(owner))
-        return (refer(owner),) if found is None else tuple(alike.get for alike in found)
-
-
-_ITSELF = Keeper()
-
-
 @functools.lru_cache(1024)  # most dicts of an entry share one set
 def _are_names(keys: frozenset[Any]) -> bool:
     return all(type(key) is str for key in keys)
@@ -376,7 +108,7 @@ class DictWire:
         held: Held,
         before: dict[Any, object],
         order: tuple[Any, ...] | None = None,
-        keeper: Keeper = _ITSELF,
+        keeper: Keeper = ITSELF,
     ) -> None:
         self.space = space
         self.owner: int | None = None  # the object whose attributes these are, by its position
@@ -524,18 +256,6 @@ class ObjectWire:
         return None
 
 
-def refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
-    """A weak reference where Python has one."""
-    try:
-        return _referring(value)(value, on_death)
-    except TypeError:  # an object with slots alone, kept for as long as the entry
-        return lambda: value
-
-
-def _referring(value: object) -> type[weakref.ref[Any]]:
-    return Hidden if issubclass(type(value), torch.Tensor) else weakref.ref
-
-
 def _class(cls: type) -> str:
     return f"{name_of(cls)} object"
 
@@ -597,7 +317,7 @@ class PulledWire:
         wanted: frozenset[Any] | None,
         ignored: frozenset[Any],
         before: dict[Any, object],
-        keeper: Keeper = _ITSELF,
+        keeper: Keeper = ITSELF,
     ) -> None:
         self._owner = way
         self._kind = kind
@@ -690,10 +410,10 @@ class PulledWire:
                 if place is None:
                     return [TableRow("items", x=owner, y=items, z=self)]
                 if isinstance(place, Alike):
-                    return [TableRow("items", x=place, y=(_VALUE_SLOT, items), z=self, flag=True)]
+                    return [TableRow("items", x=place, y=(VALUE_SLOT, items), z=self, flag=True)]
         elif isinstance(self._kind, MembersKind) and is_whole:
             values = tuple(kept.get() for kept in self._kept)
-            is_quick = _is_reference(self._owner)
+            is_quick = is_reference(self._owner)
             if is_quick and all(is_exactly(value, str, type) for value in values):
                 return [TableRow("members", x=self._owner, y=values, z=self)]
         elif isinstance(self._kind, ContextKind):

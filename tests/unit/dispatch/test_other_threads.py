@@ -14,7 +14,8 @@ from tripwire.reading.kinds import ITEMS
 from tripwire.reading.sources import Attr, Local
 from tripwire.tracing import session
 from tripwire.validity import plan
-from tripwire.validity.wires import DictWire, Held
+from tripwire.validity.kept import Held
+from tripwire.validity.wires import DictWire
 from tripwire.writes import sentry as sentry_module
 from tripwire.writes import twin
 

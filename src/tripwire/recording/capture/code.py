@@ -45,6 +45,7 @@ from tripwire.recording.capture.wrapped import (
 from tripwire.recording.format import nodes
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
+from tripwire.values.belongings import package_of
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import all_codes
 
@@ -217,17 +218,6 @@ def _absolute(name: str, level: int, space: Space) -> str:
     parts = package_of(space).split(".")
     parts = parts[: len(parts) - level + 1]
     return ".".join([*parts, name] if name else parts)
-
-
-def package_of(space: Space) -> str:
-    """The package that relative imports of a module start from."""
-    package = dict.get(space, "__package__")
-    if isinstance(package, str):
-        return package
-    name = dict.get(space, "__name__")
-    if not isinstance(name, str):
-        return ""
-    return name if "__path__" in space else name.rpartition(".")[0]
 
 
 def _encode_cell(encoder: Encoder, cell: object) -> AnyNode:

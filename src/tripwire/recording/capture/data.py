@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tripwire.recording.capture.policy import Treatment
+from tripwire.recording.capture.wrapped import encode_generator, is_generator
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import array_item_size
-from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.classes import class_dict, is_heap_type, is_kind, isinstance, mro
+from tripwire.values.classes import class_dict, is_heap_type, is_kind, mro
 from tripwire.values.contents import has_hidden_state, own_dict, read_slots, slot_count
 
 if TYPE_CHECKING:
@@ -541,67 +541,3 @@ class ArrayUse:
         if self.treatment is Treatment.FULL:
             return nodes.Array(self.blob, dtype, shape, self.fortran, self.scalar)
         return nodes.Withheld(self.treatment.label, dtype, shape, (), "cpu", "array", None)
-
-
-# --- generators ---
-#
-# A bit generator of NumPy's shows its state and its seed as plain data. A Generator or RandomState
-# draws from one, which others may draw from, too. None of them can be made empty: each is built
-# with what it draws from, and told its state when that is complete.
-
-
-_SOURCES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_NAMES = ("SeedSequence", "Generator", "RandomState", *_SOURCES)
-
-
-def is_generator(cls: type) -> bool:
-    """Whether a class is one of NumPy's; not what inherits from it."""
-    numpy = sys.modules.get("numpy.random")
-    return numpy is not None and any(cls is vars(numpy).get(name) for name in _NAMES)
-
-
-def encode_generator(encoder: Encoder, value: Any, cls: type) -> AnyNode:
-    """A generator as it stands now."""
-    content = encoder.slot(_find_content(encoder, value, cls))
-    return nodes.Object(encoder.reference(cls, ".__class__"), (), (), content=content)
-
-
-def _find_content(encoder: Encoder, value: Any, cls: type) -> tuple[object, ...]:
-    match cls.__name__:
-        case "SeedSequence":
-            entropy, key = _freeze(value.entropy), tuple(value.spawn_key)
-            return entropy, key, value.pool_size, value.n_children_spawned
-        case "Generator":
-            return (value.bit_generator,)
-        case "RandomState":
-            state = value.get_state(legacy=False)
-            return value._bit_generator, state["has_gauss"], state["gauss"]
-    seed = value.seed_seq
-    if seed is not None and not is_generator(type(seed)):
-        why = "its seed sequence isn't kept: at replay it spawns other generators"
-        encoder.left_out.append(Omission(encoder.path(), why))
-        seed = None
-    return seed, value.state
-
-
-def _freeze(entropy: object) -> object:
-    """What a seed is made of: numbers, in something that is complete once it is made."""
-    return tuple(map(_freeze, entropy)) if isinstance(entropy, list | tuple) else entropy
-
-
-def build_generator(cls: Any, content: Any) -> object:
-    """A generator that draws from the right thing, wherever that stands."""
-    if cls.__name__ == "SeedSequence":
-        entropy, key, size, spawned = content
-        return cls(entropy, spawn_key=key, pool_size=size, n_children_spawned=spawned)
-    return cls(content[0])
-
-
-def restore_generator(made: Any, content: Any) -> None:
-    """Go on from the recorded state."""
-    name = type(made).__name__
-    if name in _SOURCES:
-        made.state = content[1]
-    elif name == "RandomState":
-        kept = dict(zip(("has_gauss", "gauss"), content[1:], strict=True))
-        made.set_state({**made.get_state(legacy=False), **kept})

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tripwire.prices import ITEM, estimate_memory, estimate_wide
+from tripwire.files import ITEM, estimate_memory, estimate_wide
 from tripwire.recording.capture.data import (
     PLAIN,
     encode_array,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LONG_TEXT = 64
 _INT64 = 1 << 63
-# What a reader counts (see prices.py), with some to spare: a reference, a node of some fields or
+# What a reader counts (see files.py), with some to spare: a reference, a node of some fields or
 # one that was left out, a module, what a function with its code or a class has beyond a node.
 _REFERENCE, _NODE, _MODULE, _CODE = 120, 640, 400, 1200
 _LONGEST_INT = 400_000  # in hexadecimal digits

@@ -1,6 +1,6 @@
 """Checks: what a file claims must be possible before anything is built from it.
 
-The text of the table is measured before it is held (prices.py), and has a limit. Then every
+The text of the table is measured before it is held (files.py), and has a limit. Then every
 reference leads to a node, every blob exists, every view lies within its blob, every name has its
 value. The sums are Python ints, so no shape is too large to be refused.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from tripwire.errors import BadRecord
-from tripwire.prices import LIST
+from tripwire.files import LIST
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
 from tripwire.recording.format.container import damaged

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from tripwire.errors import BadRecord
-from tripwire.prices import estimate_memory, estimate_wide
+from tripwire.files import estimate_memory, estimate_wide
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import (
     MAX_HEADER,

@@ -22,7 +22,6 @@ from typing import Any, NoReturn, Protocol, cast
 import msgspec
 
 from tripwire.errors import CannotReplay, TripwireError
-from tripwire.recording.capture.data import build_generator, is_generator, restore_generator
 from tripwire.recording.capture.environment import entered
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
@@ -33,6 +32,7 @@ from tripwire.recording.capture.outcomes import (
 )
 from tripwire.recording.capture.record import SHOWN
 from tripwire.recording.capture.shelf import Shelf
+from tripwire.recording.capture.wrapped import build_generator, is_generator, restore_generator
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.decode import Decoder

@@ -1,0 +1,267 @@
+"""Kept: a value that an entry read, to compare with later.
+
+It is held weakly where Python allows it, so that it dies when nobody else holds it. An entry's
+tensors are held strongly while it is in use, and weakly while it is retired. Of a container of
+plain values, in whose place an equal one may come, the content is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from tripwire.reading.kinds import ABSENT
+from tripwire.reading.reads import fingerprint
+from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.validity.table import TableRow
+from tripwire.values.classes import (
+    ids_of,
+    name_of,
+)
+from tripwire.values.contents import elements_of
+from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.writes.patches import unhooked
+from tripwire.writes.twin import Hidden
+
+
+class Held:
+    """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
+
+    __slots__ = ("_are_plain", "_indices", "_weak", "tensors")
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.tensors = tensors
+        self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._are_plain = all(id(type(tensor)) in PLAIN_TENSORS for tensor in tensors)
+
+    def refer_to(self, value: object) -> Callable[[], object] | None:
+        """A reference to one of the tensors; None for anything else."""
+        index = self._indices.get(id(value))
+        return None if index is None else functools.partial(self._get, index)
+
+    def _get(self, index: int) -> torch.Tensor | None:
+        if self.tensors:
+            return self.tensors[index]
+        return self._weak[index]() if self._weak else None
+
+    def wants_grad(self, indices: tuple[int, ...]) -> bool:
+        """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
+        tensors = self.tensors
+        if not self._are_plain:
+            with torch._C.DisableTorchFunctionSubclass():
+                return any(tensors[i].requires_grad for i in indices) if tensors else False
+        return any(tensors[i].requires_grad for i in indices) if tensors else False
+
+    def release(self) -> None:
+        """Let them die."""
+        if self.tensors:
+            self._weak = tuple(map(Hidden, self.tensors))
+            self.tensors = ()
+
+    def restore(self) -> bool:
+        """Hold them again; whether all were still there."""
+        if not self._weak:
+            return True
+        alive = [ref() for ref in self._weak]
+        found = tuple(tensor for tensor in alive if tensor is not None)
+        if len(found) < len(alive):
+            return False
+        self.tensors, self._weak = found, ()
+        return True
+
+    def has_lost(self) -> bool:
+        """Whether one of them died while the entry was retired."""
+        return any(ref() is None for ref in self._weak)
+
+    def drop(self) -> None:
+        """Forget them."""
+        self.tensors = self._weak = ()
+
+
+class Kept:
+    """A value to compare with later, held weakly where it can be."""
+
+    __slots__ = ("_cls", "_ref", "_value")
+
+    def __init__(self, value: object, held: Held | None = None) -> None:
+        self._value: object = None
+        self._ref: Callable[[], object] | None = None
+        if id(type(value)) in PLAIN:
+            self._cls, self._value = type(value), value
+            return
+        value = unhooked(value)
+        cls = self._cls = type(value)
+        is_tensor = issubclass(cls, torch.Tensor)  # asks no dead proxy
+        if is_tensor and held is not None:
+            self._ref = held.refer_to(value)
+        if self._ref is None:
+            try:
+                self._ref = (Hidden if is_tensor else weakref.ref)(value)
+            except TypeError:
+                self._value = value
+
+    def get(self) -> object:
+        """The value; None where it is gone."""
+        return self._value if self._ref is None else self._ref()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the value has died."""
+        return self._ref is not None and self._ref() is None
+
+    def is_same(self, value: object) -> bool:
+        """Whether a value is still this one, or an equal plain one."""
+        value = unhooked(value)
+        if self._ref is not None:
+            return value is not None and self._ref() is value  # a dead reference gives None
+        kept = self._value
+        return kept is value or (id(type(kept)) in PLAIN and same_plain(kept, value))
+
+    def spell(self, found: str, constant: Callable[[object], str]) -> str:
+        """A condition: what an expression gives is the value itself."""
+        if self._ref is None:
+            return f"{found} is {constant(self._value)}"
+        return f"{found} is {constant(self._ref)}() is not None"  # a dead reference gives None
+
+    def fill(self, row: TableRow) -> TableRow | None:
+        """A row that compares with the value itself; None where C can't."""
+        if self._ref is None:
+            return replace(row, y=self._value)
+        return replace(row, y=self._ref, flag=True) if is_reference(self._ref) else None
+
+    @property
+    def item(self) -> object:
+        """What `same_items` takes: a weak reference or a plain value; ABSENT for anything else."""
+        if self._ref is None:
+            return self._value if id(self._cls) in PLAIN else ABSENT
+        return self._ref if is_reference(self._ref) else ABSENT
+
+    def __str__(self) -> str:
+        return f"{name_of(self._cls)} object" if self.is_gone else str(fingerprint(self.get()))
+
+
+VALUE_SLOT = vars(Kept)["_value"]
+
+
+class Alike(Kept):
+    """A container of plain values, in whose place an equal one may come.
+
+    Nobody asked which object it is. What lies in the one that is there now is compared by a wire of
+    its own, which looks here for it.
+    """
+
+    __slots__ = ("_content", "_others")
+
+    def __init__(self, value: object, content: object, others: Set[int] = frozenset()) -> None:
+        super().__init__(value)
+        self._content = content
+        self._others = others  # identities of containers that stay: what was two stays two
+
+    def is_same(self, value: object) -> bool:
+        """Whether it is the one that was there, or an equal one: that is the one from now on."""
+        if value is not self.get():
+            if id(value) in self._others or not same_plain(content_of(value), self._content):
+                return False
+            Kept.__init__(self, value)
+        return True
+
+    def spell(self, found: str, constant: Callable[[object], str]) -> str:
+        return f"{found} is {constant(self)}.get() is not None"
+
+    def fill(self, row: TableRow) -> TableRow | None:
+        return None
+
+    @property
+    def item(self) -> object:
+        return ABSENT
+
+
+def is_reference(ref: object) -> bool:
+    """Whether C can ask it for its object."""
+    return type(ref) is weakref.ref or type(ref) is Hidden
+
+
+_LARGEST_CONTENT = 1000  # values; what holds more is told by who it is
+
+
+def content_of(value: object) -> object:
+    """What a list, tuple or set of plain values holds, as tuples; ABSENT for anything else.
+
+    A list in a tuple is no content: no wire could follow it to another tuple.
+    """
+    count = 0
+
+    def take(value: object, allowed: frozenset[int]) -> object:
+        nonlocal count
+        count += 1
+        cls = type(value)
+        if id(cls) in PLAIN and value == value:  # one nan isn't another to `in`
+            return value
+        if id(cls) not in allowed or count > _LARGEST_CONTENT:
+            raise _NoContent
+        inside = allowed if cls is list else _FROZEN
+        return cls, tuple(take(item, inside) for item in elements_of(value))
+
+    try:
+        return take(value, _CONTAINERS)
+    except _NoContent:
+        return ABSENT
+
+
+class _NoContent(Exception):
+    """Something isn't plain, or there is too much of it."""
+
+
+_FROZEN = ids_of(tuple, frozenset)
+
+_CONTAINERS = ids_of(list, set, tuple, frozenset)
+
+
+class Keeper:
+    """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
+
+    __slots__ = ("_alike", "_is_itself", "_places")
+
+    def __init__(
+        self,
+        alike: Mapping[int, tuple[Alike, ...]] = MappingProxyType({}),
+        is_itself: Callable[[object], bool] = lambda _: True,
+    ) -> None:
+        self._alike = alike  # mutable containers, by identity; one for each place that has it
+        self._is_itself = is_itself  # whether it matters which object it is
+        self._places = {key: iter(found) for key, found in alike.items()}
+
+    def keep(self, value: object, held: Held | None = None) -> Kept:
+        """What to compare with, in one more place."""
+        found = next(self._places.get(id(value), iter(())), None)
+        if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
+            content = content_of(value)
+            found = None if content is ABSENT else Alike(value, content)
+        return found or Kept(value, held)
+
+    def find_ways(self, owner: object) -> tuple[Callable[[], object], ...]:
+        """Ways to what holds values: itself, or in each place the equal one that is there now."""
+        found = self._alike.get(id(owner))
+        return (refer(owner),) if found is None else tuple(alike.get for alike in found)
+
+
+ITSELF = Keeper()
+
+
+def refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
+    """A weak reference where Python has one."""
+    try:
+        return _referring(value)(value, on_death)
+    except TypeError:  # an object with slots alone, kept for as long as the entry
+        return lambda: value
+
+
+def _referring(value: object) -> type[weakref.ref[Any]]:
+    return Hidden if issubclass(type(value), torch.Tensor) else weakref.ref
