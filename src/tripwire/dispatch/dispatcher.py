@@ -47,7 +47,7 @@ from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
 from tripwire.phases import PLAN, RETIRE, TRACE, note_figures
-from tripwire.rulebook.refusals import Cause, Mismatch
+from tripwire.rulebook.refusals import Mismatch
 from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
@@ -168,7 +168,7 @@ class Dispatcher(Followed):
                             entry.hits -= 1
                             return self._run_meanwhile(args, kwargs, known)
                         except FunctionChanged as changed:
-                            _retire_changed(entry, changed)
+                            entry.retire_for(changed)
                             self._rest_at_once(key_of(self.target, args, kwargs), changed)
                             raise
                 result = self._miss(args, kwargs, known, probed or {})
@@ -254,7 +254,7 @@ class Dispatcher(Followed):
         """
         entry.hits -= 1
         self._tally.calls += 1
-        _retire_changed(entry, changed)
+        entry.retire_for(changed)
         with installed(changed), all_plain(), giving(changed.answers):
             return self._run_plainly(args, kwargs)
 
@@ -595,8 +595,3 @@ def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:
         module = ref()
         if module is not None and module._compiled_call_impl is dispatcher:
             module._compiled_call_impl = None
-
-
-def _retire_changed(entry: Entry, changed: FormChanged | FunctionChanged) -> None:
-    """A custom function returned another kind of result than when the entry was traced."""
-    entry.standing.retire(Cause("a custom function", "as traced", str(changed), None))

@@ -37,7 +37,7 @@ from tripwire.reading.structure import (
     TakenPlan,
     TensorPlan,
 )
-from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
 from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.result import Completion, Trace
@@ -271,6 +271,10 @@ class Entry:
         """The guard function's text."""
         plan = self.standing.plan
         return "" if plan is None else plan.guards.source
+
+    def retire_for(self, changed: FormChanged | FunctionChanged) -> None:
+        """A custom function returned another kind of result than when this was traced."""
+        self.standing.retire(Cause("a custom function", "as traced", str(changed), None))
 
     def list_wires(self) -> list[Wire]:
         """What of the world it depends on; what is the user's comes first."""

@@ -29,7 +29,7 @@ from weakref import ref
 import torch
 from torch import fx
 
-from tripwire.backends.meters import metering
+from tripwire.backends.dynamo import metering
 from tripwire.backends.registry import name_of
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.phases import (
