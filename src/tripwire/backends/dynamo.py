@@ -153,6 +153,12 @@ def _sum_times() -> dict[str, int]:
     return found
 
 
+def count_copies() -> dict[str, int]:
+    """Tensors and bytes that Inductor could not turn back in place so far, by torch's names."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "ReinplaceCounters", None)
+    return dict(getattr(counters, "_values", {}))
+
+
 @contextmanager
 def _hearing(heard: dict[str, Any]) -> Iterator[None]:
     """Take down what is told to torch's metrics context of this thread."""

@@ -58,6 +58,7 @@ from tripwire.dispatch.patience import Patience
 from tripwire.dispatch.tally import Tally
 from tripwire.dispatch.telling import (
     Teller,
+    count_frame,
     in_few_lines,
     showing,
     tell_failure,
@@ -202,6 +203,7 @@ class Pipeline:
             opening = self.variation.look(self.target, args, kwargs)
         run, originals = self.observe(args, kwargs, opening)
         self.tally.traces += 1
+        count_frame("total")
         if run.trace is None:
             assert run.refusal is not None
             return self._refuse(run, run.refusal, opening is not None)

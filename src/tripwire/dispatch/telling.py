@@ -29,7 +29,7 @@ from weakref import ref
 import torch
 from torch import fx
 
-from tripwire.backends.dynamo import metering
+from tripwire.backends.dynamo import count_copies, metering
 from tripwire.backends.registry import name_of
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.phases import (
@@ -293,10 +293,16 @@ def telling_phases() -> Iterator[None]:
         yield
         return
     figures: dict[str, Any] = {}
+    before = count_copies()
     try:
         with metering(figures):
             yield
     finally:
+        copies = {name: n - before.get(name, 0) for name, n in count_copies().items()}
+        if any(copies.values()):
+            from tripwire.telemetry.pytorch.events import add_missed
+
+            add_missed({name: n for name, n in copies.items() if n > 0})
         add_figures(**{name: n for name, n in figures.items() if isinstance(n, int)})
         note_figures(**{name: v for name, v in figures.items() if not isinstance(v, int)})
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
@@ -55,7 +55,9 @@ class Span(_Keyed, frozen=True, eq=False, kw_only=True, gc=False):  # nothing le
 
     `column_us` names the field of `CompilationMetrics` that the time is added to: of the compile
     that is going on in this thread, else of the runtime metrics. `event_name` is the name in the
-    timeline where it isn't the key. `wait_counter` names one of torch's counters.
+    timeline where it isn't the key. `wait_counter` names one of torch's counters; the outermost
+    span with a column feeds `compile`, or `runtime_overheads` outside of a compile. What a span
+    doesn't say of its compile and of backward is taken from the one around it.
     """
 
     event_name: str | None = None
@@ -95,22 +97,32 @@ def _enter(span: Span) -> None:
     if column is not None and column not in TIME_COLUMNS:
         raise _bad_column(column)
     state = local.state
+    stack = state.stack
+    compile_id, is_backward = span.compile_id or state.compile_id, span.is_backward
+    if stack:  # outside of a compile, what is known of the span around holds for those inside
+        around = stack[-1]
+        compile_id = compile_id or around.compile_id
+        is_backward = around.is_backward if is_backward is None else is_backward
     event = OpenEvent(
         span.event_name or span.key,
         span.key,
         start,
         0,
-        span.compile_id or state.compile_id,
-        span.is_backward,
+        compile_id,
+        is_backward,
         None if metadata is None else metadata.copy(),
         metadata,
         span,
         column is not None,
     )
     profiler = _profiler or _find_profiler()
-    if profiler is not None and (span.wait_counter or profiler._is_profiler_enabled):
-        event.guards = _enter_guards(span, profiler)
-    state.stack.append(event)
+    if profiler is not None:
+        counters = [span.wait_counter] if span.wait_counter else []
+        if column is not None and not any(open_.has_column for open_ in stack):
+            counters.append("compile" if state.compile_id else "runtime_overheads")
+        if counters or profiler._is_profiler_enabled:
+            event.guards = _enter_guards(span, counters, profiler)
+    stack.append(event)
     if timeline is not None:
         timeline.begin(event, state)
 
@@ -247,15 +259,17 @@ def _find_profiler() -> _Profiler | None:
     return _profiler
 
 
-def _enter_guards(span: Span, profiler: _Profiler) -> list[AbstractContextManager[object]] | None:
+def _enter_guards(
+    span: Span, counters: Sequence[str], profiler: _Profiler
+) -> list[AbstractContextManager[object]] | None:
     guards: list[AbstractContextManager[object]] = []
     if span.profiler_range and profiler._is_profiler_enabled:
         guards.append(profiler.record_function(f"{span.event_name or span.key} (tripwire)"))
-    if span.wait_counter:
+    if counters:
         monitor = sys.modules.get("torch.monitor") or sys.modules.get("torch._C._monitor")
         counter = getattr(monitor, "_WaitCounter", None)
         if counter is not None:
-            guards.append(counter(f"tripwire.wait_counter.{span.wait_counter}").guard())
+            guards += [counter(f"tripwire.wait_counter.{name}").guard() for name in counters]
     for guard in guards:
         guard.__enter__()
     return guards or None

@@ -78,7 +78,8 @@ def train() -> list[CompilationMetrics]:
 def train_unkept() -> list[CompilationMetrics]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIPWIRE_CACHE_DIR", "")
-        return train()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            return train()
 
 
 @torch.no_grad()
@@ -237,3 +238,24 @@ def test_a_graph_is_told_by_its_calls_forms_and_own_operators(found) -> None:
 
 def test_the_guards_time_is_one_calls_own(found) -> None:
     assert 0 < found["training"][0].guard_latency_us < found["training"][0].plan_us
+
+
+def test_the_pipeline_counts_frames_operations_and_copies() -> None:
+    from torch._dynamo.utils import ReinplaceCounters, ReInplaceTrigger
+
+    from tripwire.telemetry import pytorch
+
+    def copying(module, examples):
+        ReinplaceCounters.add_missed_opportunities(ReInplaceTrigger.AUTO_FUNC_V2, 2)
+        ReinplaceCounters.add_missed_bytes(ReInplaceTrigger.AUTO_FUNC_V2, 96)
+        return module.forward
+
+    telemetry.reset_counters()
+    pytorch.ReinplaceCounters.clear()
+    compiled = tripwire.compile(lambda x: x.sin() + 1, backend=copying)
+    for _ in range(3):
+        compiled(torch.ones(3))
+    counts = telemetry.statistics()
+    assert (counts.frames, counts.ops) == (1, 2)
+    assert pytorch.ReinplaceCounters.get_total_missed() == 2
+    assert pytorch.ReinplaceCounters.get_total_missed_bytes() == 96

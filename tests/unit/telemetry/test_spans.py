@@ -115,7 +115,7 @@ def test_outside_a_compile_the_time_goes_to_the_runtime_metrics(clock):
     pytorch.get_runtime_metrics_context().finish()
     (metrics,) = telemetry.get_compilation_metrics()
     assert metrics.is_runtime
-    assert metrics.is_forward is None  # the first span to end there said nothing of it
+    assert (metrics.compile_id, metrics.is_forward) == ("0/1", False)  # of the span around
     assert (metrics.first_run_us, metrics.record_us, metrics.duration_us) == (15, 5, 15)
 
 
@@ -211,6 +211,57 @@ def test_spans_are_ranges_of_torchs_profiler():
     names = {event.key for event in profile.key_averages()}
     assert "trace (tripwire)" in names
     assert "hidden (tripwire)" not in names
+
+
+class Counted:
+    def __init__(self, name, open_, seen):
+        self.name, self.open, self.seen = name, open_, seen
+
+    def guard(self):
+        return self
+
+    def __enter__(self):
+        self.open.append(self.name)
+        self.seen.append(tuple(self.open))
+
+    def __exit__(self, *_):
+        self.open.remove(self.name)
+
+
+def test_the_outermost_span_of_the_metrics_feeds_a_wait_counter(monkeypatch):
+    open_, seen = [], []
+    monkeypatch.setattr(torch.monitor, "_WaitCounter", lambda name: Counted(name, open_, seen))
+    with timed("unmeasured"), timed("first run", column_us="first_run_us"):
+        with timed("plan", column_us="plan_us"):
+            pass
+    with compiling(CompileId(0), function="f"), timed("trace", column_us="trace_us"):
+        pass
+    with pytest.raises(KeyError), timed("retire", column_us="retire_us"):
+        raise KeyError
+    assert [name for (name,) in seen] == [
+        "tripwire.wait_counter.runtime_overheads",
+        "tripwire.wait_counter.compile",
+        "tripwire.wait_counter.runtime_overheads",
+    ]
+    assert open_ == []
+
+
+def test_spans_inside_have_the_compile_and_the_direction_of_the_one_around(clock):
+    logger = pytorch.get_chromium_event_logger()
+    with timed("run", compile_id="3/1", is_backward=True):
+        with timed("load"):
+            with timed("other", compile_id="4/0", is_backward=False):
+                assert logger.get_pt2_compile_substack() == ["run", "load", "other"]
+    with timed("alone", event_name="shown"):
+        assert logger.get_pt2_compile_substack() == []
+    begun = {event.name: event.args for event in logger.events() if event.ph == "B"}
+    pytorch.stop_chromium_event_logger()
+    assert begun == {
+        "run": {"compile_id": "3/1", "is_backward": True},
+        "load": {"compile_id": "3/1", "is_backward": True},
+        "other": {"compile_id": "4/0", "is_backward": False},
+        "shown": {"fn_name": "alone"},
+    }
 
 
 def test_telemetry_needs_no_torch():

@@ -33,6 +33,10 @@ class ChromiumEventLogger:
         """The names of what is open in this thread, outermost first."""
         return [event.name for event in local.state.stack]
 
+    def get_pt2_compile_substack(self) -> list[str]:
+        """Those of them that belong to a compile."""
+        return [event.name for event in local.state.stack if event.compile_id is not None]
+
     def get_outermost_event(self) -> str | None:
         """The first of them."""
         stack = local.state.stack
@@ -130,6 +134,10 @@ class ChromiumEventLogger:
 
     def _edge(self, ph: str, event: OpenEvent, ns: int, state: ThreadState) -> ChromiumEvent:
         args = _args(event.data, event.compile_id)
+        if event.key != event.name:
+            args = {"fn_name": event.key, **args}
+        if event.is_backward is not None:
+            args = {"is_backward": event.is_backward, **args}
         pid, tid = os.getpid(), state.ident
         return ChromiumEvent(name=event.name, ph=ph, ts=ns / 1000, pid=pid, tid=tid, args=args)
 

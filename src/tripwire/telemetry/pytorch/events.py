@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, ParamSpec
 
 from tripwire.errors import TelemetryError
@@ -252,3 +252,11 @@ class ReinplaceCounters:
         with cls._lock:
             cls._tensors.clear()
             cls._bytes.clear()
+
+
+def add_missed(counts: Mapping[str, int]) -> None:
+    """Take in what torch counted, by its names: `missed_tensors_TRITON_OPS`, `missed_bytes_...`."""
+    for trigger in ReInplaceTrigger:
+        tensors = counts.get(f"missed_tensors_{trigger.name}", 0)
+        ReinplaceCounters.add_missed_opportunities(trigger, tensors)
+        ReinplaceCounters.add_missed_bytes(trigger, counts.get(f"missed_bytes_{trigger.name}", 0))
