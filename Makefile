@@ -20,8 +20,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	@touch $@
 
-# The C modules, built again when its source changes. Without a compiler they stay absent.
-$(BUILT): $(READY) setup.py src/tripwire/writes/_watch.c src/tripwire/reading/_reader.c src/tripwire/tracing/_sieve.c src/tripwire/tracing/_casts.c src/tripwire/validity/_table.c
+# The C modules, built again when their sources change. Without a compiler they stay absent.
+$(BUILT): $(READY) setup.py src/tripwire/native.h $(wildcard src/tripwire/*/_*.c)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 

@@ -109,7 +109,10 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 def _tell(error: BaseException) -> None:
     try:
         sys.excepthook(type(error), error, error.__traceback__)  # the script's own, if it set one
-    except Exception:
+    except Exception as trouble:  # both are told, as Python does
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(trouble)
+        print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(error)
 
 

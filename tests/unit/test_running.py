@@ -139,6 +139,7 @@ def test_a_hook_that_raises_hides_no_error(plain, monkeypatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     done = plain("import sys\nsys.excepthook = lambda *_: 1 / 0\nraise KeyError('mine')")
     assert done.exit_code == 1
+    assert "ZeroDivisionError" in done.output
     assert "KeyError: 'mine'" in done.output
 
 

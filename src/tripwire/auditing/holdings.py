@@ -125,7 +125,7 @@ def spell(value: object) -> str:
     """A value as a text; by its class and address where its own `__repr__` raises."""
     try:
         return repr(value)
-    except Exception:
+    except Exception:  # the user's
         return object.__repr__(value)
 
 

@@ -125,7 +125,7 @@ class Background:
             while (job := self._take()) is not None:
                 try:
                     job()
-                except Exception:
+                except Exception:  # the next job has nothing to do with it
                     _log.exception("Work in the background failed.")
                 del job  # it may be the last that holds what it is for
         except Interrupted:

@@ -26,15 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef Py_GIL_DISABLED
-#error "_reader needs the GIL; the Python twin serves free-threaded builds"
-#endif
-
-#ifdef _MSC_VER
-#define THREAD_LOCAL __declspec(thread)
-#else
-#define THREAD_LOCAL _Thread_local
-#endif
+#include "../native.h"
 
 /* ---- Tables: address -> position ------------------------------------------------------------- */
 
@@ -717,21 +709,12 @@ static int module_exec(PyObject *module) {
     if (dict_name == NULL && (dict_name = PyUnicode_InternFromString("__dict__")) == NULL) {
         return -1;
     }
-    PyObject *type = PyType_FromModuleAndSpec(module, &reader_spec, NULL);
-    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    Py_DECREF(type);
-    return 0;
+    return add_type(module, &reader_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-    {0, NULL},
+    LAST_SLOTS,
 };
 
 static PyModuleDef module_def = {

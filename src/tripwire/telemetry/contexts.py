@@ -250,7 +250,7 @@ class RuntimeMetricsContext:
 def _hand_over(on_exit: OnExit, given: HandOver) -> None:
     try:
         on_exit(given)
-    except Exception:
+    except Exception:  # a listener's, or ours: what was measured goes on
         log.exception("metrics could not be recorded")
 
 

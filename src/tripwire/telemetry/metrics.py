@@ -269,7 +269,7 @@ def _field(name: str, value: object) -> object:
 def _text(value: object) -> str:
     try:
         text = str(value)
-    except Exception:
+    except Exception:  # a `__str__` of the user's
         return "<unknown>"
     return text.encode(errors="backslashreplace").decode()
 

@@ -286,7 +286,7 @@ def mark(value: object) -> str:
     name = name_class(type(value))
     try:
         text = repr(value)
-    except Exception as error:
+    except Exception as error:  # a `__repr__` of the user's
         text = f"repr raised {name_class(type(error))}"
     return f"<{name}: {_cut(text)}>"
 

@@ -8,15 +8,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#ifdef Py_GIL_DISABLED
-#error "_casts needs the GIL; the Python twin serves free-threaded builds"
-#endif
-
-#ifdef _MSC_VER
-#define THREAD_LOCAL __declspec(thread)
-#else
-#define THREAD_LOCAL _Thread_local
-#endif
+#include "../native.h"
 
 static vectorcallfunc plain_float, plain_int; /* NULL: CPython 3.11 has no such way for `int` */
 static int n_answering; /* threads */
@@ -115,10 +107,7 @@ static PyMethodDef module_methods[] = {
 };
 
 static PyModuleDef_Slot module_slots[] = {
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-    {0, NULL},
+    LAST_SLOTS,
 };
 
 static PyModuleDef module_def = {

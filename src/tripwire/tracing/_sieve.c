@@ -7,6 +7,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "../native.h"
+
 typedef struct {
     PyObject_HEAD
     PyObject *profile;      /* the function: for what isn't sifted out */
@@ -181,21 +183,12 @@ static PyMethodDef module_methods[] = {
 };
 
 static int module_exec(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &sieve_spec, NULL);
-    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    Py_DECREF(type);
-    return 0;
+    return add_type(module, &sieve_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-    {0, NULL},
+    LAST_SLOTS,
 };
 
 static PyModuleDef module_def = {

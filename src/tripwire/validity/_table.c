@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "../native.h"
+
 typedef struct {
     int op;
     Py_ssize_t a, b, n; /* registers, a number */
@@ -663,18 +665,12 @@ static int module_exec(PyObject *module) {
     if (is_leaf_name == NULL || is_same_name == NULL) {
         return -1;
     }
-    PyObject *type = PyType_FromModuleAndSpec(module, &table_spec, NULL);
-    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    Py_DECREF(type);
-    return 0;
+    return add_type(module, &table_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-    {0, NULL},
+    LAST_SLOTS,
 };
 
 static PyModuleDef module_def = {

@@ -540,7 +540,7 @@ def _ask(tensor: torch.Tensor, query: str) -> object:
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return getattr(tensor, query)()
-    except Exception as error:
+    except Exception as error:  # torch has no one class for "not of such a tensor"
         return type(error)
 
 

@@ -78,7 +78,7 @@ def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
     """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
     try:
         return spell(key)
-    except Exception:
+    except Exception:  # the user's
         return object.__repr__(key)
 
 

@@ -42,9 +42,7 @@
 #include <unistd.h>
 #endif
 
-#ifdef Py_GIL_DISABLED
-#error "_watch needs the GIL; the Python twin serves free-threaded builds"
-#endif
+#include "../native.h"
 
 #define HAS_WATCHERS (PY_VERSION_HEX >= 0x030C0000)
 
@@ -1286,12 +1284,9 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     Py_XSETREF(touch_class, found);
-    PyObject *type = PyType_FromModuleAndSpec(module, &sentry_spec, NULL);
-    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_XDECREF(type);
+    if (add_type(module, &sentry_spec) < 0) {
         return -1;
     }
-    Py_DECREF(type);
 #if HAS_WATCHERS
     if (n_modules == 0 && (watcher_id = PyDict_AddWatcher(on_dict_event)) < 0) {
         return -1;
@@ -1316,10 +1311,7 @@ static void module_free(void *module) {
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-#if HAS_WATCHERS
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-    {0, NULL},
+    LAST_SLOTS,
 };
 
 static PyModuleDef module_def = {

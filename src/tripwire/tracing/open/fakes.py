@@ -154,7 +154,7 @@ class Fakes:
                 found = list(iter_given(made))
             except (DynamicOutputShapeException, DataDependentOutputException):
                 return BY_VALUES
-            except Exception as error:
+            except Exception as error:  # any that a meta function raises; told with what it closes
                 first = str(error).partition("\n")[0]
                 return f"torch can't tell its result for open sizes: {first:.100}"
             if key is not None:
