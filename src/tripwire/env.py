@@ -25,6 +25,9 @@ HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 # that code (PEP 669). Before 3.12 sys.setprofile is the only hook, and it stays on.
 HAS_MONITORING = sys.version_info >= (3, 12)
 
+# Before 3.13 `frame.f_locals` is a copy of a function's variables, to be written back (PEP 667).
+LOCALS_ARE_COPIES = sys.version_info < (3, 13)
+
 # fx.Graph keeps its nodes in these; torch 2.11 and 2.13 have them, and a test compares a graph
 # built through them with one built by create_node. Without them create_node is used.
 CAN_APPEND_NODES = all(

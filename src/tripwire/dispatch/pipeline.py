@@ -74,6 +74,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
 from tripwire.tracing.open.opening import Opening
+from tripwire.tracing.session import TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
@@ -206,6 +207,9 @@ class Pipeline:
         count_frame("total")
         if run.trace is None:
             assert run.refusal is not None
+            if run.refusal.slug == TOLD:
+                self.variation.note_told(run.refusal.where)
+                return Made(run, None)
             return self._refuse(run, run.refusal, opening is not None)
         try:
             planned = self._plan(run, originals, key, entries())

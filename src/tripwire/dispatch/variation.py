@@ -23,6 +23,7 @@ from torch import nn
 
 from tripwire.env import is_installed_file
 from tripwire.errors import CannotTrace
+from tripwire.ranges import SourceRange
 from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
@@ -203,7 +204,7 @@ class Variation:
         # `type(n) is int` tells an open number from a plain one.
         self._asks_for_types |= completion.asks_for_types
         self._compares_identity |= trace.reads.compares_identity
-        # An open number is an object of its own each time; Python has small ints once.
+        # An open number is an object of its own each time, and of another type.
         self._compares_numbers = self._compares_numbers or trace.reads.compares_numbers
         self._note_numbers(trace)
         self._takes |= any(branch.op in TAKING for branch in trace.branches)
@@ -213,12 +214,18 @@ class Variation:
             if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
 
+    def note_told(self, where: SourceRange) -> None:
+        """Open numbers came near a function that could tell them: none are, from now on."""
+        self._asks_for_types = True
+        place = where.place
+        self._compares_numbers |= place is None or not is_installed_file(place.file)
+
     def has_changed(self, trace: Trace) -> bool:
         """Whether a run got other objects than plain Python, and asked which they are."""
         shadow, reads = trace.shadow, trace.reads
-        if shadow is None or not reads.compares_identity:
+        if shadow is None:
             return False
-        return shadow.has_tuples or reads.compares_numbers
+        return (shadow.has_tuples and reads.compares_identity) or reads.compares_numbers
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""

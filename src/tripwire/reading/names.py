@@ -7,6 +7,7 @@ asked in turn. Anything else has no name of the user's.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import linecache
 from collections.abc import Iterator
@@ -96,8 +97,11 @@ _global_names = PerCode(_find_global_names)
 
 
 def tells_types(code: CodeType) -> bool:
-    """Whether a function may tell an open number by its type. `type(self).count` doesn't."""
-    return _tells_types(code, 0)
+    """Whether a function may tell an open number by its type.
+
+    `type(self).count` doesn't, nor does `type(x) is list`.
+    """
+    return "type" in code.co_names and _tells_types(code, 0)
 
 
 def _find_types_told(code: CodeType, _: int) -> bool:
@@ -106,17 +110,38 @@ def _find_types_told(code: CodeType, _: int) -> bool:
         for step in dis.get_instructions(code)
         if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
     ]
-    attributes = () if "builtins" in code.co_names else ("LOAD_ATTR", "LOAD_METHOD")
-    for index, (opname, name) in enumerate(steps):
-        if name == "type" and opname not in attributes:
-            following = [*steps[index + 1 : index + 4], ("", None)]
-            is_call = following[0][0].startswith("LOAD_FAST") and following[1] == ("CALL", 1)
-            opname, attribute = following[2]
-            if not is_call or opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
-                return True
-            if hasattr(int, attribute) or hasattr(float, attribute):
-                return True
-    return False
+    attributes = () if "builtins" in code.co_names else _ATTRIBUTES
+    return any(
+        name == "type" and opname not in attributes and _tells_type(steps[index + 1 :])
+        for index, (opname, name) in enumerate(steps)
+    )
+
+
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _tells_type(steps: list[tuple[str, Any]]) -> bool:
+    """Whether what follows the name `type` may tell an int or a float from an open one."""
+    _, steps = _split_path(steps)
+    if steps[:1] != [("CALL", 1)] or len(steps) < 3:
+        return True
+    opname, name = steps[1]
+    if opname in (*_ATTRIBUTES, "STORE_ATTR"):
+        return hasattr(int, name) or hasattr(float, name)
+    path, steps = _split_path(steps[1:])
+    is_asked = bool(steps) and steps[0][0] in ("IS_OP", "COMPARE_OP")
+    is_other = len(path) > 1 or (bool(path) and type(getattr(builtins, path[0], 0)) is type)
+    return not is_asked or not is_other or path[-1] in ("int", "float")
+
+
+def _split_path(steps: list[tuple[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """The names of `a.b.c` that instructions load, and the instructions after them."""
+    if not steps or not steps[0][0].startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF")):
+        return [], steps
+    end = 1
+    while end < len(steps) and steps[end][0] in _ATTRIBUTES:
+        end += 1
+    return [name for _, name in steps[:end]], steps[end:]
 
 
 _tells_types = PerCode(_find_types_told)

@@ -39,7 +39,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.names import Lines, ReadLine
+from tripwire.reading.names import Lines, ReadLine, tells_types
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
@@ -203,11 +203,13 @@ class ReadSet:
 
     @cached_property
     def compares_numbers(self) -> bool:
-        """Whether a user's function may ask with `is` which int or float it has.
+        """Whether a user's function may ask with `is` which int or float it has, or for its type.
 
         Installed packages don't: in those, `is` between two variables is of objects.
         """
         users = [code for code in self._codes if not is_installed_file(code.co_filename)]
+        if any(map(tells_types, users)):
+            return True
         asked = {one for code in users for one in find_uses(code).identities}
         if asked and any(code.co_name in LOOKUPS for code in users):
             return True

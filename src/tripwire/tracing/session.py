@@ -68,6 +68,11 @@ from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, n
 _IMPORTS_DYNAMO = torch._compile.__file__
 
 
+# A run is refused, and nobody is told: the next one has the numbers closed.
+TOLD = "open-number-told"
+_TOLD = "a function starts that could tell an open number from a plain one, by `type` or by `is`."
+
+
 def run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The user's call. Source ranges end at this frame."""
     return fn(*args, **kwargs)
@@ -127,6 +132,10 @@ class Session:
         module = "" if own else str(namespace.get("__name__", "?"))
         while self.namespaces.setdefault(module, namespace) is not namespace:
             module += "'"  # another namespace has the same name
+        shadow = self.state.shadow
+        if shadow is not None and self.state.refusal is None and shadow.is_told_by(code):
+            self.state.refuse(Refusal(TOLD, _TOLD, self.state.capture_range(2)))
+            self.state.run_aside(shadow.withdraw, sys._getframe(1), run_user.__code__)
         self.state.run_aside(self._reach_from, code, namespace, module)
 
     def on_library_start(self, code: CodeType) -> None:
@@ -170,7 +179,7 @@ class Session:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with open numbers among them."""
         shadow = self.state.shadow
-        if shadow is None:
+        if shadow is None or self.state.refusal is not None:
             return args, kwargs
         positional, named = list(args), dict(kwargs)
         for name, expression in self.expressions.items():
@@ -481,10 +490,7 @@ class Session:
 
     def _asks_for_types(self) -> bool:
         users = (code for code in self.codes if not is_library_file(code.co_filename))
-        return any(
-            "type" in code.co_names and not is_own_code(code) and tells_types(code)
-            for code in users
-        )
+        return any(not is_own_code(code) and tells_types(code) for code in users)
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""

@@ -131,6 +131,9 @@ class Tracer:
             state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
             state.outer = state.callers = callers
             state.quiet = complete
+            function = binding.function
+            if function is not None and opening and opening.is_told_by(function.__code__):
+                opening = None
             if opening is not None:
                 from tripwire.tracing.open.shadow import Shadow  # imports much
 

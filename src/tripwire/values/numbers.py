@@ -134,6 +134,11 @@ def _is_number(value: object) -> bool:
     return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
 
 
+def _operand(ledger: object, value: Any) -> Any:
+    """What a number is in a computation of a run: `True` is 1, which symbols don't know."""
+    return int(value) if is_exactly(value, bool) else of_run(ledger, value)
+
+
 class _Open:
     """What every open number has."""
 
@@ -178,7 +183,7 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         ledger = find_ledger(self, other)
         if ledger is None:
             return value
-        left, right = of_run(ledger, left), of_run(ledger, right)
+        left, right = _operand(ledger, left), _operand(ledger, right)
         if is_taken(left) or is_taken(right):
             return ledger.compute((compute, left, right), value)
         if divides and is_open(right):  # compiled code would give infinity, or end the process
@@ -209,7 +214,7 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
             return _close_for(self, other, "pow", lambda: pow(*mine))
         ledger = find_ledger(self, other)
         if ledger is not None and (is_taken(self) or is_taken(other)):
-            made = (operator.pow, of_run(ledger, base), of_run(ledger, exponent))
+            made = (operator.pow, _operand(ledger, base), _operand(ledger, exponent))
             value = plain(base) ** plain(exponent)
             if is_exactly(value, int, float):
                 return ledger.compute(made, value)
@@ -313,7 +318,7 @@ def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
             if is_exactly(self, OpenInt) and not is_open(other):
                 return answer  # every int compares alike with infinity, and with nan
             return bool(_close_all(self, other, name, answer))
-        return ledger.decide(compare, of_run(ledger, self), of_run(ledger, other), answer)
+        return ledger.decide(compare, _operand(ledger, self), _operand(ledger, other), answer)
 
     return method
 

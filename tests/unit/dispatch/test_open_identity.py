@@ -1,4 +1,4 @@
-"""`is` has Python's answer for ints and floats: where it may be asked of them, none is open."""
+"""`is` and `type` have Python's answers for numbers: where they may be asked, none is open."""
 
 import collections
 import enum
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import check_same
+from support import check_compiles, check_same
+from torch import nn
 
 import tripwire
 
@@ -149,3 +150,116 @@ def test_where_is_isnt_asked_of_numbers_they_stay_open(name) -> None:
     for i in range(1, 6):
         check_same(function(x(), 0.5 + i), compiled(x(), 0.5 + i))
     assert compiled.statistics().traces == 2
+
+
+# --- functions that could tell, and that start when something is open already ---
+
+
+def _is_int(x, n):
+    return x * 2 if type(n) is int else x
+
+
+def _is_same(x, n):
+    m = n + 0
+    return x * 2 if n is m else x
+
+
+def _by_table(x, n):
+    return {int: x * 2, float: x * 3}[type(n)]
+
+
+def _in_a_list(x, n):
+    return x * sum(type(one) is int for one in [n, (n, 1)[0], {"n": n}["n"]])
+
+
+def _in_a_closure(x, n):
+    def ask():
+        return type(n) is int
+
+    return x * 2 if ask() else x
+
+
+TELLING = [_is_int, _is_same, _by_table, _in_a_list, _in_a_closure]
+
+
+@pytest.mark.parametrize("tell", TELLING)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_function_that_could_tell_open_numbers_gets_plain_ones(tell, backend, dynamic) -> None:
+    def branch(x, n):
+        return tell(x, n) if n > 3 else x * n
+
+    def sized(x, n):
+        return tell(x, x.shape[0]) if x.shape[0] > 3 else x * n
+
+    for fn in (branch, sized, tell):
+        compiled = tripwire.compile(fn, backend=backend, dynamic=dynamic)
+        for n in (2, 3, 4, 4, 5, 6):
+            x = torch.arange(1.0, 1 + n)
+            check_same(fn(x, n), compiled(x, n))
+        compiled = tripwire.compile(fn, backend=backend, dynamic=dynamic)
+        for n in (3, 4, 5):
+            x = torch.arange(1.0, 1 + n)
+            check_same(fn(x, n), compiled(x, n))
+
+
+def test_numbers_of_the_world_are_plain_ones_to_a_function_that_could_tell() -> None:
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps, self.kinds = 0, []
+
+        def note(self):
+            self.kinds.append(type(self.steps))
+
+        def forward(self, x):
+            self.steps += 1
+            if self.steps > 3:
+                self.note()
+            return x * self.steps
+
+    plain, seen = Counter(), Counter()
+    compiled = tripwire.compile(seen, backend="eager")
+    for _ in range(6):
+        check_same(plain(torch.ones(2)), compiled(torch.ones(2)))
+        assert seen.kinds == plain.kinds
+        assert seen.steps == plain.steps
+
+
+def test_variables_of_callers_are_plain_once_a_function_could_tell() -> None:
+    def ask(n):
+        return type(n)
+
+    def call(x, n, *rest, **named):
+        half = n / 2
+        if n > 3:
+            ask(n)
+        kinds = list(map(ask, (n, half, *rest, *named.values())))
+        return x * n, kinds
+
+    compiled = tripwire.compile(lambda x, n, *rest, **named: call(x, n, *rest, **named))
+    for n in (2, 3, 4, 5):
+        check_same(call(torch.ones(2), n, n, k=n), compiled(torch.ones(2), n, n, k=n))
+
+
+def test_a_type_that_no_number_has_may_be_asked_for() -> None:
+    def fn(x, scale):
+        if type(scale) is list:
+            return x
+        return x * scale if type(x) is torch.Tensor else x - scale
+
+    check_compiles(fn, [(torch.ones(2), n) for n in (2, 3, 4, 5)], traces=2)
+
+
+@pytest.mark.parametrize("number", [(2, 3, 4, 5), (2.5, 3.5, 4.5)])
+def test_a_bool_is_one_or_zero_beside_open_numbers(number) -> None:
+    def fn(x, n, flag):
+        found = max(n, flag), min(n, flag), n > flag, n == flag, n + flag, flag - n, n * flag
+        return x * max(n, flag), *found, x.shape[0] >= flag, x.shape[0] + flag
+
+    for flag in (True, False):
+        compiled = tripwire.compile(fn, backend="eager")
+        for n in number:
+            x = torch.ones(int(n))
+            check_same(fn(x, n, flag), compiled(x, n, flag))
+        assert compiled.statistics().hits

@@ -17,6 +17,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -463,17 +464,32 @@ class Shadow:
         self._has_ended = True
         self.fakes.end()
 
+    def is_told_by(self, code: CodeType) -> bool:
+        """Whether a function may tell an open number from a plain one."""
+        return self._opening.is_told_by(code)
+
+    def withdraw(self, frame: FrameType, end: CodeType) -> None:
+        """Put plain numbers in the place of open ones while the run, which was refused, goes on."""
+        self._state.reach.holders.uproot()
+        sweep = self._build_sweep()
+        if sweep is not None:
+            sweep.run_in(frame, end)
+
+    def _build_sweep(self) -> Sweep | None:
+        alive = [number for ref in self._handed_out if (number := ref()) is not None]
+        originals = {key: original for key, (_, original) in self.tuples.items()}
+        return Sweep(alive, originals) if alive else None
+
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
         self.end()
         self._state.reach.holders.uproot()
         self.formulas.end()
         self.is_idle = not (self._handed_out or self.fakes.opened or self.numbers)
-        alive = [number for ref in self._handed_out if (number := ref()) is not None]
+        sweep = self._build_sweep()
         self._handed_out.clear()
-        if alive:
-            originals = {key: original for key, (_, original) in self.tuples.items()}
-            result = Sweep(alive, originals).run(result)
+        if sweep is not None:
+            result = sweep.run(result)
         self.has_tuples = bool(self.tuples)
         self.tuples.clear()
         self._held.clear()
