@@ -44,7 +44,7 @@ from tripwire.values.classes import isinstance, short_name_of
 from tripwire.writes.patches import Patch, Patches
 
 if TYPE_CHECKING:
-    from tripwire.dispatch.watched import WatchedCompile
+    from tripwire.dispatch.compiled import WatchedCompile
     from tripwire.recording.capture.calls import Writing
     from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
     from tripwire.recording.capture.policy import Chooser
@@ -315,7 +315,7 @@ def watch_torch_compile(compiled: Callable[..., Any], *, check: bool = False) ->
     check: where code was kept, compare its result with that of the plain call, which is made with
         copies of the callable and its arguments. What it writes elsewhere is written twice.
     """
-    from tripwire.dispatch.watched import WatchedCompile  # only where it is asked for
+    from tripwire.dispatch.compiled import WatchedCompile  # only where it is asked for
 
     return WatchedCompile(compiled, check)
 

@@ -46,13 +46,6 @@ from tripwire.telemetry.pytorch.events import (
     ReinplaceCounters,
     ReInplaceTrigger,
 )
-from tripwire.telemetry.pytorch.graphs import (
-    CleanupHook,
-    CleanupManager,
-    call_boxed,
-    flatten_graph_inputs,
-    make_boxed_func,
-)
 from tripwire.telemetry.pytorch.messages import (
     DuplicateWarningChecker,
     StripAnsiFormatter,
@@ -64,7 +57,11 @@ from tripwire.telemetry.pytorch.messages import (
     warn_once,
 )
 from tripwire.telemetry.pytorch.values import (
+    CleanupHook,
+    CleanupManager,
     TypeSafeSerializer,
+    call_boxed,
+    flatten_graph_inputs,
     is_function,
     is_function_or_wrapper,
     is_lazy_module,
@@ -78,6 +75,7 @@ from tripwire.telemetry.pytorch.values import (
     is_wrapper_or_member_descriptor,
     istensor,
     istype,
+    make_boxed_func,
     make_cell,
 )
 from tripwire.telemetry.timelines import ChromiumEvent
