@@ -218,24 +218,7 @@ def compile(
             f"tripwire.compile takes a function or a module, not {type(model).__name__}.",
             slug="not-callable",
         )
-    if mode is not None and options is not None:
-        raise BadOption(
-            "mode and options were both given. Inductor takes one of them.", slug="bad-option"
-        )
-    for known, limit in (("cache_size", cache_size), ("recompile_limit", recompile_limit)):
-        if limit is not None and limit < 1:
-            raise BadOption(f"{known} is {limit}; it must be at least 1.", slug="bad-option")
-    if on_backend_error not in ("raise", "eager", None):
-        raise BadOption(
-            f'on_backend_error is {on_backend_error!r}; it must be "raise" or "eager".',
-            slug="bad-option",
-        )
-    if background and (wait or check):
-        raise BadOption(
-            f"background=True and {'wait' if wait else 'check'}=True were both given: in the "
-            "background nobody waits for compiled code.",
-            slug="bad-option",
-        )
+    _check_options(given)
     if disable:
         return model
     if shapes_spec is not None:
@@ -265,6 +248,28 @@ def compile(
     if isinstance(model, type):
         return compile_class(model, called, chosen)
     return CompiledFunction(model, called, chosen)
+
+
+def _check_options(given: dict[str, Any]) -> None:
+    """Raise BadOption for what can't be asked of `compile`."""
+    if given["mode"] is not None and given["options"] is not None:
+        raise BadOption(
+            "mode and options were both given. Inductor takes one of them.", slug="bad-option"
+        )
+    for name in ("cache_size", "recompile_limit"):
+        if given[name] is not None and given[name] < 1:
+            raise BadOption(f"{name} is {given[name]}; it must be at least 1.", slug="bad-option")
+    if given["on_backend_error"] not in ("raise", "eager", None):
+        raise BadOption(
+            f'on_backend_error is {given["on_backend_error"]!r}; it must be "raise" or "eager".',
+            slug="bad-option",
+        )
+    if given["background"] and (given["wait"] or given["check"]):
+        raise BadOption(
+            f"background=True and {'wait' if given['wait'] else 'check'}=True were both given: "
+            "in the background nobody waits for compiled code.",
+            slug="bad-option",
+        )
 
 
 def _leave_out_filter(options: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ import types
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque, namedtuple
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any
@@ -198,54 +198,15 @@ class Meeting(ABC):
         elif issubclass(cls, types.FunctionType):
             yield from self._function_children(item, path)
             return
-        elif issubclass(cls, dict):
-            yield from self._items(item, path, anchored)
-            if isinstance(item, defaultdict):
-                self.holders.remember(item, FACTORY, path, anchored)
-                yield item.default_factory, Attr(path, "default_factory")
-        elif issubclass(cls, (list, tuple, deque)):
-            yield from self._elements(item, path, anchored)
-        elif issubclass(cls, set):
-            self.holders.remember(item, MEMBERS, path, anchored)
-            yield from self._members(item, path)
-        elif issubclass(cls, frozenset):
-            yield from self._members(item, path)
-        elif issubclass(cls, PARTED):
-            if issubclass(cls, functools.partial):
-                self._judge_held(item.func, item, path)
-            is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
-            for name, value in parts_of(item):
-                yield value, path if is_static else Attr(path, name)
-        elif issubclass(cls, torch.Generator):
-            self.generators.append((item, item.initial_seed()))
-        elif issubclass(cls, weakref.ReferenceType):
-            self.holders.remember(item, WEAK, path, anchored)
-            yield item(), Referent(path)
-        elif issubclass(cls, ContextVar):
-            self.holders.remember(item, CONTEXT, path, anchored)
-            yield _value_of(item), Referent(path)
-        elif isinstance(item, threading.local):
+        if isinstance(item, threading.local):
             self.holders.remember(item, THREAD_LOCAL, path, anchored)
             for name, value in copy_dict(item.__dict__).items():
                 yield value, Attr(path, name)
             yield from self._class_of(item, path)
             return
-        elif isinstance(item, _MEMO_TYPE):
-            self.holders.remember(item, MEMO, path, anchored)
-            yield from self._memo_children(item, path)
-        elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
-            if isinstance(path, Item):
-                self._judge_held(item, item, path)
-            if not isinstance(item.__self__, types.ModuleType):
-                yield item.__self__, Attr(path, "__self__")
-        elif issubclass(cls, types.MethodWrapperType):
-            if item.__name__ == "__getattribute__":
-                self._open_all()
-            yield item.__self__, Attr(path, "__self__")
-        elif issubclass(cls, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
-            self._spelled_by(item, path)
-        elif issubclass(cls, types.MappingProxyType):
-            yield dict_behind(item), path
+        is_builtin = yield from self._builtin_children(item, path, anchored)
+        if is_builtin:
+            pass
         elif id(cls) in _IMMUTABLE or is_numpy_constant(item):
             self.homes.add(module_of(cls).partition(".")[0])
             return
@@ -274,6 +235,57 @@ class Meeting(ABC):
             self.objects.append((item, path, anchored))
             yield from self._attributes(item, path, anchored)
             yield from self._class_of(item, path)
+
+    def _builtin_children(
+        self, item: Any, path: Source, anchored: bool
+    ) -> Generator[tuple[object, Source], None, bool]:
+        """What a container or a wrapper of Python's own holds; False for any other object."""
+        cls = type(item)
+        if issubclass(cls, dict):
+            yield from self._items(item, path, anchored)
+            if isinstance(item, defaultdict):
+                self.holders.remember(item, FACTORY, path, anchored)
+                yield item.default_factory, Attr(path, "default_factory")
+        elif issubclass(cls, (list, tuple, deque)):
+            yield from self._elements(item, path, anchored)
+        elif issubclass(cls, set):
+            self.holders.remember(item, MEMBERS, path, anchored)
+            yield from self._members(item, path)
+        elif issubclass(cls, frozenset):
+            yield from self._members(item, path)
+        elif issubclass(cls, PARTED):
+            if issubclass(cls, functools.partial):
+                self._judge_held(item.func, item, path)
+            is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
+            for name, value in parts_of(item):
+                yield value, path if is_static else Attr(path, name)
+        elif issubclass(cls, torch.Generator):
+            self.generators.append((item, item.initial_seed()))
+        elif issubclass(cls, weakref.ReferenceType):
+            self.holders.remember(item, WEAK, path, anchored)
+            yield item(), Referent(path)
+        elif issubclass(cls, ContextVar):
+            self.holders.remember(item, CONTEXT, path, anchored)
+            yield _value_of(item), Referent(path)
+        elif isinstance(item, _MEMO_TYPE):
+            self.holders.remember(item, MEMO, path, anchored)
+            yield from self._memo_children(item, path)
+        elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
+            if isinstance(path, Item):
+                self._judge_held(item, item, path)
+            if not isinstance(item.__self__, types.ModuleType):
+                yield item.__self__, Attr(path, "__self__")
+        elif issubclass(cls, types.MethodWrapperType):
+            if item.__name__ == "__getattribute__":
+                self._open_all()
+            yield item.__self__, Attr(path, "__self__")
+        elif issubclass(cls, (operator.attrgetter, operator.methodcaller, operator.itemgetter)):
+            self._spelled_by(item, path)
+        elif issubclass(cls, types.MappingProxyType):
+            yield dict_behind(item), path
+        else:
+            return False
+        return True
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
         """What decides whether a logger is on: its level, or the nearest above it that has one."""

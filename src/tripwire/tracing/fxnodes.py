@@ -236,6 +236,21 @@ def record(
     if state.regions and any(number <= state.regions[-1].older for number in state.written):
         raise Refused("checkpoint-writes", CHECKPOINT_WRITES)
     _stand_for(state, node, value, deciders, names if isinstance(names, tuple) else ())
+    _note_answers(state, rule, nodes, args, value, where, python, deciders)
+    return node
+
+
+def _note_answers(
+    state: TracingState,
+    rule: Call,
+    nodes: Arguments,
+    args: tuple[Any, ...],
+    value: Any,
+    where: SourceRange,
+    python: PythonCall | None,
+    deciders: tuple[Branch, ...] | None,
+) -> None:
+    """What a recorded call tells Python beside its tensors: that one is there, counts, numbers."""
     is_attribute = rule.target is GETATTR and rule.name not in _ALWAYS_THERE
     if state.quiet and is_attribute and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
@@ -258,7 +273,6 @@ def record(
             count = (len(value), *plain)
             instead = () if plain or deciders is None else deciders
             add_branch(state, rule.name, take, *nodes, count, where, instead=instead)
-    return node
 
 
 CHECKPOINT_WRITES = (
