@@ -242,7 +242,9 @@ class Dispatcher(Followed):
             f"{type(error).__name__}: {error}, where the plain call returns."
         )
         self._teller.count_refusal(Refusal("backend-failed", reason))
-        self._teller.warn_once("%s The plain call was made.", reason)
+        is_new = self._teller.warn_once("%s The plain call was made.", reason)
+        if is_new and error is not None and CURRENT.kept is not None:
+            CURRENT.kept.note_code_failed(error)
         return result
 
     def _run_answered(

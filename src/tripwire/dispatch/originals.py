@@ -103,6 +103,10 @@ class Originals:
             return self._inner.run_plainly(fn, args, kwargs)
         return fn(*args, **kwargs)
 
+    def note_code_failed(self, error: BaseException) -> None:
+        if self._inner is not None:
+            self._inner.note_code_failed(error)
+
     def find_own_mode(self) -> AbstractContextManager[None] | None:
         return None if self._inner is None else self._inner.find_own_mode()
 

@@ -178,12 +178,14 @@ class Teller:
         """A graph is compiled in parts, and why."""
         self.warn_once("%s is compiled in parts: %s [%s]", self.name, refusal, refusal.slug)
 
-    def warn_once(self, message: str, *parts: object) -> None:
-        """Warn the user, unless the same was said before."""
+    def warn_once(self, message: str, *parts: object) -> bool:
+        """Warn the user, unless the same was said before; whether it wasn't."""
         told = message % parts
-        if told not in self._told:
+        is_new = told not in self._told
+        if is_new:
             self._told.add(told)
             refusals.warning("%s", told)
+        return is_new
 
 
 def explain_miss(

@@ -416,6 +416,9 @@ class CallKeeper(Protocol):
     ) -> Any:
         """Run the callable, unobserved."""
 
+    def note_code_failed(self, error: BaseException) -> None:
+        """Compiled code raised what the plain call, which returned, didn't."""
+
     def find_own_mode(self) -> AbstractContextManager[None] | None:
         """A `with` that leaves the mode on top of torch's stack, if it is this one's own."""
 

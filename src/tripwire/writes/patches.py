@@ -121,6 +121,18 @@ class Patches:
             if not self._users:
                 self._undo_all()
 
+    def try_leave(self, user: int) -> bool:
+        """`leave`, unless somebody enters or leaves right now: a finaliser can't wait."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._users.discard(user)
+            if not self._users:
+                self._undo_all()
+        finally:
+            self._lock.release()
+        return True
+
     def _apply_all(self) -> None:
         try:
             for patch in self._find():

@@ -59,6 +59,8 @@ class Beginning:
     trusted = False  # ran without a snapshot, because its code was known to be harmless
     versions: Versions = ()  # of tensors that it was given
     trouble = ""  # what went wrong while it was kept
+    code_error: BaseException | None = None  # of compiled code, where the plain call returned
+    shown: Callable[..., Any] | None = None  # whose place a record names, if not the target's
     late = False  # nobody watched: all that is known is how it was when it had failed
 
     def __init__(
@@ -145,6 +147,9 @@ class Beginning:
         """A mode that sees writes to tensors, for code that runs unobserved."""
         return _Keeping(self)
 
+    def note_code_failed(self, error: BaseException) -> None:
+        self.code_error = error
+
     def find_own_mode(self) -> contextlib.AbstractContextManager[None] | None:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
         return _left(mode) if isinstance(mode, _Keeping) else None
@@ -197,7 +202,7 @@ class Beginning:
             raised = _name_of_error(outcome)
             record.manifest = Manifest(
                 packages=fresh_packages(),
-                function=Where(name, *place_of(self.target)),
+                function=Where(name, *place_of(self.shown or self.target)),
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 compiled=compiled,
                 outcome=outcome,

@@ -16,19 +16,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from tripwire.backends.registry import find_known, name_of
+from tripwire.backends.registry import eager, find_known, name_of, takes_graphs_as_they_are
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.capture.calls import Beginning, Writing, log, replay_command, write_call
+from tripwire.recording.capture.gradients import Gradients, differentiate, watch_backward
 from tripwire.recording.capture.outcomes import describe_error, describe_result
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
@@ -39,6 +40,7 @@ from tripwire.values.classes import isinstance
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
+FAILED = (Exception, KeyboardInterrupt)  # an interrupt tells where a call was stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,18 @@ class FailureRecorder:
         try:
             CURRENT.kept = beginning
             result = dispatcher(*args, **kwargs)
-        except Exception as error:
+        except FAILED as error:
             CURRENT.kept = None
             record_failure(self.writing, beginning, dispatcher.name, error, dispatcher)
             raise
         finally:
             CURRENT.kept = None
-        beginning.succeed()
+        alone = beginning.code_error
+        if alone is not None:
+            record_failure(self.writing, beginning, dispatcher.name, alone, dispatcher, hit=True)
+        else:
+            beginning.succeed()
+        _watch_backward(self.writing, beginning, dispatcher.name, result, dispatcher)
         return result
 
 
@@ -79,11 +86,16 @@ class Ended:
 
     @staticmethod
     def by(
-        error: Exception, beginning: Beginning, name: str, dispatcher: Dispatcher | None
+        error: BaseException,
+        beginning: Beginning,
+        name: str,
+        dispatcher: Dispatcher | None,
+        hit: bool = False,
     ) -> Ended:
-        """A call that raised."""
+        """A call that raised. hit: it was compiled code that did, if that isn't to be seen."""
         run = Entry.run.__code__
-        hit = any(frame.f_code is run for frame, _ in traceback.walk_tb(error.__traceback__))
+        frames = traceback.walk_tb(error.__traceback__)
+        hit = hit or any(frame.f_code is run for frame, _ in frames)
         outcome = describe_error(error, None if hit else beginning.target)
         return Ended(beginning, name, outcome, *_describe_compiled(dispatcher, hit))
 
@@ -122,12 +134,18 @@ def record_failure(
     writing: Writing,
     beginning: Beginning,
     name: str,
-    error: Exception,
+    error: BaseException,
     dispatcher: Dispatcher | None = None,
+    hit: bool = False,
 ) -> Path | None:
-    """Write the record of a call that raised, and say so in a note on the exception."""
+    """Write the record of a call that raised, and say so in a note on the exception.
+
+    Nobody waits for the replay of a call that was interrupted: it may take as long again.
+    """
+    if not isinstance(error, Exception):
+        writing = replace(writing, check=False)
     try:
-        ended = Ended.by(error, beginning, name, dispatcher)
+        ended = Ended.by(error, beginning, name, dispatcher, hit)
         note_last(ended, error)
         path = ended.write(writing)
         note_last(WrittenCall(path, name, ended.outcome), error)
@@ -154,14 +172,39 @@ def run_recorded(
     beginning = CURRENT.kept = Beginning(target, args, kwargs, writing.policy)
     try:
         result = beginning.run_plainly(target, args, kwargs)
-    except Exception as error:
+    except FAILED as error:
         CURRENT.kept = None
         record_failure(writing, beginning, name_of_callable(target), error)
         raise
     finally:
         CURRENT.kept = None
     beginning.succeed()
+    _watch_backward(writing, beginning, name_of_callable(target), result)
     return result
+
+
+def _watch_backward(
+    writing: Writing,
+    called: Beginning,
+    name: str,
+    result: object,
+    dispatcher: Dispatcher | None = None,
+) -> None:
+    """Record the call if a backward from its results raises. The record makes both again."""
+    if not torch.is_grad_enabled():
+        return
+    chosen = eager if dispatcher is None else dispatcher.options.backend
+    # The backward of the graph's own calls is the plain one. A user's own back end has no name.
+    is_plain = chosen is eager or takes_graphs_as_they_are(chosen)
+    backend = None if is_plain else name_of(chosen)
+
+    def failed(error: BaseException, gradients: Gradients) -> None:
+        parts = called.target, called.args, called.kwargs, gradients, backend
+        beginning = Beginning(differentiate, parts, {}, writing.policy)
+        beginning.copies, beginning.shown, beginning.late = called.copies, called.target, True
+        record_failure(writing, beginning, name, error)
+
+    watch_backward(result, failed)
 
 
 def name_of_callable(target: Any) -> str:
@@ -226,7 +269,7 @@ _last: Ended | WrittenCall | None = None
 _lock = threading.Lock()
 
 
-def note_last(ended: Ended | WrittenCall, error: Exception) -> None:
+def note_last(ended: Ended | WrittenCall, error: BaseException) -> None:
     """Keep a failed call, in place of the one before, so that it can be recorded later."""
     global _last
     with _lock:

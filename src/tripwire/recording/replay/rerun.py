@@ -79,7 +79,23 @@ class Rebuilt:
                 args, kwargs = self._copy_arguments()
                 call(*args, **kwargs)
             self._set_generators()
-            return call(*self.args, **self.kwargs)
+            if compiled is None or not compiled.hit or backend == "none":
+                return call(*self.args, **self.kwargs)
+            return self._run_hit(call)
+
+    def _run_hit(self, call: Callable[..., Any]) -> Any:
+        """Run compiled code, and raise what it raises, also where the plain call returns."""
+        from tripwire.recording.capture.calls import Beginning
+        from tripwire.tracing.state import CURRENT
+
+        beginning = CURRENT.kept = Beginning(self.target, self.args, self.kwargs)
+        try:
+            result = call(*self.args, **self.kwargs)
+        finally:
+            CURRENT.kept = None
+        if beginning.code_error is not None:
+            raise beginning.code_error
+        return result
 
     def _copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copies of the arguments. `deepcopy` refuses tensors that autograd made."""

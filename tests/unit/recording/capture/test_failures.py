@@ -311,7 +311,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(caplog, monkeypatch, tmp_
 # --- who records ---
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
 def test_what_is_no_error_isnt_recorded(kind, tmp_path) -> None:
     def leave(x):
         raise kind
