@@ -109,7 +109,6 @@ class ReadsClock(nn.Module):
 
 def build_hits(target: Callable[..., Any], *args: Any) -> Calls:
     """One call of each side that is compiled already. Raises where it isn't a hit."""
-    torch._dynamo.reset()  # or one program counts as a recompile of another
     theirs = torch.compile(target, backend=build_constant, fullgraph=True)
     theirs(*args)
     ours = _compile(target, *args)

@@ -124,7 +124,8 @@ def _repeat(call: Callable[[], object], number: int) -> None:
 
 
 def _count_calls(call: Callable[[], object]) -> int:
-    """How many calls make a batch."""
+    """How many calls make a batch. The first call, which may compile, isn't counted."""
+    call()
     number = 1
     while True:
         start = time.perf_counter()
