@@ -48,10 +48,12 @@ from tripwire.tracing.open.opening import Opening
 from tripwire.values.classes import find_in_class, ids_of, is_exactly, isinstance
 from tripwire.values.contents import at_once, bound_cells, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
+from tripwire.values.sameness import PLAIN
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
 
+_LONG = 1000  # a list of which the numbers aren't looked at one by one
 Spot = tuple[int, Any]  # where a value lies: see Kind.spot
 # Classes of most values that a run comes to: of numbers, they hold none that could be open.
 _HOLD_NONE = ids_of(
@@ -237,10 +239,10 @@ class Variation:
         for holder in trace.reads.holders:
             if _HOLD_NONE.issuperset(map(id, map(type, holder.kept))):
                 continue
-            numbers = [i for i, v in enumerate(holder.kept) if holds_numbers(v)]
-            if not numbers or not may_plant(holder.owner, holder.kind):
+            if not may_plant(holder.owner, holder.kind):
                 continue
-            wanted = trace.reads.filter_of(holder)
+            numbers = [i for i, v in enumerate(holder.kept) if holds_numbers(v)]
+            wanted = trace.reads.filter_of(holder) if numbers else None
             for index in numbers:
                 key, value = holder.keys[index], holder.kept[index]
                 if wanted is not None and key not in wanted:
@@ -313,6 +315,8 @@ def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
         if is_exactly(value, dict, list, tuple) and id(value) not in seen:
             seen.add(id(value))
             items = at_once(value.items) if is_exactly(value, dict) else enumerate(tuple(value))
+            if len(value) > _LONG:
+                items = ((key, item) for key, item in items if id(type(item)) not in PLAIN)
             found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
         yield source, value
 

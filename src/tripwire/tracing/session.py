@@ -100,8 +100,10 @@ class Session:
         self.blind = Observer.blind
         self.recorder: Recorder | None = None
         self.namespaces: dict[str, dict[str, Any]] = {}
+        # Compared where the trace itself is called; compiled code has guards.
         self.skeletons = {
-            str(source): build_skeleton(value, source) for value, source in binding.sources(bound)
+            str(source): build_skeleton(value, source)
+            for value, source in ([] if complete else binding.sources(bound))
         }
         self._started: set[int] = set()
         self.before = sample_torch_state()
