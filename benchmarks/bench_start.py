@@ -161,6 +161,7 @@ class Program:
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRIPWIRE_CACHE_DIR": str(caches / "tripwire"),
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has bytecode
         command = [sys.executable, "-X", "importtime", str(Path(__file__).resolve())]
         command += ["--measure", side, "--layers", str(self.layers)]
         command += ["--training"] * self.training

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tripwire.imports import without_collections
+
 if TYPE_CHECKING:
     from tripwire.api import (
         compile,
@@ -128,7 +130,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_MODULE_OF.get(name, "tripwire.errors"))
+    with without_collections():
+        module = importlib.import_module(_MODULE_OF.get(name, "tripwire.errors"))
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -16,6 +16,7 @@ from torch import fx
 from torch._C._dynamo import eval_frame
 
 from tripwire.errors import BadOption
+from tripwire.imports import has_other_threads, without_collections
 from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
@@ -146,10 +147,15 @@ def takes_graphs_as_they_are(backend: Backend) -> bool:
 def prepare(backend: Backend) -> None:
     """Import what a back end needs. What an import changes, a run that is observed must find.
 
-    Inductor takes seconds to import, and registers classes with abstract ones.
+    Inductor takes seconds to import, and registers classes with abstract ones. What it needs only
+    to compile waits until something isn't in the store, see imports.py.
     """
     if backend is inductor:
-        import tripwire.backends.inductor  # noqa: F401
+        with without_collections():
+            import tripwire.backends.inductor
+
+            if has_other_threads():
+                tripwire.backends.inductor.import_compiler()
 
 
 def is_prepared(backend: Backend) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tripwire.imports import UNCOUNTED, count_registrations
 from tripwire.reading.effects import Carried, Counted
 from tripwire.reading.kinds import ArrayKind, ElementsKind, ItemsKind, MembersKind
 from tripwire.reading.sources import Referent, Source
@@ -84,9 +85,9 @@ class Admission:
         self._write_call(writer)
         self._write_torch(writer)
         if self._has_abstract_classes():
-            token = writer.constant(abc.get_cache_token)
-            now = abc.get_cache_token()
-            writer.check("ABC registrations", f"{token}() == {now}", "as traced", "'others'")
+            token, own = writer.constant(abc.get_cache_token), writer.constant(UNCOUNTED)
+            condition = f"{token}() - {own}[0] == {count_registrations()}"
+            writer.check("ABC registrations", condition, "as traced", "'others'")
         space = writer.space
         space["_quiet"], space["_settle"] = sentry.is_quiet, standing.settle
         space["_trouble"] = standing.trouble

@@ -135,7 +135,7 @@ class Cache:
 
 def find_staying(monkeypatch, fn, *args) -> list[str]:
     """The inputs that Inductor is told to use where they are."""
-    from tripwire.backends import inductor
+    from torch._inductor import compile_fx as inductor
 
     found = []
     compile_fx = inductor.compile_fx
@@ -152,7 +152,7 @@ def find_staying(monkeypatch, fn, *args) -> list[str]:
         for _ in range(3):
             compiled(*args)
     assert compiled.statistics().hits == 2
-    return found
+    return list(dict.fromkeys(found))  # it calls itself
 
 
 def test_a_cache_that_is_passed_and_changed_stays_where_it_is(monkeypatch, tmp_path) -> None:
@@ -482,7 +482,7 @@ def test_the_store_serves_a_warm_start_of_training(tmp_path) -> None:
 
 
 def test_a_backward_that_cant_be_compiled_costs_its_forward_nothing(monkeypatch, tmp_path) -> None:
-    from tripwire.backends import inductor
+    from torch._inductor import compile_fx as inductor
 
     monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "own"))
     compile_inner = inductor.compile_fx_inner

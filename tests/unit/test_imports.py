@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import abc
+import gc
+import threading
+
+import pytest
+import torch
+from support import run_python
+
+import tripwire
+from tripwire.imports import count_registrations, uncounted_registrations, without_collections
+
+
+def register() -> None:
+    """A class with an abstract one."""
+    kind = abc.ABCMeta("Kind", (), {})
+    kind.register(type("Registered", (), {}))
+
+
+def test_a_compilers_registrations_arent_counted_and_others_are() -> None:
+    before = count_registrations()
+    with uncounted_registrations():
+        register()
+    assert count_registrations() == before
+    register()
+    assert count_registrations() == before + 1
+
+
+def test_beside_other_threads_all_registrations_count() -> None:
+    before, done = count_registrations(), threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with uncounted_registrations():
+            register()
+    finally:
+        done.set()
+        thread.join()
+    assert count_registrations() == before + 1
+
+
+class Shape(abc.ABC):  # noqa: B024  # a user's own
+    pass
+
+
+class Round:
+    pass
+
+
+def test_a_registration_while_a_compiler_works_retires_nothing_and_a_later_one_does() -> None:
+    def compile_and_register(module, inputs):
+        with uncounted_registrations():
+            register()
+        return module.forward
+
+    one = Round()
+
+    def f(x):
+        return x * (2 if isinstance(one, Shape) else 3)
+
+    compiled = tripwire.compile(f, backend=compile_and_register)
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [3.0] * 3
+    assert compiled.statistics().hits == 2
+    Shape.register(Round)
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [2.0] * 3
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_collections_are_as_before_after_an_error(was_on) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        with pytest.raises(ZeroDivisionError), without_collections():
+            assert not gc.isenabled()
+            1 / 0  # noqa: B018
+        assert gc.isenabled() == was_on
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_code_that_is_in_the_store_runs_without_the_compiler(tmp_path) -> None:
+    code = (
+        "import sys, torch, tripwire\n"
+        "f = tripwire.compile(lambda x: x.sin() * 2.125, backend='inductor')\n"
+        "with torch.no_grad():\n"
+        "    given = [f(torch.ones(2))[0].item() for _ in range(3)]\n"
+        "assert given[0] == given[1] == given[2]\n"
+        "print(f.statistics().hits, f.statistics().traces)\n"
+        "print('torch._inductor.compile_fx' in sys.modules)"
+    )
+    env = {"TRIPWIRE_CACHE_DIR": str(tmp_path / "own"), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    cold, warm = (run_python(code, env=env).split() for _ in range(2))
+    assert cold == ["2", "1", "True"]
+    assert warm == ["2", "1", "False"]
