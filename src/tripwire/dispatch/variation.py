@@ -314,7 +314,9 @@ def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
         value, source = found.pop()
         if is_exactly(value, dict, list, tuple) and id(value) not in seen:
             seen.add(id(value))
-            items = at_once(value.items) if is_exactly(value, dict) else enumerate(tuple(value))
+            items: Iterable[tuple[Any, Any]] = (
+                at_once(value.items) if is_exactly(value, dict) else enumerate(tuple(value))
+            )
             if len(value) > _LONG:
                 items = ((key, item) for key, item in items if id(type(item)) not in PLAIN)
             found += [(item, Item(source, key)) for key, item in items if is_exactly(key, str, int)]
