@@ -176,7 +176,25 @@ def find_difference(left: Skeleton, right: Skeleton, path: str) -> tuple[str, st
                 found = find_difference(mine[1], theirs[1], mine[0])  # type: ignore[index]
                 if found:
                     return found
-    return path, _describe(left), _describe(right)
+    return _find_missing(left, right) or (path, _describe(left), _describe(right))
+
+
+def _find_missing(left: Skeleton, right: Skeleton) -> tuple[str, str, str] | None:
+    """The first part that one side has and the other hasn't."""
+    mine, theirs = _parts_of(left), _parts_of(right)
+    if left[0] != right[0] or not (mine and theirs):
+        return None
+    for path, part in mine.items():
+        if path not in theirs:
+            return path, _describe(part), "missing"
+    for path, part in theirs.items():
+        if path not in mine:
+            return path, "missing", _describe(part)
+    return None
+
+
+def _parts_of(skeleton: Skeleton) -> dict[str, Skeleton]:
+    return {item[0]: item[1] for item in skeleton[1:] if _is_part(item)}  # type: ignore[index]
 
 
 def _is_part(item: object) -> bool:

@@ -513,6 +513,21 @@ def add_branch(
         warn_of(branch)
 
 
+def note_length(
+    state: TracingState, op: str, tensor: torch.Tensor, length: int, where: SourceRange
+) -> None:
+    """Note that Python asked for a tensor's length, or went through it.
+
+    Nobody is warned: a trace compares the sizes of its inputs.
+    """
+    try:
+        node = state.node_of(tensor)
+    except Refused:  # a tensor of unknown origin: whatever is done with it says so
+        return
+    scope, writes = state.scopes.current, state.writes
+    state.branches.append(Branch(op, len, (node,), (node,), {}, length, where, scope, writes))
+
+
 # --- writes ---
 
 

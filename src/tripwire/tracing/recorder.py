@@ -54,10 +54,17 @@ from tripwire.tracing.fxnodes import (
     is_number,
     is_recordable,
     may_be_elsewhere,
+    note_length,
     record,
 )
 
+_ITER = torch.Tensor.__iter__.__code__
 _BASIC = (int, slice, type(None), type(...))
+
+
+def _is_iteration(where: SourceRange) -> bool:
+    """Whether `for`, unpacking or their like called: torch's `__iter__` unbinds the tensor."""
+    return _ITER in where.raw[:1]
 
 
 def _find_picks(
@@ -149,6 +156,8 @@ class Recorder(TorchFunctionMode):
             value = _run_plainly(state, func, args, kwargs)
             if rule.of_size or rule.of_strides or rule.of_grad:
                 self._note_query(rule, args, kwargs, value)
+            if func is torch.Tensor.__len__ and not state.quiet:
+                note_length(state, "__len__", args[0], value, self._range())
             if state.shadow is not None:
                 value = state.shadow.answer(rule, given, args, kwargs, value)
             return value
@@ -210,6 +219,8 @@ class Recorder(TorchFunctionMode):
                     note_time(state, func, args, perf_counter_ns() - begin)
             try:
                 record(state, rule, nodes, args, kwargs, value, self._range(), varies=varies)
+                if rule.name == "unbind" and not state.quiet and _is_iteration(self._range()):
+                    note_length(state, "__iter__", args[0], len(value), self._range())
                 if shadow is not None and varies:
                     shadow.follow(rule, func, *given, value)
             except Refused as refused:

@@ -73,8 +73,6 @@ def test_sizes_that_depend_on_values_are_branches(name: str) -> None:
 
 FIXED = {
     "shape of an input": lambda x: x * x.shape[0],
-    "len of an input": lambda x: x * len(x),
-    "iteration over an input": lambda x: sum(row for row in x),
     "reduction of a masked tensor": lambda x: x * x[x > 1].sum(),
     "dim of a masked tensor": lambda x: x * x[x > 1].dim(),
     "metadata": lambda x: x if x.dtype == torch.float32 and x.is_contiguous() else -x,
@@ -133,3 +131,36 @@ def test_a_caught_failure_of_a_torch_call_is_refused() -> None:
     with pytest.raises(tripwire.CannotTrace) as caught:
         quiet_trace(f, torch.zeros(2, 2))
     assert caught.value.slug == "caught-exception"
+
+
+# --- lengths ---
+
+
+def test_lengths_and_iterations_are_branches_and_warn_of_nothing() -> None:
+    def program(x):
+        total = x[0] * len(x)
+        for row in x:
+            total = total + row
+        first, second = x * 2
+        return total + first, second
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace = tripwire.trace(program, torch.ones(2, 3))
+    line = program.__code__.co_firstlineno
+    assert [(b.op, b.value, b.where.place.line - line) for b in trace.branches] == [
+        ("__len__", 2, 1),
+        ("__iter__", 2, 2),
+        ("__iter__", 2, 4),
+    ]
+    assert [str(b.inputs[0]) for b in trace.branches] == ["x", "x", "mul"]
+    with pytest.raises(tripwire.InputMismatch):
+        trace(torch.ones(3, 3))
+
+
+def test_asking_for_a_value_trace_adds_no_branch() -> None:
+    def program(x):
+        assert tripwire.tracing.get_value_trace(x).name == "x"
+        return x.sin()
+
+    assert tripwire.trace(program, torch.ones(2)).branches == ()

@@ -320,3 +320,23 @@ def test_overload_lookups_of_torch_itself_are_no_failures() -> None:
 
     trace = quiet_trace(f, torch.randn(5, 2), [torch.arange(3.0)] * 2)
     assert trace.statistics().ops
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"a": 1, "b": {"d": 1}}, "L['d']['b']['c'] was a tensor when traced and is missing now"),
+        ({"a": 1}, "L['d']['b'] was dict with 1 parts when traced and is missing now"),
+        ({"a": 1, "b": {"c": 1}, "e": 2}, "L['d']['e'] was missing when traced and is a tensor"),
+    ],
+)
+def test_a_mismatch_names_the_key_that_differs(given, told) -> None:
+    def make(value):
+        return (
+            {k: make(v) for k, v in value.items()} if isinstance(value, dict) else torch.ones(value)
+        )
+
+    trace = tripwire.trace(lambda d: d["a"] + d["b"]["c"], make({"a": 1, "b": {"c": 1}}))
+    with pytest.raises(tripwire.InputMismatch) as caught:
+        trace(make(given))
+    assert told in str(caught.value)
