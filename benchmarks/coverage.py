@@ -7,19 +7,21 @@ is built, and captured by each side in turn, in eval mode and without grad:
     torch.compile   torch.compile(model, backend="eager", fullgraph=True), first call
     torch.export    torch.export.export(model, (), inputs, strict=False)
     torch.jit.trace torch.jit.trace of a module that takes the inputs in order and returns the
-                    result's tensors as a tuple, for it can return nothing else; strict=False,
+                    result's tensors as a tuple, since it can't return much else; strict=False,
                     check_trace=False
 
 What was captured is then called with the inputs, with others of the same shapes, with a mask that
-leaves some tokens out or with other lengths where there are such, and with the first inputs again.
-A twin of the model, called alike, says what is right: to 1e-4. A side that raises anywhere is
-*refused*; one that returns something else is *wrong*. tripwire counts as captured only if no call
-was refused and one hit. Model and twin are called once before: some import things or put hooks on
-themselves then. Times are of the first call or the capture itself, after a capture of something
-trivial, so that imports aren't counted. torch runs on one thread.
+leaves some tokens out or with other lengths where the model takes them, and with the first inputs
+again. A plain twin of the model gets the same calls; results must agree with its results to 1e-4. A
+side that raises anywhere is *refused*; one that returns something else is *wrong*. tripwire counts
+as captured only if no call was refused and one ran compiled code. Model and twin are called once
+beforehand, since some import modules or register hooks on themselves in their first call. Times are
+of the first call or the capture itself, after a capture of something trivial, so that imports
+aren't counted. torch runs on one thread.
 
-Each model has a process of its own, with a time limit for each side and a limit of its memory. A
-side that takes the process down or too long is told so, and the rest go on in a new one.
+Each model has a process of its own, with a limit of its memory and a time limit for each side. If a
+side crashes the process or takes too long, the table says so, and the other sides go on in a new
+process.
 
     python benchmarks/coverage.py [--only NAME ...] [--jobs N] [--limit SECONDS]
                                   [--markdown PATH] [--json PATH]

@@ -202,9 +202,9 @@ def _tabulate(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 _HEAD = """# PyTorch's own Dynamo tests
 
-Tests that nobody here wrote, run over tripwire and judged by their own assertions: {tests} tests of
-{files} files of `test/dynamo` that compile something. `benchmarks/peers/judge.py` writes this page.
-{versions}.
+PyTorch's tests, run with tripwire in torch.compile's place and judged by their own assertions:
+{tests} tests of {files} files of `test/dynamo` that compile something.
+`benchmarks/peers/judge.py` writes this page. {versions}.
 """
 _HOW = """## How
 
@@ -222,7 +222,7 @@ two minutes:
 compiled call is made twice: first on copies of its arguments, with the random generators put back
 afterwards, so that the call whose result the test looks at is a hit. Every assertion is soft: one
 that fails is noted with its line, and the test goes on. The plain side does the same with plain
-calls, so that what the second call alone changes isn't held against anybody.
+calls, so that a failure that comes of the second call alone shows on both sides, and isn't counted.
 
 ## Files
 """
