@@ -1,9 +1,12 @@
-/* Calls of `float` and `int`, answered by the run: see casts.py.
+/* Calls of `float` and `int`, and of functions behind lru_cache, answered by the run: see casts.py.
 
    While any thread wants that, the two classes are called through cast(). It asks the answering
    function of the calling thread about one argument of the classes that were named, and makes the
    plain call where there is no such function, or where it gives NotImplemented. The classes stay the
-   objects that they are; who calls them from C gets an answer, too. */
+   objects that they are; who calls them from C gets an answer, too.
+
+   A function behind lru_cache keeps a single int as it is, and anything else in a tuple: an open number
+   would find nothing of what a plain one left there. remember() asks for the arguments to use. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,6 +17,9 @@ static vectorcallfunc plain_float, plain_int; /* NULL: CPython 3.11 has no such 
 static int n_answering; /* threads */
 static THREAD_LOCAL PyObject *answer;  /* a function of the class and the argument, or NULL */
 static THREAD_LOCAL PyObject *classes; /* a tuple: of which arguments it is asked */
+static THREAD_LOCAL PyObject *closing; /* a function of a call's arguments: with which to make it */
+static PyTypeObject *memo_type;        /* functools._lru_cache_wrapper */
+static ternaryfunc plain_memo;
 
 static int is_asked(PyObject *argument) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
@@ -65,26 +71,80 @@ static PyObject *cast(PyObject *cls, PyObject *const *args, size_t nargsf, PyObj
     return call_plainly(cls, args, nargsf, names);
 }
 
+static int is_any_asked(PyObject *args, PyObject *named) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        if (is_asked(PyTuple_GET_ITEM(args, i))) {
+            return 1;
+        }
+    }
+    PyObject *value;
+    Py_ssize_t at = 0;
+    while (named != NULL && PyDict_Next(named, &at, NULL, &value)) {
+        if (is_asked(value)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *remember(PyObject *memo, PyObject *args, PyObject *named) {
+    if (answer == NULL || !is_any_asked(args, named)) {
+        return plain_memo(memo, args, named);
+    }
+    PyObject *asked = Py_NewRef(closing);
+    PyObject *given = PyObject_CallFunctionObjArgs(asked, args, named ? named : Py_None, NULL);
+    Py_DECREF(asked);
+    if (given == NULL) {
+        return NULL;
+    }
+    PyObject *used, *used_named, *found = NULL;
+    if (PyArg_ParseTuple(given, "O!O", &PyTuple_Type, &used, &used_named)) {
+        found = plain_memo(memo, used, named ? used_named : NULL);
+    }
+    Py_DECREF(given);
+    return found;
+}
+
+static int find_memo_type(void) {
+    if (memo_type == NULL) {
+        PyObject *functools = PyImport_ImportModule("functools");
+        if (functools == NULL) {
+            return -1;
+        }
+        PyObject *found = PyObject_GetAttrString(functools, "_lru_cache_wrapper");
+        Py_DECREF(functools);
+        if (found == NULL || !PyType_Check(found)) {
+            Py_XDECREF(found);
+            return -1;
+        }
+        memo_type = (PyTypeObject *)found; /* for as long as the process lives */
+    }
+    return 0;
+}
+
 static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
     if (answer != NULL) {
         if (--n_answering == 0) {
             PyFloat_Type.tp_vectorcall = plain_float;
             PyLong_Type.tp_vectorcall = plain_int;
+            memo_type->tp_call = plain_memo;
         }
         Py_CLEAR(answer);
         Py_CLEAR(classes);
+        Py_CLEAR(closing);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *start(PyObject *module, PyObject *args) {
-    PyObject *function, *asked_of;
-    if (!PyArg_ParseTuple(args, "OO!:start", &function, &PyTuple_Type, &asked_of)) {
+    PyObject *function, *asked_of, *close;
+    if (!PyArg_ParseTuple(args, "OO!O:start", &function, &PyTuple_Type, &asked_of, &close)
+        || find_memo_type() < 0) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(asked_of); i++) {
         if (!PyType_Check(PyTuple_GET_ITEM(asked_of, i))) {
-            PyErr_SetString(PyExc_TypeError, "start() takes a function and a tuple of classes");
+            PyErr_SetString(PyExc_TypeError, "start() takes a tuple of classes");
             return NULL;
         }
     }
@@ -94,14 +154,17 @@ static PyObject *start(PyObject *module, PyObject *args) {
         plain_int = PyLong_Type.tp_vectorcall;
         PyFloat_Type.tp_vectorcall = cast;
         PyLong_Type.tp_vectorcall = cast;
+        plain_memo = memo_type->tp_call;
+        memo_type->tp_call = remember;
     }
     answer = Py_NewRef(function);
     classes = Py_NewRef(asked_of);
+    closing = Py_NewRef(close);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
-    {"start", start, METH_VARARGS, "Have this thread's calls of float and int answered."},
+    {"start", start, METH_VARARGS, "Have this thread's calls answered."},
     {"stop", stop, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
     {NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,9 @@ can is the call: while a run has something open, the two classes are called thro
 the thread that runs. They stay the objects that they are, to `is`, `isinstance` and torch. Without
 the C module such a call closes the number.
 
+A function behind `lru_cache` gets plain numbers, and closes them: what was computed for a plain one
+would not be found by an open one.
+
 Functions of `math` are replaced in that module while any run has something open; who imported one
 by name calls it itself, which closes the number.
 """
@@ -29,9 +32,11 @@ from tripwire.values.classes import isinstance
 from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
+    close_values,
     find_ledger,
     is_open,
     is_taken,
+    iter_leaves,
     may_be_open,
     of_run,
     plain,
@@ -45,7 +50,7 @@ def casting(user: object) -> Iterator[None]:
     try:
         _OF_MATH.enter(id(user))
         if _casts is not None:
-            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat))
+            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat), _close_given)
         yield
     finally:
         stop(user)
@@ -86,6 +91,16 @@ def _answer(cls: type, value: Any) -> Any:
         return NotImplemented
     number = mode.take_out(state.shadow, "item", value)
     return state.shadow.cast(cls, number) if is_open(number) else cls(number)
+
+
+def _close_given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
+    """With which arguments a function behind `lru_cache` is called."""
+    given = args, kwargs or {}
+    for number in filter(is_open, iter_leaves(given)):
+        if number.ledger.is_live():
+            number.ledger.close(number, "lru_cache")
+    closed: tuple[Any, ...] = close_values(given)
+    return closed
 
 
 # --- math --------------------------------------------------------------------------------------
