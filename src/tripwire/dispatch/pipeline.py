@@ -30,6 +30,7 @@ The numbers are in tally.py. Calls that fail are recorded by who was given as `O
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,13 +40,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import keeping_saved, mend_backward
+from tripwire.backends.backwards import keeping_saved, mend_backward, trains
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.handover import OPEN, Unmarked, handing_over, leaving_generators
 from tripwire.backends.limits import check_functional, spell_picks
 from tripwire.backends.registry import (
     Backend,
     Runtime,
+    count_runs_ahead,
     eager,
     inductor,
     name_of,
@@ -77,6 +79,7 @@ from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.session import TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
+from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import is_exactly, isinstance
 
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
 # Entries without a hit, after which the next is compiled when it is first hit.
 UNUSED_ALLOWED = 2
 _TRACER = Tracer()
+_log = logging.getLogger("tripwire.backends")
 
 
 class Failures(Protocol):
@@ -155,8 +159,7 @@ class Planned:
 
     def can_move(self) -> bool:
         """Whether another thread can compile it: under no mode, and nothing is compared."""
-        has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-        return self.originals is None and not has_modes
+        return self.originals is None and not has_modes()
 
     def for_later(self) -> Planned:
         """The same without the call's result, which may die meanwhile."""
@@ -169,6 +172,13 @@ class Planned:
         state = self.run.torch_state
         with self.contexts.entered(bool(name_quickly(state)["inference mode"])):
             yield sample_quickly() == state
+
+    def find_alive(self) -> tuple[torch.Tensor, ...]:
+        """The graph's inputs; none where one of them is gone."""
+        assert self.trace.completion is not None
+        tensors = self.trace.completion.tensors
+        alive = tuple(tensor for tensor in tensors if tensor is not None)
+        return alive if len(alive) == len(tensors) else ()
 
     def is_intact(self) -> bool:
         """Whether the graph's inputs are still what they were, as far as compiled code goes."""
@@ -277,6 +287,8 @@ class Pipeline:
             entry = Entry(trace, planned.plan, standing, runtime)
         if planned.originals is not None:
             self.check(entry, planned.run, planned.originals)
+        elif not (planned.waits or self.options.background):
+            self._run_ahead(entry, planned)
         return entry
 
     # --- observe ---
@@ -387,6 +399,28 @@ class Pipeline:
         tell_failure(error)
         self.teller.warn_once("%s The graph runs as it is.", reason)
 
+    # --- the first run ---
+
+    def _run_ahead(self, entry: Entry, planned: Planned) -> None:
+        """Have the new code do now what it does once: the next call would wait for it.
+
+        It computes again what the call computed, of the same inputs. So only where that draws,
+        writes and calls nothing, and where no backward keeps what it computes.
+        """
+        trace, given = planned.trace, planned.find_alive()
+        runs = count_runs_ahead(self.options.backend, given)
+        if not runs or has_modes() or trains(trace.graph) or not can_repeat(trace):
+            return
+        if is_opaque(trace) or runs_user_code(trace.graph) or not entry.is_compiled:
+            return
+        numbers = tuple(number.value for number in trace.numbers)
+        try:
+            with FIRST_RUN:
+                for _ in range(runs):
+                    entry.run_code((*numbers, *given))
+        except Exception as error:  # too little memory for two results, say: a hit tells of others
+            _log.info("The new code of %s isn't run ahead: %s", self.teller.name, error)
+
     # --- check=True ---
 
     def check(self, entry: Entry, run: Run, originals: Originals) -> None:
@@ -410,6 +444,11 @@ class Pipeline:
         except BaseException:
             entry.standing.close()
             raise
+
+
+def has_modes() -> bool:
+    """Whether a mode would see what is called now."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
 def _refusal_of(refused: Refused) -> Refusal:
