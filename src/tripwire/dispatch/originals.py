@@ -31,7 +31,6 @@ from torch import fx
 from tripwire.backends.registry import Runtime
 from tripwire.errors import WrongResult
 from tripwire.reading.sources import Local
-from tripwire.reading.structure import iter_tensors
 from tripwire.reading.tensors import (
     Copies,
     Copy,
@@ -39,6 +38,7 @@ from tripwire.reading.tensors import (
     Memory,
     TensorMeta,
     iter_given,
+    iter_tensors,
     memory_of,
     meta_of,
     version_of,

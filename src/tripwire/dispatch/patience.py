@@ -32,7 +32,7 @@ from torch import nn
 
 from tripwire.dispatch.entry import Entry
 from tripwire.reading.effects import Volatile
-from tripwire.reading.reads import fingerprint
+from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import Mismatch, Refusal
 from tripwire.values.classes import isinstance

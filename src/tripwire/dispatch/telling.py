@@ -40,8 +40,7 @@ from tripwire.phases import (
     note_figures,
 )
 from tripwire.ranges import Frame, underline
-from tripwire.reading.names import ReadLine
-from tripwire.reading.reads import Read
+from tripwire.reading.names import Read, ReadLine
 from tripwire.rulebook.refusals import Cause, Refusal
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS

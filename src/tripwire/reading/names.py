@@ -11,16 +11,28 @@ import builtins
 import dis
 import linecache
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, cast
+
+import torch
 
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.ranges import PerCode, SourceRange
 from tripwire.reading.bytecode import find_uses
+from tripwire.reading.kinds import (
+    ABSENT,
+)
 from tripwire.reading.sources import Attr, Cell, Global, Item, Source
-from tripwire.values.classes import isinstance
+from tripwire.reading.tensors import meta_of
+from tripwire.values.classes import (
+    isinstance,
+    name_of,
+)
+from tripwire.values.contents import PROXIES
+from tripwire.values.sameness import PLAIN
 
 
 class _Taker(Enum):
@@ -235,3 +247,45 @@ class Lines:
 
 def _name_of(step: Source) -> str | None:
     return step.name if isinstance(step, (Attr, Global, Cell)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a value was, in short: type and text."""
+
+    cls: type
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def fingerprint(value: object) -> Fingerprint:
+    """A value in short."""
+    cls = type(value)
+    if value is ABSENT or id(cls) in PLAIN:
+        text = repr(value)
+    elif id(cls) in PROXIES:  # what is asked of one that outlived its object raises
+        text = f"{name_of(cls)} object"
+    elif isinstance(value, torch.Tensor):
+        text = f"tensor {meta_of(value)}"
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        text = f"{name_of(cls)} of {len(value)}"
+    elif isinstance(value, type):
+        text = f"class {name_of(value)}"
+    elif isinstance(value, FunctionType):
+        text = f"function {value.__qualname__}"
+    elif isinstance(value, CodeType):
+        text = f"code of {value.co_qualname}"
+    else:
+        text = f"{name_of(cls)} object"
+    return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One observation that compiled code depends on."""
+
+    source: Source  # how to reach the value again
+    seen: Fingerprint  # what it was
+    where: ReadLine | None  # the user's line; None where no line names it

@@ -13,7 +13,6 @@ import builtins
 import dis
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, cast
@@ -25,7 +24,6 @@ from tripwire.env import is_installed_file, is_library_file
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
-    ABSENT,
     AttributesKind,
     CellsKind,
     ClassDictKind,
@@ -39,11 +37,10 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.names import Lines, ReadLine, tells_types
+from tripwire.reading.names import Lines, Read, fingerprint, tells_types
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.reading.tensors import meta_of
 from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.belongings import is_library_function
@@ -54,10 +51,8 @@ from tripwire.values.classes import (
     is_exactly,
     isinstance,
     mro,
-    name_of,
 )
-from tripwire.values.contents import PROXIES, all_codes, at_once, functions_behind
-from tripwire.values.sameness import PLAIN
+from tripwire.values.contents import all_codes, at_once, functions_behind
 
 # What functions and classes are called; no dict of theirs holds all of it.
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
@@ -68,48 +63,6 @@ _HIDDEN_STEPS = words(
     "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
     "fget fset fdel"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What a value was, in short: type and text."""
-
-    cls: type
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def fingerprint(value: object) -> Fingerprint:
-    """A value in short."""
-    cls = type(value)
-    if value is ABSENT or id(cls) in PLAIN:
-        text = repr(value)
-    elif id(cls) in PROXIES:  # what is asked of one that outlived its object raises
-        text = f"{name_of(cls)} object"
-    elif isinstance(value, torch.Tensor):
-        text = f"tensor {meta_of(value)}"
-    elif isinstance(value, (list, tuple, dict, set, frozenset)):
-        text = f"{name_of(cls)} of {len(value)}"
-    elif isinstance(value, type):
-        text = f"class {name_of(value)}"
-    elif isinstance(value, FunctionType):
-        text = f"function {value.__qualname__}"
-    elif isinstance(value, CodeType):
-        text = f"code of {value.co_qualname}"
-    else:
-        text = f"{name_of(cls)} object"
-    return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One observation that compiled code depends on."""
-
-    source: Source  # how to reach the value again
-    seen: Fingerprint  # what it was
-    where: ReadLine | None  # the user's line; None where no line names it
 
 
 def _join(codes: list[CodeType]) -> Uses:

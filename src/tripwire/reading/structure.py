@@ -11,8 +11,8 @@ import array
 import copy
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from types import (
@@ -22,26 +22,22 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
 from tripwire.reading.sources import (
-    Attr,
-    Item,
     Roots,
     Source,
     has_pytree,
-    iter_pytree,
 )
-from tripwire.reading.tensors import holds_tensor
+from tripwire.reading.tensors import holds_tensor, parts_with_paths
 from tripwire.values.classes import (
     find_in_class,
     ids_of,
     is_dataclass_object,
-    is_exactly,
     is_heap_type,
     is_iterator,
     is_namedtuple,
@@ -52,7 +48,6 @@ from tripwire.values.classes import (
 )
 from tripwire.values.contents import (
     at_once,
-    attributes_of,
     elements_of,
     filled_slots,
     items_of,
@@ -62,47 +57,6 @@ from tripwire.values.numbers import find_ledger, is_open, plain
 from tripwire.values.sameness import PLAIN
 
 # --- arguments ---------------------------------------------------------------------------
-
-
-def iter_tensors(
-    value: object, path: Source, above: tuple[int, ...] = ()
-) -> Iterator[tuple[torch.Tensor, Source]]:
-    """Tensors in containers, dataclasses and pytree nodes, in order, with their paths."""
-    if isinstance(value, torch.Tensor):
-        yield value, path
-    elif id(value) not in above and not _holds_plain(value):  # a container may contain itself
-        for child, child_path in _parts(value, path):
-            yield from iter_tensors(child, child_path, (*above, id(value)))
-
-
-def _holds_plain(value: object) -> bool:
-    """Whether a list or tuple holds plain values alone. One of a million is asked in 50 ms."""
-    return is_exactly(value, list, tuple) and PLAIN.issuperset(
-        map(id, map(type, elements_of(value)))
-    )
-
-
-def _parts(value: object, path: Source) -> Iterator[tuple[object, Source]]:
-    cls = type(value)
-    if id(cls) in PLAIN or isinstance(value, torch.nn.Module):
-        return
-    if is_namedtuple(cls):
-        names = cls._fields  # type: ignore[attr-defined]  # a namedtuple has fields
-        for name, child in zip(names, elements_of(value), strict=False):
-            yield child, Attr(path, name)
-    elif isinstance(value, dict):
-        for key, child in items_of(value):
-            yield child, Item(path, key)
-    elif isinstance(value, (list, tuple, deque)):
-        for index, child in enumerate(elements_of(value)):
-            yield child, Item(path, index)
-    elif has_pytree(value):
-        yield from iter_pytree(value, path)
-    elif is_dataclass_object(value):
-        held = attributes_of(value)
-        for field in fields(cast("Any", cls)):
-            if field.name in held:
-                yield held[field.name], Attr(path, field.name)
 
 
 _TENSOR = "tensor"
@@ -148,7 +102,7 @@ def build_skeleton(
         return (cls, f"{value.dtype}{value.shape}", value.tobytes())  # type: ignore[attr-defined]
     if id(value) in above:
         return ("above", above.index(id(value)))
-    parts = list(_parts(value, path))
+    parts = list(parts_with_paths(value, path))
     if not parts and not _is_container(value):
         return (cls, SameObject(value)) if identity else (cls,)
     inside = (*above, id(value))

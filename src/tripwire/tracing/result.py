@@ -21,18 +21,22 @@ from tripwire.reading.binding import Binding
 from tripwire.reading.effects import Effects
 from tripwire.reading.reach import Reach
 from tripwire.reading.reads import ReadSet
-from tripwire.reading.sources import Roots, Source
+from tripwire.reading.sources import Attr, Roots, Source
 from tripwire.reading.structure import Building, PartPlan, build_skeleton, find_difference
-from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of, version_of
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
-from tripwire.tracing.open.opening import NumberInput
+from tripwire.tracing.open.opening import OPEN_INPUT, NumberInput
 from tripwire.tracing.state import (
     FACTS,
+    HELD,
+    PAST,
+    STATE,
     Constant,
     NodeFacts,
+    TracingState,
 )
 from tripwire.values.classes import isinstance
 
@@ -425,3 +429,51 @@ class Run:
     torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
     outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
     was_alone: bool = True  # no other thread ran Python code meanwhile
+
+
+# --- inputs ---
+
+
+def build_inputs(state: TracingState) -> tuple[Input, ...]:
+    """The tensors that came with the call or were reached, as the run used them."""
+    rows = []
+    for node, known in state.inputs:
+        tensor = known()
+        facts: NodeFacts = node.meta[FACTS]
+        assert isinstance(facts.value, TensorMeta)
+        traits = state.traits[node]
+        node.meta[STATE] = any(known.sources.values())
+        if state.shadow is not None:
+            found = map(state.shadow.fakes.opened.get, map(str, known.sources))
+            node.meta[OPEN_INPUT] = next(filter(None, found), None)
+        node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
+        is_written = tensor is not None and _is_written(state, node, tensor)
+        node.meta[HELD] = is_written and any(map(_is_held, known.sources))
+        rows.append(
+            Input(
+                node.name,
+                *_first_and_others(known.sources),
+                facts.value,
+                traits,
+                is_written,
+            )
+        )
+    return tuple(rows)
+
+
+def _is_written(state: TracingState, node: fx.Node, tensor: torch.Tensor) -> bool:
+    if not state.force_outplace and version_of(tensor) != state.versions[node]:
+        return True
+    return storage_of(tensor) in state.written_storages
+
+
+def _is_held(source: Source | None) -> bool:
+    """Whether a path leads through an object."""
+    while source is not None and not isinstance(source, Attr):
+        source = source.base
+    return source is not None
+
+
+def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:
+    first, *others = sources
+    return first, tuple(others)

@@ -18,24 +18,17 @@ from types import CodeType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
-from torch import fx
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
-from tripwire.reading.names import tells_types
-from tripwire.reading.reads import ReadSet, fingerprint
-from tripwire.reading.sources import Attr, Item, Local, Running, Source
-from tripwire.reading.structure import (
-    Planner,
-    Unbuildable,
-    build_skeleton,
-    holds_mutable,
-    iter_tensors,
-)
-from tripwire.reading.tensors import TensorMeta, storage_of, version_of
+from tripwire.reading.names import fingerprint, tells_types
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Item, Local, Running, Source
+from tripwire.reading.structure import Planner, Unbuildable, build_skeleton, holds_mutable
+from tripwire.reading.tensors import iter_tensors, version_of
 from tripwire.reading.torchstate import (
     Answer,
     ask_all,
@@ -46,16 +39,10 @@ from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
-from tripwire.tracing.open.opening import OPEN_INPUT
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
-from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule
+from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
 from tripwire.tracing.state import (
     CURRENT,
-    FACTS,
-    HELD,
-    PAST,
-    STATE,
-    NodeFacts,
     TracingState,
     drop_unused_inputs,
     drop_unused_parts,
@@ -341,7 +328,7 @@ class Session:
         drop_unused_parts(state)
         if self.complete:
             drop_unused_inputs(state)
-        inputs = self._inputs()
+        inputs = build_inputs(self.state)
         result = self._settle(result)
         if effects is None or not effects.steps:
             self._check_result(result, tensors, inputs)
@@ -549,48 +536,6 @@ class Session:
                 f"{name} returned a list or a dict. Strict tracing allows tensors and tuples "
                 "only, since a caller could change the others. Use strict=False.",
             )
-
-    def _inputs(self) -> tuple[Input, ...]:
-        rows = []
-        for node, known in self.state.inputs:
-            tensor = known()
-            facts: NodeFacts = node.meta[FACTS]
-            assert isinstance(facts.value, TensorMeta)
-            traits = self.state.traits[node]
-            node.meta[STATE] = any(known.sources.values())
-            if self.state.shadow is not None:
-                found = map(self.state.shadow.fakes.opened.get, map(str, known.sources))
-                node.meta[OPEN_INPUT] = next(filter(None, found), None)
-            node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
-            is_written = tensor is not None and self._is_written(node, tensor)
-            node.meta[HELD] = is_written and any(map(_is_held, known.sources))
-            rows.append(
-                Input(
-                    node.name,
-                    *_first_and_others(known.sources),
-                    facts.value,
-                    traits,
-                    is_written,
-                )
-            )
-        return tuple(rows)
-
-    def _is_written(self, node: fx.Node, tensor: torch.Tensor) -> bool:
-        if not self.state.force_outplace and version_of(tensor) != self.state.versions[node]:
-            return True
-        return storage_of(tensor) in self.state.written_storages
-
-
-def _is_held(source: Source | None) -> bool:
-    """Whether a path leads through an object."""
-    while source is not None and not isinstance(source, Attr):
-        source = source.base
-    return source is not None
-
-
-def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source, ...]]:
-    first, *others = sources
-    return first, tuple(others)
 
 
 def _class_name(name: str) -> str:

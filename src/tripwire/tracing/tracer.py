@@ -31,12 +31,8 @@ from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
 from tripwire.reading.sources import Local, Roots
-from tripwire.reading.structure import (
-    Planner,
-    build_skeleton,
-    find_difference,
-    iter_tensors,
-)
+from tripwire.reading.structure import Planner, build_skeleton, find_difference
+from tripwire.reading.tensors import iter_tensors
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.tracing import hooks

@@ -24,8 +24,9 @@ import torch
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, WEAK, Kind
 from tripwire.reading.meeting import BYTES, PINNED
+from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
-from tripwire.reading.reads import ReadSet, fingerprint
+from tripwire.reading.reads import ReadSet
 from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     TensorMeta,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tripwire.reading.kinds import ABSENT
-from tripwire.reading.reads import fingerprint
+from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.validity.table import TableRow
 from tripwire.values.classes import (

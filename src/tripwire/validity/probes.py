@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tripwire.reading.reads import fingerprint
+from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, Call, Target, is_seeded, rule_for, words

@@ -25,8 +25,8 @@ from tripwire.reading.kinds import (
     MembersKind,
     SlotsKind,
 )
+from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
-from tripwire.reading.reads import fingerprint
 from tripwire.reading.sources import Attr, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Cause, Writer
