@@ -74,6 +74,20 @@ def test_lightning_fits_a_compiled_module() -> None:
     assert (done.traces, done.hits) == (1, 7)
 
 
+def test_accelerate_compiles_with_tripwire_where_torch_compile_is_replaced() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    accelerate.state.AcceleratorState._reset_state()  # all accelerators of a process share one
+    model = make_net()
+    twin = copy.deepcopy(model)
+    with tripwire.replacing_torch_compile():
+        accelerator = accelerate.Accelerator(cpu=True, dynamo_backend="eager")
+        prepared = accelerator.prepare(model)
+    for _ in range(4):
+        torch.testing.assert_close(prepared(torch.ones(2, 4)), twin(torch.ones(2, 4)))
+    assert (prepared.statistics().traces, prepared.statistics().hits) == (1, 3)
+    accelerate.state.AcceleratorState._reset_state()
+
+
 def test_accelerate_prepares_saves_and_unwraps_a_compiled_module(tmp_path) -> None:
     accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
 
@@ -205,6 +219,7 @@ def test_peft_sets_adapters_of_a_model_of_transformers() -> None:
     ids = torch.randint(0, 64, (1, 6))
     compiled = tripwire.compile(model, backend="eager")
     play_adapters(model, compiled, lambda callee: callee(input_ids=ids).logits)
+    assert compiled.statistics().traces <= 5  # two adapters, none, and merged
 
 
 def test_torch_geometric_layers_over_graphs_of_several_sizes() -> None:

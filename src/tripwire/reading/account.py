@@ -250,8 +250,9 @@ class Account:
         self.dynamic = False
         self.opens_self = False
         self.computes_names = False
-        self.compares_identity = not _IDENTITY_FUNCTIONS.isdisjoint(code.co_names)
-        self.identities: set[Operands] = {()} if self.compares_identity else set()
+        asks = not _IDENTITY_FUNCTIONS.isdisjoint(code.co_names)
+        self.asked: set[tuple[Step, ...]] = {()} if asks else set()
+        self.identities: set[Operands] = {()} if asks else set()
         self.foreign_dict = False  # `__dict__` is taken of something that isn't `self`
         self.refused: tuple[str, int] | None = None
         self.passed: dict[str, int] = {}
@@ -434,7 +435,7 @@ class Account:
             self.lines(self.passed),
             steps,
             self.computes_names,
-            self.compares_identity,
+            frozenset(self.asked),
             frozenset(self.identities),
             frozenset(self.replaced),
             frozenset(self.replaced_of_self),

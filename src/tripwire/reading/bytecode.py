@@ -34,7 +34,7 @@ from tripwire.reading.account import (
     is_singleton,
     names_in,
 )
-from tripwire.reading.uses import StepKind, Uses
+from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.values.classes import isinstance
 
 
@@ -66,6 +66,13 @@ _SUMS = frozenset(
 )
 _GROWING = frozenset({"append", "extend", "add"})
 _NAMED = (StepKind.GLOBAL, StepKind.ATTRIBUTE)
+
+
+def _find_variable(value: StackValue | None) -> Step | None:
+    """The global or the free variable that a value is; None for anything else."""
+    if isinstance(value, Loaded) and value.kind in (StepKind.GLOBAL, StepKind.FREE):
+        return Step(value.kind, value.name)
+    return None
 
 
 class _Walk(Account):
@@ -316,7 +323,8 @@ class _Walk(Account):
 
     def is_op(self, _: int) -> None:
         values = [self.pop(), self.pop()]
-        self.compares_identity = self.compares_identity or not any(map(is_singleton, values))
+        if not any(map(is_singleton, values)):
+            self.asked.add(tuple(filter(None, map(_find_variable, values))))
         if not any(map(is_no_number, values)):
             self.identities.add(tuple(filter(None, map(self.spell_operand, values))))
         for value in values:

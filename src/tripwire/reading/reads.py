@@ -14,7 +14,7 @@ import dis
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from functools import cached_property, reduce
-from types import CodeType, FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -148,11 +148,19 @@ class ReadSet:
 
     @cached_property
     def compares_identity(self) -> bool:
-        """Whether a user's function asks with `is` for more than None, True and False."""
-        return any(
-            find_uses(code).compares_identity and not is_library_file(code.co_filename)
-            for code in self._codes
-        )
+        """Whether a user's function may ask with `is` which list, set, tuple or dict it has."""
+        users = [code for code in self._codes if not is_library_file(code.co_filename)]
+        asked = {one for code in users for one in find_uses(code).asked}
+        return any(not any(map(self._is_code, one)) for one in asked)
+
+    def _is_code(self, variable: Step) -> bool:
+        """Whether a global or a free variable is a function, a class or a module all along."""
+        stored = self.uses.stored_globals | {step.name for step in self.uses.replaced}
+        if variable.name in stored or self.is_dynamic:
+            return False
+        pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
+        found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == variable.name]
+        return bool(found) and all(isinstance(v, (FunctionType, type, ModuleType)) for v in found)
 
     @cached_property
     def compares_numbers(self) -> bool:

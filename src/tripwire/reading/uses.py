@@ -68,7 +68,8 @@ class Uses:
     passed: dict[str, int]  # globals and attributes that are handed to a call
     steps: dict[Step, Use]
     computes_names: bool = False  # `getattr` and its kin are given names that aren't constants
-    compares_identity: bool = False  # `a is b`, where neither is None, True, False or `...`
+    # `a is b`, where neither is None, True, False or `...`: which of the two are variables.
+    asked: frozenset[tuple[Step, ...]] = frozenset()
     identities: frozenset[Operands] = frozenset()  # such questions, which may be about numbers
     replaced: frozenset[Step] = frozenset()  # stored other than by a sum of what was there
     replaced_of_self: frozenset[str] = frozenset()  # the same, by `self.name = ...`
@@ -94,10 +95,11 @@ def join(uses: Iterable[Uses]) -> Uses:
     stored_attributes: set[str] = set()
     stored_globals: set[str] = set()
     imports: set[str] = set()
-    dynamic = opens_self = computes_names = compares_identity = False
+    dynamic = opens_self = computes_names = False
     refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
+    asked: set[tuple[Step, ...]] = set()
     identities: set[Operands] = set()
     replaced: set[Step] = set()
     replaced_of_self: set[str] = set()
@@ -115,7 +117,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         dynamic = dynamic or one.has_dynamic_names
         opens_self = opens_self or one.opens_self
         computes_names = computes_names or one.computes_names
-        compares_identity = compares_identity or one.compares_identity
+        asked |= one.asked
         identities |= one.identities
         refused = refused or one.refused
         for step, use in one.steps.items():
@@ -136,7 +138,7 @@ def join(uses: Iterable[Uses]) -> Uses:
         passed,
         steps,
         computes_names,
-        compares_identity,
+        frozenset(asked),
         frozenset(identities),
         frozenset(replaced),
         frozenset(replaced_of_self),

@@ -413,3 +413,107 @@ def test_what_comes_back_finds_its_entry(
     statistics = compiled.statistics()
     assert statistics.traces <= 3
     assert statistics.hits == 12 - statistics.traces
+
+
+# --- what is compared with `is` ---
+
+
+class Marker:
+    pass
+
+
+ITEMS: object = Marker
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [1, 2]
+        self.other = self.sizes
+
+
+def against_functions(net):
+    def helper(x):
+        return x
+
+    def ask(x):
+        same = net.sizes is helper or type(net).forward is helper or net.sizes is Marker
+        return x * sum(net.sizes) + same
+
+    return ask
+
+
+def against_a_free_list(net):
+    kept = net.sizes
+
+    def ask(x):
+        return x * sum(net.sizes) + (net.sizes is kept)
+
+    return ask
+
+
+def against_what_becomes_a_list(net):
+    last = Marker
+
+    def ask(x):
+        nonlocal last
+        same = net.sizes is last
+        last = net.sizes
+        return x * sum(net.sizes) + same + (net.sizes is last)
+
+    return ask
+
+
+def against_an_attribute(net):
+    return lambda x: x * sum(net.sizes) + (net.sizes is net.other)
+
+
+def against_a_global(net):
+    return lambda x: x * sum(net.sizes) + (net.sizes is ITEMS)
+
+
+def by_identity(net):
+    return lambda x: x * sum(net.sizes) + (id(net.sizes) == id(net.other))
+
+
+ASKING = [
+    against_functions,
+    against_a_free_list,
+    against_what_becomes_a_list,
+    against_an_attribute,
+    against_a_global,
+    by_identity,
+]
+
+
+@pytest.mark.parametrize("make", ASKING)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_lists_are_told_apart_where_is_may_be_about_them(make, backend) -> None:
+    first, second = Holder(), Holder()
+    compiled, plain = tripwire.compile(make(first), backend=backend), make(second)
+    x = torch.ones(2)
+
+    def check() -> None:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), plain(x))
+
+    check()
+    for net in (first, second):
+        net.sizes = [1, 2]  # an equal one
+    check()
+    for net in (first, second):
+        net.other = net.sizes
+    check()
+    if make is against_functions:
+        assert compiled.statistics().traces == 1
+
+
+def test_a_list_that_a_global_becomes_is_told_from_its_equal(monkeypatch) -> None:
+    net = Holder()
+    compiled = tripwire.compile(against_a_global(net), backend="eager")
+    x = torch.zeros(1)
+    assert [float(compiled(x)) for _ in range(3)] == [0, 0, 0]
+    monkeypatch.setitem(globals(), "ITEMS", net.sizes)
+    assert [float(compiled(x)) for _ in range(3)] == [1, 1, 1]
+    net.sizes = [1, 2]
+    assert [float(compiled(x)) for _ in range(3)] == [0, 0, 0]

@@ -712,4 +712,4 @@ def test_comparing_identity_is_noted_but_not_with_none_true_and_false():
         "a == b": False,
     }.items():
         code = compile(f"def f(a, b, operator): return {text}", "<text>", "exec").co_consts[0]
-        assert find_uses(code).compares_identity is asks, text
+        assert bool(find_uses(code).asked) is asks, text
