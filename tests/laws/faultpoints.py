@@ -259,7 +259,7 @@ class Process:
             "monitoring tools": tools and [tools.get_tool(number) for number in range(6)],
             "observers": len(observe._at_work),
             "users of patches": (len(hooks._OF_TORCH._users), len(hooks._OF_PYTHON._users)),
-            "collector": gc.isenabled(),
+            "collector": (gc.isenabled(), gc.get_threshold()),
             "callbacks of the collector": len(gc.callbacks),
             "function modes": torch._C._len_torch_function_stack(),
             "dispatch modes": torch._C._len_torch_dispatch_stack(),

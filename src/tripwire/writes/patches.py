@@ -6,12 +6,13 @@ is written in Python stays the object that it is, for code that compares it: it 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import CO_GENERATOR
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 from tripwire.values.belongings import StandsFor, code_of, is_library_function
 from tripwire.values.classes import isinstance
@@ -97,10 +98,40 @@ def _build_detour(hook: object, code: CodeType) -> CodeType:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RarerCollections:
+    """The garbage collector lets more new objects come together before it looks at them.
+
+    Whoever makes many objects that stay would have it look through everything in vain. Garbage
+    is still collected; a threshold that somebody sets meanwhile stays.
+    """
+
+    factor: int
+
+    def apply(self, undo: list[Callable[[], None]]) -> None:
+        """Raise the threshold; `undo` gets what lowers it again."""
+        before = gc.get_threshold()
+        raised = (before[0] * self.factor, *before[1:])
+
+        def put_back() -> None:
+            if gc.get_threshold() == raised:
+                gc.set_threshold(*before)
+
+        undo.append(put_back)
+        gc.set_threshold(*raised)
+
+
+class Applicable(Protocol):
+    """Something of Python's or torch's that is otherwise for a while."""
+
+    def apply(self, undo: list[Callable[[], None]]) -> None:
+        """Change it; `undo` gets what puts it back, before anything is changed."""
+
+
 class Patches:
     """Patches that are in place while anybody needs them; shared by all threads."""
 
-    def __init__(self, find: Callable[[], tuple[Patch, ...]]) -> None:
+    def __init__(self, find: Callable[[], tuple[Applicable, ...]]) -> None:
         self._find = find
         self._lock = threading.Lock()
         self._users: set[int] = set()

@@ -416,3 +416,45 @@ def test_what_recording_looks_up_is_no_read_of_the_run() -> None:
     assert not reads.labels
     assert "mul" in reads.names
     assert "__file__" not in reads.names
+
+
+@pytest.fixture
+def plain_threshold():
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def test_collections_are_rarer_while_a_run_is_observed_and_no_longer(plain_threshold) -> None:
+    seen = tripwire.trace(lambda x: (x + 1, gc.get_threshold()), X).result[1]
+    assert seen == (plain_threshold[0] * 10, *plain_threshold[1:])
+    assert gc.get_threshold() == plain_threshold
+
+
+def test_a_compiled_function_that_asks_for_the_threshold_gets_the_plain_one(
+    plain_threshold,
+) -> None:
+    compiled = tripwire.compile(lambda x: (x + 1, gc.get_threshold()), backend="eager")
+    assert [compiled(X)[1] for _ in range(3)] == [plain_threshold] * 3
+
+
+def test_garbage_of_the_run_is_collected_while_it_goes_on() -> None:
+    class Knot:
+        def __init__(self):
+            self.itself = self
+
+    def forward(x):
+        knot = weakref.ref(Knot())
+        made = [[] for _ in range(20_000)]
+        return x + len(made), knot() is None
+
+    assert tripwire.trace(forward, X).result[1]
+
+
+def test_a_threshold_that_the_run_sets_stays(plain_threshold) -> None:
+    def forward(x):
+        gc.set_threshold(500, 5, 5)
+        return x + 1
+
+    tripwire.trace(forward, X)
+    assert gc.get_threshold() == (500, 5, 5)

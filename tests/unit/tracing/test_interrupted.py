@@ -41,12 +41,13 @@ def interrupted(*args, **kwargs):
 
 def check_left(fn=lambda x: x + 1, plain=lambda: X + 1) -> None:
     """Interrupt a call; nothing may be left while the exception lives, and the next call works."""
-    before = builtins.getattr, nn.Module.__call__, len(gc.callbacks)
+    before = builtins.getattr, nn.Module.__call__, len(gc.callbacks), gc.get_threshold()
     compiled = tripwire.compile(fn, backend="eager")
     with pytest.raises(KeyboardInterrupt):
         compiled(X)
     assert sys.getprofile() is None
-    assert (builtins.getattr, nn.Module.__call__, len(gc.callbacks)) == before
+    now = builtins.getattr, nn.Module.__call__, len(gc.callbacks), gc.get_threshold()
+    assert now == before
     assert torch._C._len_torch_function_stack() == 0
     assert torch.is_grad_enabled()
     assert (CURRENT.state, CURRENT.tracing) == (None, False)
