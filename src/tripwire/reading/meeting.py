@@ -25,7 +25,7 @@ from collections import defaultdict, deque, namedtuple
 from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -140,6 +140,13 @@ _MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing"
 Reached = Iterator[tuple[object, Source]]
 
 
+class _Class(NamedTuple):
+    """What is asked of a class for each of its objects: a model has few classes."""
+
+    can_be_read: bool
+    has_slots: bool
+
+
 class Meeting(ABC):
     """Objects are kept alive and known by identity; `walk` goes on with what is handed out."""
 
@@ -154,6 +161,7 @@ class Meeting(ABC):
         self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
         self._walked: set[int] = set()  # classes
+        self._known: dict[int, _Class] = {}  # by identity
         self._watched: set[int] = set()  # classes through which lookups are told
         self._looks_unseen = False  # a class answers itself, or was met after the run
         self._is_over = False
@@ -185,10 +193,10 @@ class Meeting(ABC):
 
     def _children(self, item: Any, path: Source, anchored: bool) -> Reached:
         cls = type(item)
-        if isinstance(item, torch.jit.ScriptModule):  # its tables are in C, and look like dicts
-            self.opaque.append((item, path))
-            return
         if isinstance(item, nn.Module):
+            if isinstance(item, torch.jit.ScriptModule):  # its tables are in C, and look like dicts
+                self.opaque.append((item, path))
+                return
             yield from self._meet_module(item, path, anchored)
             yield from self._class_of(item, path)
             return
@@ -413,7 +421,7 @@ class Meeting(ABC):
 
     def _meet(self, item: object) -> Reached:
         """From now on reads are told; or else all that is held was read."""
-        if can_be_read(type(item)) and not self._is_open:
+        if self._know(type(item)).can_be_read and not self._is_open:
             self._met[id(item)] = item
             self.reader.meet(item)
             return
@@ -434,6 +442,13 @@ class Meeting(ABC):
         """Meet all that something held when it was met."""
         for value, step in children_of(holder):
             self.walk(value, step, anchored)
+
+    def _know(self, cls: type) -> _Class:
+        known = self._known.get(id(cls))
+        if known is None:
+            self._alive.append(cls)
+            known = self._known[id(cls)] = _Class(can_be_read(cls), bool(slots_of(cls)))
+        return known
 
     # --- containers ---
 
@@ -492,7 +507,7 @@ class Meeting(ABC):
             yield from self._meet(item)
 
     def _remember_slots(self, item: Any, path: Source, anchored: bool) -> list[Holder]:
-        if not slots_of(type(item)):
+        if not self._know(type(item)).has_slots:
             return []
         return [self.holders.remember(item, SLOTS, path, anchored)]
 

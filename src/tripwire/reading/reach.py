@@ -251,7 +251,7 @@ class Reach(Meeting):
                 if item is None:
                     continue
                 path = Referent(path)
-            if isinstance(item, torch.Tensor):
+            if id(type(item)) in PLAIN_TENSORS or isinstance(item, torch.Tensor):
                 self._on_tensor(item, path, anchored)
                 queue.extend((v, p, anchored) for v, p in self._below_tensor(item, path))
                 continue

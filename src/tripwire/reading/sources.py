@@ -49,6 +49,11 @@ class Source:
         """The path without its last step; None at a root."""
         return None
 
+    @property
+    def label(self) -> str:
+        """The last step as a scope's path has it; empty where it adds none."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class Local(Source):
@@ -58,6 +63,10 @@ class Local(Source):
 
     def __str__(self) -> str:
         return f"L[{self.name!r}]"
+
+    @property
+    def label(self) -> str:
+        return "" if self.name == "self" else self.name
 
     def fetch(self, roots: Roots) -> object:
         return roots.locals[self.name]
@@ -73,6 +82,10 @@ class Global(Source):
     def __str__(self) -> str:
         return f"G[{self.module}][{self.name!r}]" if self.module else f"G[{self.name!r}]"
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def fetch(self, roots: Roots) -> object:
         return roots.namespaces[self.module][self.name]
 
@@ -86,6 +99,10 @@ class Imported(Source):
     def __str__(self) -> str:
         return f"M[{self.name}]"
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def fetch(self, roots: Roots) -> object:
         return sys.modules[self.name]
 
@@ -98,6 +115,10 @@ class Running(Source):
 
     def __str__(self) -> str:
         return f"F[{self.name}]"
+
+    @property
+    def label(self) -> str:
+        return self.name
 
     def fetch(self, roots: Roots) -> object:
         if getattr(roots.function, "__qualname__", None) == self.name:
@@ -120,6 +141,10 @@ class Cell(Source):
     def base(self) -> Source | None:
         return self.function
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def fetch(self, roots: Roots) -> object:
         function = roots.function if self.function is None else self.function.fetch(roots)
         return cells_of(function)[self.name].cell_contents
@@ -133,6 +158,10 @@ class TypeOf(Source):
 
     def __str__(self) -> str:
         return f"T[{self.of}]"
+
+    @property
+    def label(self) -> str:
+        return ""
 
     @property
     def base(self) -> Source | None:
@@ -156,6 +185,10 @@ class Attr(Source):
     def base(self) -> Source | None:
         return self.owner
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def fetch(self, roots: Roots) -> object:
         return getattr(self.owner.fetch(roots), self.name)
 
@@ -169,6 +202,10 @@ class Item(Source):
 
     def __str__(self) -> str:
         return f"{self.owner}[{spell_key(self.key)}]"
+
+    @property
+    def label(self) -> str:
+        return spell_key(self.key, str)
 
     @property
     def base(self) -> Source | None:
@@ -188,6 +225,10 @@ class Referent(Source):
         return f"{self.owner}()"
 
     @property
+    def label(self) -> str:
+        return "()"
+
+    @property
     def base(self) -> Source | None:
         return self.owner
 
@@ -205,6 +246,10 @@ class Child(Source):
 
     def __str__(self) -> str:
         return f"{self.owner}<{self.index}>"
+
+    @property
+    def label(self) -> str:
+        return str(self.index)
 
     @property
     def base(self) -> Source | None:
@@ -236,32 +281,12 @@ class ScopePaths:
         known = self._known.get(id(source))
         if known is None:
             above = "" if source.base is None else self.of(source.base)
-            own = _label(source)
+            own = source.label
             known = self._known[id(source)] = (
                 source,
                 f"{above}.{own}" if above and own else above or own,
             )
         return known[1]
-
-
-def _label(source: Source) -> str:
-    match source:
-        case Local("self") | TypeOf():
-            return ""
-        case (
-            Local(name)
-            | Global(_, name)
-            | Imported(name)
-            | Running(name)
-            | Cell(_, name)
-            | Attr(_, name)
-        ):
-            return name
-        case Item(_, key) | Child(_, key):
-            return spell_key(key, str)
-        case Referent():
-            return "()"
-    raise TypeError(source)
 
 
 def has_pytree(value: object) -> bool:

@@ -361,18 +361,17 @@ class MemoryTable:
         storage = self._storage_of(tensor)
         if storage is None:
             return OUTSIDE
-        found = self._numbers.get(storage._cdata)
-        if found is not None:
-            return found
         new = OUTSIDE if may_be_outside or self._hides else len(self._refs) + 1
         return self._number(storage, new)
 
     def _number(self, storage: torch.UntypedStorage, number: int) -> int:
         address = storage._cdata
-        if address not in self._numbers:
-            self._refs.append(storage._weak_ref())
-            self._numbers[address] = number
-        return self._numbers[address]
+        found = self._numbers.get(address)
+        if found is not None:
+            return found
+        self._refs.append(storage._weak_ref())
+        self._numbers[address] = number
+        return number
 
     def _storage_of(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         """None for classes that may keep their values in other tensors, and for odd layouts."""

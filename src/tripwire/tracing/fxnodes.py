@@ -181,15 +181,15 @@ def record(
         raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
     if type(value) is not torch.Tensor:
         check_class(value)
-    if not is_recordable(value):
-        inputs = _tensor_nodes(nodes)
-        if inputs:
-            taken = tuple(iter_given((args, kwargs)))
-            add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where, taken)
-        return None
-    if value is None and rule.target is GETATTR:  # `.grad is None` asks what ran before
-        add_branch(state, rule.name, _taker(rule), nodes[0], nodes[1], value, where)
-        return None
+        if not is_recordable(value):
+            inputs = _tensor_nodes(nodes)
+            if inputs:
+                taken = tuple(iter_given((args, kwargs)))
+                add_branch(state, rule.name, _taker(rule), *nodes, value, where, taken)
+            return None
+        if value is None and rule.target is GETATTR:  # `.grad is None` asks what ran before
+            add_branch(state, rule.name, _taker(rule), *nodes, value, where)
+            return None
     state.calls += 1
     state.written = {}
     deciders, makes_size = find_deciders(state, rule, args, kwargs, where)
@@ -211,7 +211,7 @@ def record(
         # A node would stand for a copy where the back end says so: `dropout` in eval mode.
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
         return state.node_of(value)
-    if not nodes[1].keys().isdisjoint(keyword.kwlist):
+    if nodes[1] and not nodes[1].keys().isdisjoint(keyword.kwlist):
         rule, nodes = _spell_keywords(rule, nodes)
     names = _choose_names(state, value, where)
     first = names if isinstance(names, str) else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.ranges import SourceRange, capture_range, is_library_caller
 from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     iter_given,
@@ -218,9 +218,10 @@ class Recorder(TorchFunctionMode):
                 if state.quiet:  # nobody else asks
                     note_time(state, func, args, perf_counter_ns() - begin)
             try:
-                record(state, rule, nodes, args, kwargs, value, self._range(), varies=varies)
-                if rule.name == "unbind" and not state.quiet and _is_iteration(self._range()):
-                    note_length(state, "__iter__", args[0], len(value), self._range())
+                where = capture_range(2, state.ends, state.outer)  # _range(), without two calls
+                record(state, rule, nodes, args, kwargs, value, where, varies=varies)
+                if rule.name == "unbind" and not state.quiet and _is_iteration(where):
+                    note_length(state, "__iter__", args[0], len(value), where)
                 if shadow is not None and varies:
                     shadow.follow(rule, func, *given, value)
             except Refused as refused:

@@ -151,6 +151,8 @@ def find_deciders(
     """
     if rule.opaque:
         return None, rule.as_it_is is not None
+    if not (rule.sized_by_data or rule.takes_sizes):
+        return find_inherited(state, rule, args, kwargs), False
     decisive = find_decisive(rule, args, kwargs)
     if decisive is None:
         return None, True
