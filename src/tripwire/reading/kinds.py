@@ -236,9 +236,9 @@ class NamesKind(_DictKind):
         return space
 
     def read(self, owner: Any) -> Held:
-        found = [(name, dict.get(owner, name, ABSENT)) for name in self.names]
-        found = [(name, value) for name, value in found if value is not ABSENT]
-        return tuple([name for name, _ in found]), tuple([value for _, value in found])
+        get = dict.get
+        found = {n: v for n in self.names if (v := get(owner, n, ABSENT)) is not ABSENT}
+        return tuple(found), tuple(found.values())
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, key) if self.module is None else Global(self.module, key)
