@@ -44,7 +44,8 @@ class Ledger(Protocol):
 
 def is_open(value: object) -> bool:
     """Whether a value is an open number."""
-    return is_exactly(value, OpenInt, OpenFloat)
+    cls = type(value)
+    return cls is OpenInt or cls is OpenFloat
 
 
 def is_taken(value: object) -> bool:
@@ -429,11 +430,12 @@ def iter_leaves(value: Any) -> Iterator[Any]:
     left = [value]  # a stack: generators in generators took twice the time
     while left:
         value = left.pop()
-        if isinstance(value, (tuple, list)):
+        cls = type(value)
+        if issubclass(cls, (tuple, list)):
             left += [*value][::-1]
-        elif isinstance(value, dict):
+        elif issubclass(cls, dict):
             left += [*value.values()][::-1]
-        elif type(value) is slice:
+        elif cls is slice:
             left += value.step, value.stop, value.start
         else:
             yield value

@@ -29,7 +29,7 @@ from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.fxnodes import add_branch
-from tripwire.tracing.open.fakes import BY_VALUES, Fakes, are_alike, hint_of
+from tripwire.tracing.open.fakes import BY_VALUES, Fakes, hint_of
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
     FAKE,
@@ -414,7 +414,7 @@ class Shadow:
                 fakes = self.fakes.imitate(func, args, kwargs, in_place=in_place)
                 self._note_decisions()
                 why = fakes if isinstance(fakes, str) else ""
-                if isinstance(fakes, str) or not are_alike(fakes, results):
+                if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
                     why = why or "what it gives has another form than torch foretells"
                     self._close_arguments((args, kwargs), f"{rule.name} ({why})")
                     return
