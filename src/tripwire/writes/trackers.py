@@ -24,7 +24,7 @@ from torch.nn.modules import module as module_globals
 
 from tripwire.ranges import Frame
 from tripwire.values.classes import isinstance
-from tripwire.writes import watching
+from tripwire.writes import snapshots, watching
 from tripwire.writes.patches import Patch
 from tripwire.writes.subscriptions import can_refer, ensure_patched, install
 from tripwire.writes.watching import Change, Watch
@@ -43,14 +43,20 @@ class GuardedCode(Protocol):
 
 
 class MutationTracker:
-    """The mutations of one object, counted while it is watched, and the code that they concern."""
+    """The mutations of one object, and the code that they concern.
+
+    While there is code to tell, each write that is seen counts. Afterwards what differs from the
+    last look counts, once for each name, when somebody asks.
+    """
 
     db: ClassVar[ExactWeakKeyDictionary[MutationTracker]] = ExactWeakKeyDictionary()
     # Objects without weak references, while they are watched.
     pinned: ClassVar[dict[int, tuple[object, MutationTracker]]] = {}
 
     def __init__(self) -> None:
-        self.mutation_count = 0
+        self._count = 0
+        # While nobody is told: what finds the object, and how it was at the last look.
+        self._left: tuple[Callable[[], object], snapshots.Snapshot] | None = None
         self.writer: Frame | None = None  # of the latest mutation; None if a check found it
         self.watchers: list[weakref.ref[GuardedCode]] = []
         self._watch: Watch | None = None
@@ -61,9 +67,22 @@ class MutationTracker:
         pinned = cls.pinned.get(id(obj))
         return cls.db.get(obj) if pinned is None else pinned[1]
 
+    @property
+    def mutation_count(self) -> int:
+        """How many there were."""
+        with _lock:
+            obj = None if self._left is None else self._left[0]()
+            if self._left is not None and obj is not None:
+                find, held = self._left
+                now = snapshots.read(obj)
+                if not snapshots.is_unchanged(held, now):
+                    self._count += len(list(snapshots.compare(held, now, {})))
+                    self._left = find, snapshots.hold(now, {})
+            return self._count
+
     def on_mutation(self, name: object) -> None:
         """Count a mutation, and invalidate the code that wasn't told yet."""
-        self.mutation_count += 1
+        self._count += 1
         with _lock:
             told, self.watchers = self.watchers, []
         self._rest()
@@ -94,6 +113,7 @@ class MutationTracker:
         """Watch the object, if nobody did meanwhile and the code is still there."""
         if self._watch is not None:
             return
+        self._count, self._left = self.mutation_count, None
         fresh: Watch | None = watching.watch(obj, self._changed)
         with _lock:
             if self._watch is None and self.watchers:
@@ -115,7 +135,10 @@ class MutationTracker:
                 if tracker is self:
                     del self.pinned[address]
         if watch is not None:
+            obj = watch.find()
             watch.cancel()
+            if obj is not None and can_refer(obj):
+                self._left = weakref.ref(obj), snapshots.hold(snapshots.read(obj), {})
 
 
 _lock = threading.RLock()

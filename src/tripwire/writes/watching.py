@@ -87,6 +87,10 @@ class Watch:
         """Whether the listener may still be told something."""
         return self._watcher.listener is not None and self._watcher.find() is not None
 
+    def find(self) -> object:
+        """The object, or None when it has died."""
+        return self._watcher.find()
+
     def check(self) -> tuple[Change, ...]:
         """Compare with what was there, tell the listener, and return what it was told."""
         return self._watcher.check()

@@ -53,7 +53,7 @@ def test_code_is_told_after_the_write_and_once() -> None:
     thing.x = 2
     thing.x = 3
     assert code.told == [2]
-    assert tracker.mutation_count == 1  # nobody watched the second
+    assert tracker.mutation_count == 2  # the second was found when somebody asked
     assert tracker is MutationTracker.db[thing]
 
 
@@ -296,3 +296,38 @@ def test_threads_that_watch_and_write_tell_each_code_once() -> None:
     thing.x = None
     assert all(len(code.told) == 1 for mine in codes for code in mine)
     check_untouched(Thing)
+
+
+def test_mutations_go_on_counting_when_nobody_is_left_to_tell() -> None:
+    thing = Thing()
+    code = Code()
+    tracker = watch(thing, code)
+    thing.x = 1
+    check_untouched(Thing)
+    for value, count in ((2, 2), (2, 2), (3, 3)):
+        thing.x = value
+        assert tracker.mutation_count == count
+        assert tracker.mutation_count == count
+    thing.__dict__["y"] = 1
+    del thing.x
+    assert tracker.mutation_count == 5
+    assert watch(thing, code) is tracker
+    thing.x = 5
+    assert tracker.mutation_count == 6
+    assert len(code.told) == 2
+
+
+def test_mutations_of_containers_and_modules_go_on_counting() -> None:
+    module = nn.Linear(2, 2)
+    code = Code()
+    of_module, of_class = watch(module, code), watch(Thing, code)
+    module.bias = None
+    module.training = False
+    module.weight = nn.Parameter(torch.ones(2, 2))
+    assert of_module.mutation_count == 3
+    Thing.extra = 1
+    assert of_class.check()
+    Thing.extra = 2
+    assert of_class.mutation_count == 2
+    del Thing.extra
+    assert of_class.mutation_count == 3
