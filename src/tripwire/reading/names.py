@@ -260,6 +260,9 @@ class Fingerprint:
         return self.text
 
 
+_COUNTED = (list, tuple, dict, set, frozenset)
+
+
 def fingerprint(value: object) -> Fingerprint:
     """A value in short."""
     cls = type(value)
@@ -269,8 +272,9 @@ def fingerprint(value: object) -> Fingerprint:
         text = f"{name_of(cls)} object"
     elif isinstance(value, torch.Tensor):
         text = f"tensor {meta_of(value)}"
-    elif isinstance(value, (list, tuple, dict, set, frozenset)):
-        text = f"{name_of(cls)} of {len(value)}"
+    elif issubclass(cls, _COUNTED):
+        base: Any = next(kind for kind in _COUNTED if issubclass(cls, kind))
+        text = f"{name_of(cls)} of {base.__len__(value)}"  # a subclass may have code of its own
     elif isinstance(value, type):
         text = f"class {name_of(value)}"
     elif isinstance(value, FunctionType):
