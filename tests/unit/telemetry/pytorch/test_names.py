@@ -59,3 +59,31 @@ def test_every_name_of_the_small_origins_is_in_the_document(module):
     text = DOCUMENT.read_text()
     for name in own:
         assert re.search(rf"`{name}\b", text), name
+
+
+# Tools, files, environment variables, beginnings of names, and a class inside a function.
+NO_NAMES = {"TORCH_TRACE", "TORCH_LOGS", "tlparse", "get_", "reset_", "error_recordings"}
+NO_NAMES |= {"chromium_events.json", "TypeSafeSerializer"}
+
+
+def names_of_pytorch() -> list[str]:
+    """What the tables of the origins say that PyTorch has."""
+    text = DOCUMENT.read_text().partition("## Mutation guarding")[2]
+    text = text.partition("## Names of torch._dynamo.utils")[0]
+    rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+    found = [name for row in rows for name in re.findall(r"`([\w.]+)", row.split("|")[0])]
+    return [name for name in dict.fromkeys(found) if name not in NO_NAMES]
+
+
+@pytest.mark.parametrize("name", names_of_pytorch())
+def test_what_the_document_says_pytorch_has_is_there(name):
+    import torch._dynamo.metrics_context
+    import torch._logging
+    from torch._dynamo import mutation_guard, replay_record, utils
+
+    places = [utils, mutation_guard, replay_record, torch._dynamo, torch._dynamo.metrics_context]
+    places += [replay_record.ExecutionRecord, replay_record.ExecutionRecorder, torch._logging]
+    *owners, last = name.removeprefix("torch._dynamo.").removeprefix("torch._logging.").split(".")
+    for owner in owners:
+        places = [getattr(place, owner) for place in places if hasattr(place, owner)]
+    assert any(hasattr(place, last) for place in places)
