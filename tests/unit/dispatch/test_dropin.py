@@ -370,3 +370,41 @@ def test_partials_are_compiled_and_follow_what_they_bind() -> None:
         assert torch.equal(compiled(X), X + 2)
     assert torch.equal(compiled(X, by=4.0), X + 4)
     assert compiled.statistics().hits == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_dynamo_is_to_leave_alone_is_compiled_as_any_other_function(backend) -> None:
+    @torch._dynamo.disable
+    def left_alone(x):
+        return x * SCALE["by"]
+
+    compiled = tripwire.compile(lambda x: left_alone(x) + 1, backend=backend)
+    for by in (2.0, 2.0, 3.0, 3.0):
+        SCALE["by"] = by
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2) * by + 1)
+    assert compiled.statistics().hits >= 9
+
+
+SCALE = {"by": 2.0}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backward_inside_is_compiled_or_runs_between_compiled_parts(backend) -> None:
+    net, twin = nn.Linear(3, 3), nn.Linear(3, 3)
+    twin.load_state_dict(net.state_dict())
+
+    def step(model):
+        def run(x):
+            loss = model(x).sin().sum()
+            loss.backward()
+            return loss.detach()
+
+        return run
+
+    compiled, plain = tripwire.compile(step(net), backend=backend), step(twin)
+    for size in (2, 2, 2, 2):
+        x = torch.ones(size, 3)
+        torch.testing.assert_close(compiled(x), plain(x))
+        torch.testing.assert_close(net.weight.grad, twin.weight.grad)
+    assert (compiled.statistics().traces, compiled.statistics().hits) == (1, 3)
