@@ -12,9 +12,9 @@ import typing
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-import oddities
 import pytest
 import torch
+import unusual_classes
 from carrying import Carried, both_ways, check_same_calls
 from torch import nn
 
@@ -863,8 +863,8 @@ def test_autograd_functions() -> None:
     check_same_calls(grad, ())
 
 
-@pytest.mark.parametrize("function", oddities.ALL, ids=lambda f: f.__name__)
-def test_odd_things(function) -> None:
+@pytest.mark.parametrize("function", unusual_classes.ALL, ids=lambda f: f.__name__)
+def test_unusual_classes_and_functions_replay_alike(function) -> None:
     def text():
         return repr(function())
 

@@ -1,4 +1,4 @@
-"""Things that people write, each odd in its way: functions that take nothing and say how it went."""
+"""Unusual classes and functions: each function here takes nothing and says how it went."""
 
 # ruff: noqa
 from __future__ import annotations
