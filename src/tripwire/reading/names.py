@@ -108,12 +108,23 @@ def _find_global_names(code: CodeType, _: int) -> frozenset[str]:
 _global_names = PerCode(_find_global_names)
 
 
-def tells_types(code: CodeType) -> bool:
-    """Whether a function may tell an open number by its type.
+def needs_plain_numbers(code: CodeType) -> bool:
+    """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't, nor does `type(x) is list`.
+    `type(self).count` doesn't tell, nor does `type(x) is list`.
     """
+    if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names):
+        return True
     return "type" in code.co_names and _tells_types(code, 0)
+
+
+# What these name raises for anything but a real int or float, or makes something else of it.
+_TAKE_PLAIN_NUMBERS = frozenset(
+    {
+        *("datetime", "timedelta", "fromtimestamp", "gmtime", "localtime", "strftime"),
+        *("decimal", "Decimal", "statistics", "ldexp", "deque", "manual_seed", "pickle"),
+    }
+)
 
 
 def _find_types_told(code: CodeType, _: int) -> bool:

@@ -37,7 +37,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.names import Lines, Read, fingerprint, tells_types
+from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
@@ -169,7 +169,7 @@ class ReadSet:
         Installed packages don't: in those, `is` between two variables is of objects.
         """
         users = [code for code in self._codes if not is_installed_file(code.co_filename)]
-        if any(map(tells_types, users)):
+        if any(map(needs_plain_numbers, users)):
             return True
         asked = {one for code in users for one in find_uses(code).identities}
         if asked and any(code.co_name in LOOKUPS for code in users):

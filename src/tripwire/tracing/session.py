@@ -24,7 +24,7 @@ from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Write
-from tripwire.reading.names import fingerprint, tells_types
+from tripwire.reading.names import fingerprint, needs_plain_numbers
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
 from tripwire.reading.structure import Planner, Unbuildable, build_skeleton, holds_mutable
@@ -479,7 +479,7 @@ class Session:
 
     def _asks_for_types(self) -> bool:
         users = (code for code in self.codes if not is_library_file(code.co_filename))
-        return any(not is_own_code(code) and tells_types(code) for code in users)
+        return any(not is_own_code(code) and needs_plain_numbers(code) for code in users)
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""

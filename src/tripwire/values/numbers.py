@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
-from types import NotImplementedType
 from typing import Any, Protocol
 
 import torch
@@ -305,13 +304,12 @@ _ROUNDINGS: dict[str, Callable[..., Any]] = {
 # --- questions ---------------------------------------------------------------------------------
 
 
-def _comparison(name: str) -> Callable[[Any, Any], bool | NotImplementedType]:
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
     compare = getattr(operator, name)
 
-    def method(self: Any, other: Any) -> bool | NotImplementedType:
-        if not _is_number(other):
-            found = _close_for(self, other, name, lambda: compare(self.value, other))
-            return NotImplemented if found is NotImplemented else bool(found)
+    def method(self: Any, other: Any) -> Any:
+        if not _is_number(other):  # NumPy's floats are floats, and answer with a bool of NumPy's
+            return _close_for(self, other, name, lambda: compare(self.value, other))
         answer = bool(compare(self.value, plain(other)))
         ledger = find_ledger(self, other)
         if ledger is None:

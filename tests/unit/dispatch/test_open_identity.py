@@ -1,10 +1,15 @@
 """`is` and `type` have Python's answers for numbers: where they may be asked, none is open."""
 
 import collections
+import datetime
 import enum
+import math
 import operator
+import statistics
+from decimal import Decimal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from support import check_compiles, check_same
@@ -179,7 +184,32 @@ def _in_a_closure(x, n):
     return x * 2 if ask() else x
 
 
+def _as_duration(x, n):
+    return x * (datetime.timedelta(seconds=n) * n).total_seconds()
+
+
+def _as_decimal(x, n):
+    return x * float(Decimal(n) * 2 + n)
+
+
+def _as_exponent(x, n):
+    return x * math.ldexp(1.0, n)
+
+
+def _as_limit(x, n):
+    return x * sum(collections.deque(range(9), maxlen=n))
+
+
+def _as_sample(x, n):
+    return x * statistics.mean([n, 1, 2]) + (n < np.float64(4.5)).sum()
+
+
+def _as_seed(x, n):
+    return x * torch.Generator().manual_seed(n).initial_seed()
+
+
 TELLING = [_is_int, _is_same, _by_table, _in_a_list, _in_a_closure]
+TELLING += [_as_duration, _as_decimal, _as_exponent, _as_limit, _as_sample, _as_seed]
 
 
 @pytest.mark.parametrize("tell", TELLING)

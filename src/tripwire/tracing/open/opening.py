@@ -21,7 +21,7 @@ from tripwire.env import LOCALS_ARE_COPIES, is_installed_file, is_library_file, 
 from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
-from tripwire.reading.names import tells_types
+from tripwire.reading.names import needs_plain_numbers
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
 
@@ -66,8 +66,8 @@ class Opening:
         if is_library_file(file) or is_own_code(code):
             return False
         if is_installed_file(file):
-            return bool(self.numbers or self.spots or self.takes) and tells_types(code)
-        return tells_types(code) or () in find_uses(code).identities
+            return bool(self.numbers or self.spots or self.takes) and needs_plain_numbers(code)
+        return needs_plain_numbers(code) or () in find_uses(code).identities
 
     def wants_number(self, path: str) -> bool:
         """Whether a number that is passed is left open."""
