@@ -30,6 +30,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
+from tripwire.backends.floats import is_better_unknown, spell_floats
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
 
 STAYS = "tripwire_stays"  # in the meta of an input: CUDA graphs are to use it where it is
-OPEN = "tripwire_open"  # in the meta of a module: the Shadow of its run
+# In the meta of a module:
+OPEN = "tripwire_open"  # the Shadow of its run
+FIXES = "tripwire_fixes"  # a compiler failed on floats of which it knows nothing: it may fix them
 
 
 @contextmanager
@@ -66,7 +69,8 @@ def handing_over(
         _add_examples(copied.graph, fake_mode)
     else:
         fake_mode = shadow.fakes.mode
-        examples = _find_open_examples(copied.graph, shadow, example_inputs)
+        spell_floats(copied.graph)
+        examples = _find_open_examples(copied, shadow, example_inputs)
     _name_inputs(copied)
     try:
         with tracing(TracingContext(fake_mode)), _closing_floats(shadow):
@@ -95,15 +99,16 @@ def _closing_floats(shadow: Shadow | None) -> Iterator[None]:
 
 
 def _find_open_examples(
-    graph: fx.Graph, shadow: Shadow, tensors: Sequence[torch.Tensor]
+    module: fx.GraphModule, shadow: Shadow, tensors: Sequence[torch.Tensor]
 ) -> list[Any]:
-    inputs, given = graph.find_nodes(op="placeholder"), iter(tensors)
+    inputs, given = module.graph.find_nodes(op="placeholder"), iter(tensors)
+    may_hide = FIXES not in module.meta
     for node in inputs:
         number: NumberInput | None = node.meta.get(NUMBER)
         opened: OpenTensor | None = node.meta.get(OPEN_INPUT)
         example: Any = None if number is not None else next(given)
         if number is not None:
-            is_known = not (number.is_float and _is_factor(node))
+            is_known = not (may_hide and number.is_float and is_better_unknown(node))
             example = number.build_example(shadow.fakes.mode, is_known=is_known)
             if not is_known:
                 settings = shadow.symbols.env.settings
@@ -114,23 +119,6 @@ def _find_open_examples(
             example = shadow.fakes.make_static(example)
         node.meta["example_value"] = example
     return [node.meta["example_value"] for node in inputs]
-
-
-def _is_factor(node: fx.Node) -> bool:
-    """Whether a float goes where compilers fix what they know: `add_(grad, alpha=-lr)`.
-
-    They have code for one of which they know nothing, as for numbers out of tensors.
-    """
-    for one in node.users:
-        if NUMBER in one.meta:
-            found = _is_factor(one)
-        else:
-            name = getattr(one.target, "__name__", one.target)
-            is_named = any(one.kwargs.get(key) is node for key in ("alpha", "value"))
-            found = is_named or str(name).startswith("_foreach_")
-        if found:
-            return True
-    return False
 
 
 def _forget_inputs(fake_mode: FakeTensorMode) -> None:

@@ -42,7 +42,14 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward, trains
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
-from tripwire.backends.handover import OPEN, Unmarked, handing_over, leaving_generators
+from tripwire.backends.floats import has_unknown_floats
+from tripwire.backends.handover import (
+    FIXES,
+    OPEN,
+    Unmarked,
+    handing_over,
+    leaving_generators,
+)
 from tripwire.backends.limits import check_functional, spell_picks
 from tripwire.backends.registry import (
     Backend,
@@ -373,6 +380,9 @@ class Pipeline:
         except BadOption:
             raise
         except Exception as error:
+            if FIXES not in module.meta and has_unknown_floats(module.graph):
+                module.meta[FIXES] = True
+                return self._run_backend(module, examples)
             reason = self._explain_failure(error)
             if OPEN in module.meta:
                 raise _Untaken(

@@ -99,7 +99,7 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     if id(kind) in _SPELLABLE:
         return value
     if is_open(value):  # without a shadow, it is another run's, and plain by now
-        return value.value if state.shadow is None else state.shadow.formulas.node_of(value)
+        return value.value if state.shadow is None else state.shadow.node_of(value)
     if kind is complex and cmath.isfinite(value) and repr(eval(repr(value))) == repr(value):
         return value  # fx spells nan and inf, and the sign of zero, not in complex
     if kind is list:

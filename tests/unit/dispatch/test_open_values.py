@@ -641,3 +641,32 @@ def test_a_size_that_values_decide_on_is_no_part_of_an_open_one() -> None:
     for turn in range(10):
         x, z = torch.randn(6), torch.randn(3 + turn % 5)
         assert torch.equal(compiled(x, z), call(x, z))
+
+
+def _write(x, place):
+    x[:, place] = 7.0
+    return x
+
+
+PLACES = {
+    "index": lambda x, n: x[:, min(int(x.argmax().item()), n - 1)] * 2,
+    "slice": lambda x, n: x[:, : int(x.argmax().item()) + 1] * n,
+    "repeat": lambda x, n: x.repeat(x.argmax().item() + 1, n),
+    "arange": lambda x, n: torch.arange(int(x.argmax())) * n,
+    "write": lambda x, n: _write(x.clone(), int(x.argmax())) * n,
+    "select": lambda x, n: x.select(1, x.argmax().item()) * n,
+    "list": lambda x, n: [x, x * 2, x * 3, x + 1, x + 2][x.argmax().item()] * n,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_value_that_is_a_place_is_fixed_in_the_graph(name, backend, caplog) -> None:
+    place = PLACES[name]
+    compiled = tripwire.compile(place, backend=backend)
+    for index in (0, 1, 2, 3, 1, 2, 3, 0, 1):
+        x = nn.functional.one_hot(torch.tensor([index]), 5).float()
+        for n in (4, 3):
+            torch.testing.assert_close(compiled(x, n), place(x, n), rtol=0, atol=0)
+    assert tripwire.statistics(compiled).traces <= 6
+    assert "failed" not in caplog.text

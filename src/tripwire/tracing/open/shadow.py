@@ -249,6 +249,10 @@ class Shadow:
             if is_size or rule.name in _SIZED_BY_FLOATS:
                 self.close(leaf, rule.name)
 
+    def node_of(self, number: OpenInt | OpenFloat) -> Any:
+        """What a graph gets for a number: a node, or its value where it was closed."""
+        return number.value if id(number) in self._asked else self.formulas.node_of(number)
+
     def hand_out(self, tensor: torch.Tensor) -> Any:
         """A number for a tensor of one element that is the shadow's own: nobody changes it."""
         with self._state.aside():
@@ -408,6 +412,8 @@ class Shadow:
                 self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
         elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
             self._close_arguments((args, kwargs), rule.name)
+        elif rule.name in _OF_NUMBERS and not any(iter_given((args, kwargs))):
+            pass  # no number decides on its sizes
         elif results:
             in_place = rule.writes or kwargs.get("out") is not None
             with self._state.aside():
@@ -562,4 +568,5 @@ _ARITHMETIC = words(
     "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
 )
 _SIZED_BY_FLOATS = words("arange range linspace logspace interpolate upsample full")
+_OF_NUMBERS = words("tensor as_tensor asarray scalar_tensor")
 _MOST_TAKEN = 16  # numbers of a list
