@@ -157,7 +157,7 @@ def _spell_tensor(node: fx.Node) -> fx.Node | None:
     if not any(NUMBER in leaf.meta for leaf in leaves if isinstance(leaf, fx.Node)):
         return None
     full = functools.partial(node.graph.call_function, torch.full)
-    options = {"dtype": meta.dtype, "device": meta.device}
+    options: dict[str, Any] = {"dtype": meta.dtype, "device": meta.device}
     if len(set(leaves)) == 1:
         return full((meta.shape, leaves[0]), options)
     if len(leaves) > _MOST:

@@ -13,7 +13,7 @@ cut there.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from tripwire.backends.backwards import wants_grad
 from tripwire.ranges import NOWHERE
+from tripwire.reading.sources import Source
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
@@ -76,9 +77,31 @@ def _check_kept(trace: Trace) -> None:
         return
     calls = [node for node in trace.graph.nodes if FACTS in node.meta and node.op != "placeholder"]
     views = _find_views(calls, sources)
+    grad_mode = bool(trace.torch_state["grad mode"])
+    for stretch in _split_at_backwards(calls):
+        grad_mode = _check_stretch(stretch, sources, views, grad_mode)
+
+
+def _split_at_backwards(calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
+    """What compilers get at once, at most: the backward in between is done before the rest."""
+    begin = 0
+    for index, call in enumerate(calls):
+        if call.target == "backward":
+            yield calls[begin : index + 1]
+            begin = index + 1
+    yield calls[begin:]
+
+
+def _check_stretch(
+    calls: list[fx.Node],
+    sources: Mapping[fx.Node, Source],
+    views: Mapping[fx.Node, frozenset[fx.Node]],
+    grad_mode: bool,
+) -> bool:
+    """Look for inputs that are used and written later. The grad mode at the end."""
     last = {one: call for call in calls for one in _find_inputs(_split(call)[0], views)}
     uses: dict[fx.Node | int, dict[fx.Node, fx.Node]] = {}  # in a value or memory: input → call
-    coming, grad_mode = set(last), trace.torch_state["grad mode"]
+    coming = set(last)
     for call in calls:
         if call.target is torch._C._set_grad_enabled:
             grad_mode = bool(call.args[0])
@@ -100,6 +123,7 @@ def _check_kept(trace: Trace) -> None:
             places: list[fx.Node | int] = [*changed, *(m for m in facts.written if m != OUTSIDE)]
             for place in places:
                 uses[place] = uses.get(place, {}) | {k: v for k, v in found.items() if k != place}
+    return grad_mode
 
 
 def _is_act(call: fx.Node) -> bool:
@@ -122,7 +146,7 @@ def _find_views(
 
 
 def _find_inputs(
-    nodes: Iterable[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]
+    nodes: Iterable[fx.Node], views: Mapping[fx.Node, frozenset[fx.Node]]
 ) -> frozenset[fx.Node]:
     return frozenset().union(*(views[node] for node in nodes if node in views))
 

@@ -16,6 +16,9 @@ class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]
     """The trace holds only for a value that this run met, or leaves out a write of the run."""
 
 
+HOOKS = "hooks"  # the `op` of a branch that asks whether tensors have hooks
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
     """One value taken out of a tensor: which call took it, from what, and what it was."""

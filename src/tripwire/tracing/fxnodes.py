@@ -11,7 +11,7 @@ import cmath
 import functools
 import keyword
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from tripwire.rulebook.rules import (
     find_out_of_place,
 )
 from tripwire.tracing.answers import Own
-from tripwire.tracing.branches import Branch, warn_of
+from tripwire.tracing.branches import HOOKS, Branch, warn_of
 from tripwire.tracing.sizes import find_deciders, shape_of
 from tripwire.tracing.state import (
     FACTS,
@@ -207,6 +207,7 @@ def record(
             _note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
+        _note_accumulated(state)
     if not in_place and python is None and _hands_back(state, rule, args, kwargs, value):
         # A node would stand for a copy where the back end says so: `dropout` in eval mode.
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
@@ -508,6 +509,8 @@ def add_branch(
         state.writes,
         instead,
     )
+    if op == "grad" and inputs[0] in state.before_backward:
+        state.branches += state.before_backward.pop(inputs[0])
     state.branches.append(branch)
     if not state.quiet:
         warn_of(branch)
@@ -526,6 +529,46 @@ def note_length(
         return
     scope, writes = state.scopes.current, state.writes
     state.branches.append(Branch(op, len, (node,), (node,), {}, length, where, scope, writes))
+
+
+def _iter_leaves(state: TracingState) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """The inputs that a backward may give a `.grad`."""
+    for node, known in state.inputs:
+        tensor = known()
+        if tensor is not None and tensor.requires_grad and find_leaf(tensor):
+            yield node, tensor
+
+
+def _note_accumulated(state: TracingState) -> None:
+    """A backward adds to gradients in place."""
+    for _, tensor in _iter_leaves(state):
+        gradient = tensor.grad
+        if gradient is not None and gradient.layout is torch.strided:
+            state.written_storages[storage_of(gradient)] = state.calls
+            known = state.values.find(gradient)
+            if known is not None:
+                known.version = version_of(gradient)
+
+
+def note_gradients(state: TracingState, where: SourceRange) -> None:
+    """Remember what `.grad` of each input is before a backward: Python may ask for it later.
+
+    A hook of an input's may set it to something else meanwhile; none may be there then.
+    """
+    leaves = dict(_iter_leaves(state))
+    if not state.quiet or _have_hooks(*leaves.values()):
+        return
+    nodes, scope = tuple(leaves), state.scopes.current
+    hooks = Branch(HOOKS, _have_hooks, nodes, nodes, {}, False, where, scope)
+    for node, tensor in leaves.items():
+        seen = _describe_attribute(tensor, "grad")
+        asked, take = (node, "grad"), _describe_attribute
+        branch = Branch("grad", take, (node,), asked, {}, seen, where, scope, state.writes)
+        state.before_backward.setdefault(node, (hooks, branch))
+
+
+def _have_hooks(*tensors: torch.Tensor) -> bool:
+    return any(one._backward_hooks or one._post_accumulate_grad_hooks for one in tensors)
 
 
 # --- writes ---

@@ -54,6 +54,7 @@ from tripwire.tracing.fxnodes import (
     is_number,
     is_recordable,
     may_be_elsewhere,
+    note_gradients,
     note_length,
     record,
 )
@@ -207,6 +208,8 @@ class Recorder(TorchFunctionMode):
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, self._range()))
                 return _run_plainly(state, func, args, kwargs)
+            if rule.name == "backward":
+                note_gradients(state, self._range())
             begin = perf_counter_ns()
             try:
                 value = func(*args, **kwargs)

@@ -130,6 +130,8 @@ class TracingState:
         self.scopes = ScopeStack()
         self.reach = Reach(self._reach_tensor, self.run_aside)
         self.inputs: list[tuple[fx.Node, Known]] = []
+        # What `.grad` of inputs was before a backward, until somebody asks for it.
+        self.before_backward: dict[fx.Node, tuple[Branch, ...]] = {}
         self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
         self.traits: dict[fx.Node, Traits] = {}
         self.branches: list[Branch] = []

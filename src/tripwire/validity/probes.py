@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
-from tripwire.rulebook.rules import GETATTR, Call, Target, is_seeded, rule_for, words
-from tripwire.tracing.branches import Branch
+from tripwire.rulebook.rules import GETATTR, SETATTR, Call, Target, is_seeded, rule_for, words
+from tripwire.tracing.branches import HOOKS, Branch
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
@@ -141,7 +142,7 @@ def build_probe(trace: Trace) -> Probe | None:
     """The probe of a trace's branches; None if it has none. Raises Refused."""
     if not trace.branches:
         return None
-    past = _Past(trace.graph)
+    past = _Past(trace.graph, trace.branches)
     branches, needed = _Choice(past).choose(trace.branches)
     if not branches:
         return None
@@ -233,7 +234,9 @@ class _Choice:
             self._settled.update(branch.instead)
 
     def _add(self, branch: Branch, limit: int) -> None:
-        if branch in self._chosen or self._follows(branch):
+        if branch in self._chosen or self._past.gradients.settle(branch):
+            return
+        if self._follows(branch):
             return
         leading = self._past.find_leading(branch)
         self._past.check_contexts(branch, leading)
@@ -262,18 +265,23 @@ _WHOLE_VALUES = words("tolist item")
 class _Past:
     """What came before what in a graph, and which calls changed which memory."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, branches: Sequence[Branch]) -> None:
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self._inputs = len(graph.find_nodes(op="placeholder"))  # these come first
         self._contexts = [node for node in graph.nodes if name_of(node) in _CONTEXTS]
         self._places: list[int] = []  # of the in-place calls
         self._writers: dict[int, list[fx.Node]] = {}  # of a memory, in order
+        self._setters: list[fx.Node] = []  # of `.grad`
         for node in graph.nodes:
             facts: NodeFacts | None = node.meta.get(FACTS)  # the output has none
             if facts is not None and facts.written:
                 self._places.append(self.order[node])
+                if node.target is SETATTR and node.args[1] == "grad":
+                    self._setters.append(node)  # no memory changes
+                    continue
                 for memory in facts.written:
                     self._writers.setdefault(memory, []).append(node)
+        self.gradients = _Gradients(self.order, branches, self._place_of)
 
     def find_leading(self, branch: Branch, pinned: Collection[fx.Node] = ()) -> set[fx.Node]:
         """The nodes that lead to a value, in-place calls on the way included. Raises Refused.
@@ -282,8 +290,10 @@ class _Past:
         """
         found: set[fx.Node] = set()
         given = _nodes_in(branch)
+        if self.gradients.are_untouched(branch):
+            return set(given)
         if branch.op == "grad":
-            self._check_outside(branch, self.end_of(branch))
+            self._check_outside(branch, self.end_of(branch), self._setters)
         open_ = [*given, *self._changes(branch, given, self.end_of(branch))]
         while open_:
             node = open_.pop()
@@ -293,6 +303,8 @@ class _Past:
                     continue
                 open_.extend(node.all_input_nodes)
                 open_.extend(self._changes(branch, node.all_input_nodes, self.order[node]))
+                if node.target is GETATTR:
+                    self._check_outside(branch, self.order[node], self._setters)
                 facts: NodeFacts = node.meta[FACTS]
                 if facts.opaque:
                     self._check_outside(branch, self.order[node])
@@ -335,8 +347,12 @@ class _Past:
     def end_of(self, branch: Branch) -> int:
         """The place in the order at which a value was taken, or one that is as good."""
         places = [self.order[node] + 1 for node in _nodes_in(branch)]
-        written = self._places[branch.writes - 1] + 1 if branch.writes else 0
+        written = 0 if self.gradients.are_untouched(branch) else self._place_of(branch)
         return max(self._inputs, written, *places)
+
+    def _place_of(self, branch: Branch) -> int:
+        """The place behind the last in-place call before a value was taken."""
+        return self._places[branch.writes - 1] + 1 if branch.writes else 0
 
     def _changes(self, branch: Branch, read: Sequence[fx.Node], end: int) -> list[fx.Node]:
         """In-place calls before `end` on memory that these nodes have."""
@@ -350,10 +366,101 @@ class _Past:
                 raise _refuse_written(branch, writer)
         return found
 
-    def _check_outside(self, branch: Branch, end: int) -> None:
-        for writer in self._writers.get(OUTSIDE, ())[:1]:
+    def _check_outside(self, branch: Branch, end: int, setters: Sequence[fx.Node] = ()) -> None:
+        for writer in (*self._writers.get(OUTSIDE, ())[:1], *setters[:1]):
             if self.order[writer] < end:
                 raise _refuse_written(branch, writer)
+
+
+class _Gradients:
+    """What `.grad` of an input is where Python asks: as before the call, or as the graph leaves it.
+
+    `zero_grad()`, `loss.backward()` and `opt.step()` in one function ask all the time. What it is
+    after a backward follows from the graph and from what it was before the call.
+    """
+
+    def __init__(
+        self,
+        order: Mapping[fx.Node, int],
+        branches: Sequence[Branch],
+        place_of: Callable[[Branch], int],
+    ) -> None:
+        self._order = order
+        self._place_of = place_of
+        self._backwards = [order[node] for node in order if name_of(node) == "backward"]
+        self._set: dict[Any, int] = {}  # where `.grad` of an input is first set
+        self._foreign = len(order)  # where the first call is that may set one unseen
+        for node, place in order.items():
+            if node.target is SETATTR and node.args[1] == "grad":
+                self._set.setdefault(_origin_of(node.args[0]), place)
+            elif FACTS in node.meta and node.meta[FACTS].opaque and not _is_profilers(node):
+                self._foreign = min(self._foreign, place)
+        self._unhooked = {n for branch in branches if branch.op == HOOKS for n in branch.inputs}
+        self._asked: dict[fx.Node, int] = {}  # where it is first asked for
+        for branch in filter(self._is_of_input, branches):
+            given, place = _find_origin(branch), place_of(branch)
+            self._asked[given] = min(self._asked.get(given, place), place)
+
+    def are_untouched(self, branch: Branch) -> bool:
+        """Whether a value is what `.grad` of an input was before the call."""
+        return self._is_of_input(branch) and self._find_change(branch) is None
+
+    def settle(self, branch: Branch) -> bool:
+        """Whether a value follows from the graph, and from what is asked for before."""
+        change = self._find_change(branch) if self._is_of_input(branch) else None
+        if change is None:
+            return False
+        given = _find_origin(branch)
+        is_set = self._set.get(given) == change
+        has_run = any(place < self._place_of(branch) for place in self._backwards)
+        if has_run and _may_get_gradient(given) and given not in self._unhooked:
+            return False
+        return is_set or self._asked[given] <= change
+
+    def _is_of_input(self, branch: Branch) -> bool:
+        if branch.op != "grad" or _find_origin(branch).op != "placeholder":
+            return False
+        return self._place_of(branch) <= self._foreign
+
+    def _find_change(self, branch: Branch) -> int | None:
+        """The first place before a value was taken at which the graph may give another."""
+        given = _find_origin(branch)
+        uses = [self._order[user] for user in given.users if user.target not in (GETATTR, SETATTR)]
+        first = (
+            min(uses, default=len(self._order)) if _may_get_gradient(given) else len(self._order)
+        )
+        changes = [place for place in self._backwards if place > first]
+        changes += [self._set[given]] if given in self._set else []
+        change = min(changes, default=len(self._order))
+        return change if change < self._place_of(branch) else None
+
+
+def _may_get_gradient(node: fx.Node) -> bool:
+    """Whether an input wants a gradient, or may have been told to."""
+    value = node.meta[FACTS].value
+    if not isinstance(value, TensorMeta) or value.requires_grad:
+        return True
+    return any(
+        user.target == "requires_grad_" or (user.target is SETATTR and user.args[1] != "grad")
+        for user in node.users
+    )
+
+
+def _find_origin(branch: Branch) -> fx.Node:
+    return _origin_of(branch.inputs[0])
+
+
+def _origin_of(node: Any) -> fx.Node:
+    """The node that a tensor had before methods changed it in place."""
+    while node.op == "call_method" and node.target.endswith("_") and node.target[0] != "_":
+        node = node.args[0]
+    found: fx.Node = node
+    return found
+
+
+def _is_profilers(node: fx.Node) -> bool:
+    """Whether a call tells torch's profiler where the program is, as optimizers do."""
+    return isinstance(node.target, OpOverload) and node.target.namespace == "profiler"
 
 
 def _nodes_in(branch: Branch) -> list[fx.Node]:

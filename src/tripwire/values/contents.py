@@ -24,6 +24,8 @@ from types import (
 )
 from typing import Any
 
+import torch
+
 from tripwire.values.classes import (
     class_dict,
     find_in_class,
@@ -75,7 +77,12 @@ def items_of(value: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
 
 
 def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
-    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises."""
+    """A key as a text; by its class and address where its own `__repr__` or `__str__` raises.
+
+    So is a tensor, the key of an optimizer's state: its own text has values, which change.
+    """
+    if isinstance(key, torch.Tensor):
+        return f"<{type(key).__name__} at {id(key):#x}>"
     try:
         return spell(key)
     except Exception:  # the user's

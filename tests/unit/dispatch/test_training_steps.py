@@ -1,0 +1,288 @@
+"""A whole training step in one function: zero_grad, forward, backward, step."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import tripwire
+
+BACKENDS = ["eager", "aot_eager"]
+CALLS = 9
+OPTIMIZERS = {
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1),
+    "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adam": functools.partial(torch.optim.Adam, lr=0.01),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01),
+}
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batch_of(index, rows=6):
+    return torch.linspace(-1, 1, rows * 4).reshape(rows, 4) + 0.1 * index
+
+
+def zero_before(model, opt, x):
+    opt.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    opt.step()
+    return loss
+
+
+def zero_after(model, opt, x):
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    return loss
+
+
+def zero_in_place(model, opt, x):
+    opt.zero_grad(set_to_none=False)
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    opt.step()
+    return loss.item()
+
+
+def clipped(model, opt, x):
+    opt.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    opt.step()
+    return loss.detach()
+
+
+def two_losses(model, opt, x):
+    opt.zero_grad()
+    y = model(x)
+    first, second = y.pow(2).mean(), y.abs().mean()
+    first.backward(retain_graph=True)
+    second.backward()
+    opt.step()
+    return first + second
+
+
+def finite_only(model, opt, x):
+    opt.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    if torch.isfinite(loss):
+        opt.step()
+    return loss
+
+
+def by_hand(model, opt, x):
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+    return loss
+
+
+def by_hand_in_place(model, opt, x):
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.1)
+            parameter.grad.zero_()
+    return loss
+
+
+STEPS = [
+    zero_before,
+    zero_after,
+    zero_in_place,
+    clipped,
+    two_losses,
+    finite_only,
+    by_hand,
+    by_hand_in_place,
+]
+
+
+def train(step, optimizer, compile, before=lambda index, model, opt: None, calls=CALLS):
+    """All that a training shows: results, parameters and gradients after each call."""
+    torch.manual_seed(0)
+    model = build_model()
+    opt = optimizer(model.parameters())
+    compiled = compile(functools.partial(step, model, opt))
+    seen = []
+    for index in range(calls):
+        before(index, model, opt)
+        result = compiled(batch_of(index, 5 if index % 3 == 2 else 6))
+        seen.append(result.detach() if isinstance(result, torch.Tensor) else result)
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            seen += [parameter.detach().clone(), None if gradient is None else gradient.clone()]
+    return compiled, seen
+
+
+def check(step, optimizer, backend, traces=3, **options):
+    _, expected = train(step, optimizer, lambda fn: fn, **options)
+    compile = functools.partial(tripwire.compile, backend=backend)
+    compiled, found = train(step, optimizer, compile, **options)
+    torch.testing.assert_close(found, expected)
+    statistics = tripwire.statistics(compiled)
+    assert statistics.refusals == 0
+    assert statistics.traces <= traces
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_training_step_runs_compiled(step, optimizer, backend) -> None:
+    check(step, OPTIMIZERS[optimizer], backend)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_a_training_step_runs_compiled_behind_inductor(optimizer) -> None:
+    check(clipped, OPTIMIZERS[optimizer], "inductor")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scheduler_may_set_the_rate(backend) -> None:
+    def anneal(index, model, opt):
+        opt.param_groups[0]["lr"] = 0.1 * 0.9**index
+
+    check(zero_before, OPTIMIZERS["AdamW"], backend, before=anneal)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_that_are_there_before_a_call_are_added_to(backend) -> None:
+    def step(model, opt, x):
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    def reset_at_times(index, model, opt):
+        if index % 4 != 3:
+            opt.zero_grad(set_to_none=index % 2 == 0)
+
+    check(step, OPTIMIZERS["SGD"], backend, traces=4, before=reset_at_times, calls=14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_parameters_that_a_loss_leaves_out_are_as_before(backend) -> None:
+    def step(model, opt, x):
+        loss = model[:2](x).pow(2).mean()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss
+
+    def give(index, model, opt):
+        if index in (4, 5, 8):
+            model[2].bias.grad = torch.ones(2) * index
+
+    check(step, OPTIMIZERS["SGD"], backend, before=give, calls=14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_freezing_a_layer_changes_what_is_trained(backend) -> None:
+    def freeze(index, model, opt):
+        model[0].requires_grad_(not 4 <= index < 9)
+
+    check(zero_before, OPTIMIZERS["SGD"], backend, traces=7, before=freeze, calls=14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_gathered_over_calls(backend) -> None:
+    state = {"calls": 0}
+
+    def step(model, opt, x):
+        loss = model(x).pow(2).mean() / 3
+        loss.backward()
+        state["calls"] += 1
+        if state["calls"] % 3 == 0:
+            opt.step()
+            opt.zero_grad()
+        return loss
+
+    def begin(index, model, opt):
+        if index == 0:
+            state["calls"] = 0
+
+    check(step, OPTIMIZERS["SGD"], backend, traces=5, before=begin, calls=14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_models_train_each_other(backend) -> None:
+    def play(compile):
+        torch.manual_seed(0)
+        maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+        makers = torch.optim.SGD(maker.parameters(), lr=0.1)
+        judges = torch.optim.SGD(judge.parameters(), lr=0.1)
+
+        def step(x):
+            judges.zero_grad()
+            judged = judge(x).mean() - judge(maker(x).detach()).mean()
+            judged.backward()
+            judges.step()
+            makers.zero_grad()
+            made = judge(maker(x)).mean()
+            made.backward()
+            makers.step()
+            return judged.detach() + made.detach()
+
+        compiled = compile(step)
+        results = [compiled(batch_of(index)) for index in range(CALLS)]
+        return compiled, [*results, *maker.parameters(), *judge.parameters()]
+
+    _, expected = play(lambda step: step)
+    compiled, found = play(functools.partial(tripwire.compile, backend=backend))
+    torch.testing.assert_close(found, expected)
+    assert tripwire.statistics(compiled).hits >= CALLS - 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_that_is_an_argument_is_seen_to_change(backend) -> None:
+    def step(model, opt, x):
+        loss = model(batch_of(0)).pow(2).mean()
+        loss.backward()
+        return loss + x.sum()
+
+    def run(compile):
+        torch.manual_seed(0)
+        model = build_model()
+        model(batch_of(1)).sum().backward()
+        compiled = compile(functools.partial(step, model, None))
+        return [compiled(model[0].weight.grad).detach() for _ in range(5)]
+
+    expected = run(lambda fn: fn)
+    torch.testing.assert_close(run(functools.partial(tripwire.compile, backend=backend)), expected)
+
+
+def clear(parameter):
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "add_hook",
+    [
+        lambda p: p.register_post_accumulate_grad_hook(clear),
+        lambda p: p.register_hook(lambda gradient: gradient * 2),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 3])
+def test_hooks_of_parameters_run_as_in_plain_python(first, add_hook, backend) -> None:
+    def add(index, model, opt):
+        if index == first:
+            add_hook(model[0].weight)
+
+    optimizer = OPTIMIZERS["SGD"]
+    _, expected = train(zero_before, optimizer, lambda fn: fn, before=add)
+    compile = functools.partial(tripwire.compile, backend=backend)
+    _, found = train(zero_before, optimizer, compile, before=add)
+    torch.testing.assert_close(found, expected)
