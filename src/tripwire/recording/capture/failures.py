@@ -29,7 +29,13 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.capture.calls import Beginning, Writing, log, replay_command, write_call
-from tripwire.recording.capture.gradients import Gradients, differentiate, watch_backward
+from tripwire.recording.capture.gradients import (
+    Gone,
+    Gradients,
+    differentiate,
+    hold,
+    watch_backward,
+)
 from tripwire.recording.capture.outcomes import describe_error, describe_result
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
@@ -198,13 +204,24 @@ def _watch_backward(
     is_plain = chosen is eager or takes_graphs_as_they_are(chosen)
     backend = None if is_plain else name_of(chosen)
 
+    try:
+        find_call = hold((called.target, called.args, called.kwargs), result)
+    except TypeError:  # something that can't be referred to weakly
+        return
+    copies, policy = called.copies, writing.policy
+
     def failed(error: BaseException, gradients: Gradients) -> None:
-        parts = called.target, called.args, called.kwargs, gradients, backend
-        beginning = Beginning(differentiate, parts, {}, writing.policy)
-        beginning.copies, beginning.shown, beginning.late = called.copies, called.target, True
+        try:
+            target, args, kwargs = find_call()
+        except Gone:
+            log.info("A backward of %s failed, and what it was called with is gone.", name)
+            return
+        parts = target, args, kwargs, gradients, backend
+        beginning = Beginning(differentiate, parts, {}, policy)
+        beginning.copies, beginning.shown, beginning.late = copies, target, True
         record_failure(writing, beginning, name, error)
 
-    watch_backward(result, failed)
+    watch_backward(result, (called.args, called.kwargs), failed)
 
 
 def name_of_callable(target: Any) -> str:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -50,6 +51,49 @@ def _find_results(result: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
 
 
+class Gone(Exception):
+    """Something that a call was given has died since."""
+
+
+def hold(value: Any, result: object) -> Callable[[], Any]:
+    """What gives a value back later, or raises `Gone`: tensors are kept alive, objects aren't.
+
+    Nodes of autograd will hold it, where no collector finds circles: an object may lead to the
+    call's own result, as may a tensor that the call changed in place.
+    """
+    nodes = [tensor.grad_fn for tensor in _find_results(result)]
+
+    def hold_one(value: Any) -> Callable[[], Any]:
+        cls = type(value)
+        if cls is list or cls is tuple:
+            parts = [hold_one(part) for part in value]
+            return lambda: cls(part() for part in parts)
+        if cls is dict:
+            items = [(key, hold_one(part)) for key, part in value.items()]
+            return lambda: {key: part() for key, part in items}
+        is_own = isinstance(value, torch.Tensor) and any(value.grad_fn is node for node in nodes)
+        if cls in _PLAIN or (isinstance(value, torch.Tensor) and not is_own):
+            return lambda: value
+        if cls is MethodType:
+            return _find_alive(weakref.WeakMethod(value))
+        return _find_alive(weakref.ref(value))
+
+    return hold_one(value)
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _find_alive(ref: Callable[[], Any]) -> Callable[[], Any]:
+    def find() -> Any:
+        value = ref()
+        if value is None:
+            raise Gone
+        return value
+
+    return find
+
+
 class _Watched:
     """A call whose results have gradients to come. Their nodes hold it."""
 
@@ -79,18 +123,36 @@ _begun = _Begun()
 _running: list[list[_Watched]] = []
 
 
-def watch_backward(result: object, failed: Failed) -> None:
-    """Have `failed` told of a backward that comes to these results of a call, and raises."""
+def watch_backward(result: object, given: object, failed: Failed) -> None:
+    """Have `failed` told of a backward that comes to these results of a call, and raises there.
+
+    given: what the call was given. A backward that has come so far has left the call.
+    """
     tensors = _find_results(result)
     if not tensors:
         return
     watched = _Watched(len(tensors), failed)
+    nodes = [tensor.grad_fn for tensor in tensors]
+    for tensor in _find_results(given):
+        assert tensor.grad_fn is not None
+        if not any(tensor.grad_fn is node for node in nodes):
+            tensor.grad_fn.register_prehook(_leave(weakref.ref(watched)))
     _PATCHES.enter(id(watched))
     weakref.finalize(watched, _let_go, id(watched)).atexit = False
     for at, tensor in enumerate(tensors):
         watched.watch(tensor, at)
     while _dead:
         _PATCHES.leave(_dead.popleft())
+
+
+def _leave(find: Callable[[], _Watched | None]) -> Callable[..., None]:
+    def leave(grads: object) -> None:
+        watched = find()
+        for begun in _running:
+            if watched in begun:
+                begun.remove(watched)
+
+    return leave
 
 
 _dead: deque[int] = deque()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,54 @@ def test_backwards_that_work_leave_nothing_and_torchs_engine_is_as_it_was(tmp_pa
     gc.collect()
     assert engine.__code__ is code
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backward_that_fails_before_the_call_is_no_failure_of_the_calls(tmp_path) -> None:
+    place = tripwire.record_on_error(tmp_path, check=False)
+    compiled = tripwire.compile(lambda x: x * 2, backend="eager", record_on_error=place)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no gradient"):
+            compiled(Refusing.apply(torch.ones(3, requires_grad=True))).sum().backward()
+    assert list(tmp_path.iterdir()) == []
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        self.last = x * self.weight
+        return self.last
+
+
+@pytest.mark.parametrize("make", ["module", "list", "in place"])
+def test_what_a_call_leads_to_dies_as_it_would(tmp_path, make) -> None:
+    place = tripwire.record_on_error(tmp_path, check=False)
+    if make == "module":
+        kept = Keeping()
+        compiled = tripwire.compile(kept, backend="eager", record_on_error=place)
+        for _ in range(3):
+            compiled(torch.ones(3)).sum().backward()
+    elif make == "list":
+        kept = collections.UserList()
+        compiled = tripwire.compile(append, backend="eager", record_on_error=place)
+        for _ in range(3):
+            compiled(torch.ones(3, requires_grad=True), kept)
+    else:
+        compiled = tripwire.compile(lambda x: x.mul_(2), backend="eager", record_on_error=place)
+        for _ in range(3):
+            kept = torch.ones(3, requires_grad=True) * 1
+            compiled(kept)
+    ref = weakref.ref(kept)
+    del kept, compiled
+    gc.collect()
+    assert ref() is None
+
+
+def append(x, out):
+    out.append(x * 2)
+    return out[-1]
 
 
 # --- interrupts ---
