@@ -51,6 +51,20 @@ _ASKED = (
         ("new(2, 4), new(4)", "new(3, 4), new(4)", "new(4), new(4)", "new(0, 4), new(4)"),
     ),
     Trait(
+        "kind of a size",
+        (
+            "t = t * kind_of(x.shape[0])",
+            "if x.shape[0] > 2:\n    t = t * kind_of(x.shape[0])",
+            "if x.shape[0] > 3:\n    t = t + exact(x.numel())",
+            "t = t + max(x.shape[0], True)",
+            "t = t * kept_for(x.shape[0])",
+        ),
+        ("new(2, 4), new(4)", "new(3, 4), new(4)", "new(4, 4), new(4)", "new(5, 4), new(4)"),
+        setup="import datetime\nkept = []\ndef kind_of(n): return 2 if type(n) is int else 3\n"
+        "def exact(n): return datetime.timedelta(n).days\n"
+        "@functools.lru_cache(2)\ndef kept_for(n):\n    kept.append(n)\n    return n",
+    ),
+    Trait(
         "stride",
         ("t = t + x.stride(0)", "if x.is_contiguous():\n    t = t * 2"),
         ("new(2, 4), new(4)", "new(4, 2).t(), new(4)", "new(1, 4).expand(2, 4), new(4)"),
