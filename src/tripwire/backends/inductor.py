@@ -250,7 +250,8 @@ def _load(store: Store, key: str) -> Runtime | None:
     if artifact.facts.get("best_isa") and _can_skip_trials():
         _skip_trials()  # it passed on this machine before, with the same versions
     try:
-        runtime = cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
+        with without_collections():  # what it brings imports more of Inductor
+            runtime = cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
     except Exception as error:
         store.distrust(key, error)
         note_figures(cache_miss_keys=key)
