@@ -207,8 +207,8 @@ class Patience:
         if rest.times < REFUSALS_ALLOWED and refusal.slug != "volatile-source":  # tried already
             return False
         if is_passing:
-            # Not longer: at three times as long, 12 to 23% of the calls of tests/laws/server.py hit,
-            # at once 48 to 53%. One thread of many is the slower for it.
+            # Three times as long: 12 and 23% of the calls of tests/laws/server.py hit; this long:
+            # 48 and 53%. One thread of many is the slower for it.
             self._lay_to_rest(rest, refusal, min(took, LONGEST_MOMENT))
         else:
             longer = 2.0 ** min(max(rest.times - REFUSALS_ALLOWED, 0), 10)
