@@ -228,13 +228,13 @@ def test_two_modules_of_one_name_stay_two() -> None:
 
 CHILD = """
 import sys
-from tripwire.recording.replay import objects
+from tripwire.recording.replay import rerun
 from tripwire.recording.format.file import Record
 from tripwire.recording.replay.rebuild import Rebuilder
 from tripwire.recording.capture.shelf import Shelf
 record = Record.open(sys.argv[1])
 rebuilder = Rebuilder(record.table, Shelf(record.table, record.read, record.manifest.python.magic))
-roots = objects.rebuild(record.table, record.blobs, rebuilder)
+roots = rerun.rebuild(record.table, record.blobs, rebuilder)
 with rebuilder.importable():
     print([function() for function in roots["value"]])
 """
