@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[4] / "src"
 READER = """
 import json, sys
 from tripwire.errors import TripwireError
-from tripwire.recording.replay import objects
+from tripwire.recording.replay import rerun
 from tripwire.recording.format.file import Record
 from tripwire.recording.replay.rebuild import Rebuilder
 from tripwire.recording.capture.shelf import Shelf
@@ -33,7 +33,7 @@ def outcome(path):
         shelf = Shelf(record.table, record.read, record.manifest.python.magic)
         rebuilder = Rebuilder(record.table, shelf)
         try:
-            function = objects.rebuild(record.table, record.blobs, rebuilder)["value"]
+            function = rerun.rebuild(record.table, record.blobs, rebuilder)["value"]
         except TripwireError as error:
             return f"refused: {error.slug}: {error}"
         with rebuilder.importable():
