@@ -47,8 +47,8 @@ from tripwire.tracing.state import (
     drop_unused_inputs,
     drop_unused_parts,
 )
-from tripwire.values.belongings import package_of
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
+from tripwire.values.contents import package_of
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.

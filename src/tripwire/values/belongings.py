@@ -122,14 +122,3 @@ def is_looked_into(cls: type) -> bool:
     if is_stdlib_module(module):
         return top != "logging" or issubclass(cls, logging.LoggerAdapter)
     return not module.startswith("torch._") and top != "tripwire"
-
-
-def package_of(space: dict[str, Any]) -> str:
-    """The package that relative imports of a module start from."""
-    package = dict.get(space, "__package__")
-    if isinstance(package, str):
-        return package
-    name = dict.get(space, "__name__")
-    if not isinstance(name, str):
-        return ""
-    return name if "__path__" in space else name.rpartition(".")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import sys
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -23,8 +24,6 @@ from types import (
     MethodType,
 )
 from typing import Any
-
-import torch
 
 from tripwire.values.classes import (
     class_dict,
@@ -81,7 +80,8 @@ def spell_key(key: object, spell: Callable[[object], str] = repr) -> str:
 
     So is a tensor, the key of an optimizer's state: its own text has values, which change.
     """
-    if isinstance(key, torch.Tensor):
+    torch = sys.modules.get("torch")  # records are read without it
+    if torch is not None and isinstance(key, torch.Tensor):
         return f"<{type(key).__name__} at {id(key):#x}>"
     try:
         return spell(key)
@@ -338,3 +338,14 @@ def all_codes(code: CodeType) -> Iterator[CodeType]:
         current = waiting.pop()
         yield current
         waiting += [const for const in current.co_consts if type(const) is CodeType]
+
+
+def package_of(space: dict[str, Any]) -> str:
+    """The package that relative imports of a module start from."""
+    package = dict.get(space, "__package__")
+    if isinstance(package, str):
+        return package
+    name = dict.get(space, "__name__")
+    if not isinstance(name, str):
+        return ""
+    return name if "__path__" in space else name.rpartition(".")[0]

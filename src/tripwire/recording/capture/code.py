@@ -45,9 +45,8 @@ from tripwire.recording.capture.wrapped import (
 from tripwire.recording.format import nodes
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
-from tripwire.values.belongings import package_of
 from tripwire.values.classes import isinstance
-from tripwire.values.contents import all_codes
+from tripwire.values.contents import all_codes, package_of
 
 if TYPE_CHECKING:
     from tripwire.recording.capture.encode import Draft, Encoder
