@@ -45,9 +45,8 @@ from tripwire.reading.reader import swap
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
-from tripwire.values.belongings import name_of_module
 from tripwire.values.classes import ids_of, isinstance
-from tripwire.values.contents import elements_of
+from tripwire.values.contents import elements_of, name_of_module
 from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked

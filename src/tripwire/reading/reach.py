@@ -63,12 +63,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
-from tripwire.values.belongings import (
-    CONTAINERS,
-    is_librarys,
-    is_pythons,
-    name_of_module,
-)
+from tripwire.values.belongings import CONTAINERS, is_librarys, is_pythons
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
@@ -80,6 +75,7 @@ from tripwire.values.contents import (
     behind_proxy,
     copy_dict,
     elements_of,
+    name_of_module,
     own_dict,
 )
 from tripwire.writes.patches import unhooked

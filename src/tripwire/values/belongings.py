@@ -26,7 +26,6 @@ from tripwire.values.classes import (
     name_of,
     size_of,
 )
-from tripwire.values.contents import own_dict
 
 CONTAINERS = (dict, list, set, deque, tuple, types.SimpleNamespace)
 _NUMPY = ("numpy", "numpy.dtypes")
@@ -34,12 +33,6 @@ _SHOWN_BASES = ids_of(
     *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict),
     *(int, float, complex, str, bytes, types.SimpleNamespace, functools.partial),
 )
-
-
-def name_of_module(module: types.ModuleType) -> str:
-    """What a Python module is called."""
-    name = (own_dict(module) or {}).get("__name__")
-    return name if isinstance(name, str) else ""
 
 
 def is_library_class(cls: type) -> bool:

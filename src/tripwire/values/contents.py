@@ -349,3 +349,9 @@ def package_of(space: dict[str, Any]) -> str:
     if not isinstance(name, str):
         return ""
     return name if "__path__" in space else name.rpartition(".")[0]
+
+
+def name_of_module(module: types.ModuleType) -> str:
+    """What a Python module is called."""
+    name = (own_dict(module) or {}).get("__name__")
+    return name if isinstance(name, str) else ""

@@ -38,9 +38,8 @@ from tripwire.recording.format.views import (
     ObjectView,
     PartsView,
 )
-from tripwire.values.belongings import name_of_module
 from tripwire.values.classes import isinstance
-from tripwire.values.contents import all_codes, find_function, own_dict
+from tripwire.values.contents import all_codes, find_function, name_of_module, own_dict
 
 
 @dataclass
