@@ -216,7 +216,6 @@ def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> No
         symbol_count=len(plan.open),
         decision_count=len(plan.decisions),
         wire_count=plan.wires,
-        read_count=len(trace.reads),
         branch_count=len(trace.branches),
         effect_count=len(trace.effects),
         graph_op_count=plan.ops,

@@ -509,10 +509,6 @@ class ReadSet:
         return before if wanted is None else {k: v for k, v in before.items() if k in wanted}
 
     def __iter__(self) -> Iterator[Read]:
-        for source, key, value in self._rows():
-            yield Read(source, fingerprint(value), self.lines.find_name(key))
-
-    def _rows(self) -> Iterator[tuple[Source, Any, object]]:
         seen: set[str] = set()
         # What is torch's own comes last: a reader looks for his own names.
         for holder in sorted(self.holders, key=_is_library):
@@ -520,10 +516,10 @@ class ReadSet:
                 source = holder.step(key)
                 if str(source) not in seen:
                     seen.add(str(source))
-                    yield source, key, value
+                    yield Read(source, fingerprint(value), self.lines.find_name(key))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._rows())
+        return sum(1 for _ in self)
 
     @cached_property
     def lines(self) -> Lines:

@@ -286,7 +286,6 @@ class Collector:
         row.nodes = metrics.graph_node_count or row.nodes
         row.guards = metrics.guard_count or row.guards
         row.wires = metrics.wire_count or row.wires
-        row.reads = metrics.read_count or row.reads
         self.details.add(number, "metrics", plain_metrics(metrics))
         self.details.finish(number, duration)
 

@@ -67,7 +67,6 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     symbol_count: Int | None = None  # sizes and numbers that were left open
     decision_count: Int | None = None  # that the program made about those
     wire_count: Int | None = None
-    read_count: Int | None = None
     probe_count: Int | None = None
     branch_count: Int | None = None
     effect_count: Int | None = None

@@ -313,7 +313,6 @@ class Run:
             metrics |= {
                 "guard_count": 9,
                 "wire_count": 6 + 4 * layers,
-                "read_count": 9 + 5 * layers,
             }
             metrics |= {
                 "param_count": 12 * layers + 5,

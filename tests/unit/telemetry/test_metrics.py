@@ -183,7 +183,7 @@ def test_everything_that_was_promised_is_a_field():
     fields = set(CompilationMetrics.__struct_fields__)
     assert fields >= {
         *("compile_id", "frame_key", "co_name", "co_filename", "co_firstlineno"),
-        *("cache_size", "accumulated_cache_size", "guard_count", "wire_count", "read_count"),
+        *("cache_size", "accumulated_cache_size", "guard_count", "wire_count"),
         *("graph_op_count", "graph_node_count", "graph_input_count", "num_graph_breaks"),
         *("fail_type", "fail_reason", "fail_user_frame_filename", "fail_user_frame_lineno"),
         *("restart_reasons", "recompile_reason", "recompile_user_contexts"),
