@@ -123,10 +123,16 @@ class Subject:
         """Whether new code was compiled since."""
         return self._dispatcher.entries[:1] != mark.newest
 
+    def was_refused(self, mark: DispatcherMark) -> bool:
+        """Whether a call was refused since."""
+        return bool(self._refused_since(mark))
+
+    def _refused_since(self, mark: DispatcherMark) -> list[Refusal]:
+        return [r for r, n in self._dispatcher.refusals.items() if n != mark.refusals.get(r)]
+
     def why_plain(self, mark: DispatcherMark) -> str:
         """Why a call since ran as plain Python."""
-        told = [r for r, n in self._dispatcher.refusals.items() if n != mark.refusals.get(r)]
-        reasons = told or list(self._dispatcher.refusals)
+        reasons = self._refused_since(mark) or list(self._dispatcher.refusals)
         return " ".join(str(reasons[-1]).split()) if reasons else "it did not settle"
 
 
@@ -438,15 +444,17 @@ class _Judge:
             self._arm()
 
     def _ask_compiled(self, world: World) -> tuple[list[CallAnswer], bool]:
-        """Until compiled code has run, which is once or twice; whether it never did."""
+        """Until compiled code has run, which takes a few calls; whether it never did."""
         answers = []
-        for _ in range(2):
+        for _ in range(3):  # a run may find that numbers have to be plain: then the next is traced
             mark = self._subject.mark()
             answers.append(self._answer(world, self._subject.run_compiled))
             if self._subject.did_hit(mark):
                 return answers, False
-            if not self._subject.did_trace(mark):
-                return answers, not isinstance(answers[-1].result, RaisedImage)
+            if not self._subject.did_trace(mark) and isinstance(answers[-1].result, RaisedImage):
+                return answers, False
+            if self._subject.was_refused(mark):
+                break
         return answers, True
 
     def _conclude(
