@@ -131,6 +131,15 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+def describe(value: Any) -> TensorMeta | tuple[TensorMeta | None, ...] | None:
+    """Metadata of a result; None in the place of what is no tensor."""
+    if isinstance(value, torch.Tensor):
+        return meta_of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(meta_of(v) if isinstance(v, torch.Tensor) else None for v in value)
+    return None
+
+
 @quietly
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory; -1 for layouts without one storage."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from tripwire.ranges import Scope, SourceRange
+from tripwire.reading.tensors import describe, find_leaf, storage_of, version_of
+from tripwire.rulebook.refusals import Refused
+from tripwire.values.classes import module_of
+
+if TYPE_CHECKING:
+    from tripwire.tracing.state import TracingState
 
 
 class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]  # untyped
@@ -69,3 +76,109 @@ def warn_of(branch: Branch) -> None:
         warnings.warn(message, TracerWarning, stacklevel=2)
     else:
         warnings.warn_explicit(message, TracerWarning, place.file, place.line)
+
+
+def add_branch(
+    state: TracingState,
+    op: str,
+    take: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    value: Any,
+    where: SourceRange,
+    taken: tuple[torch.Tensor, ...] = (),
+    instead: tuple[Branch, ...] = (),
+) -> None:
+    """Note that Python used a tensor's value, and warn at the user's line.
+
+    instead: other values that settle this one, where it is a size.
+    """
+    if module_of(type(value)) == "numpy":
+        value = value.copy()  # it shares the tensor's memory
+        for tensor in taken:
+            state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
+    inputs = tensor_nodes((args, kwargs))
+    branch = Branch(
+        op,
+        take,
+        inputs,
+        args,
+        kwargs,
+        value,
+        where,
+        state.scopes.current,
+        state.writes,
+        instead,
+    )
+    if op == "grad" and inputs[0] in state.before_backward:
+        state.branches += state.before_backward.pop(inputs[0])
+    state.branches.append(branch)
+    if not state.quiet:
+        warn_of(branch)
+
+
+def note_length(
+    state: TracingState, op: str, tensor: torch.Tensor, length: int, where: SourceRange
+) -> None:
+    """Note that Python asked for a tensor's length, or went through it.
+
+    Nobody is warned: a trace compares the sizes of its inputs.
+    """
+    try:
+        node = state.node_of(tensor)
+    except Refused:  # a tensor of unknown origin: whatever is done with it says so
+        return
+    scope, writes = state.scopes.current, state.writes
+    state.branches.append(Branch(op, len, (node,), (node,), {}, length, where, scope, writes))
+
+
+def _iter_leaves(state: TracingState) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """The inputs that a backward may give a `.grad`."""
+    for node, known in state.inputs:
+        tensor = known()
+        if tensor is not None and tensor.requires_grad and find_leaf(tensor):
+            yield node, tensor
+
+
+def note_accumulated(state: TracingState) -> None:
+    """A backward adds to gradients in place."""
+    for _, tensor in _iter_leaves(state):
+        gradient = tensor.grad
+        if gradient is not None and gradient.layout is torch.strided:
+            state.written_storages[storage_of(gradient)] = state.calls
+            known = state.values.find(gradient)
+            if known is not None:
+                known.version = version_of(gradient)
+
+
+def note_gradients(state: TracingState, where: SourceRange) -> None:
+    """Remember what `.grad` of each input is before a backward: Python may ask for it later.
+
+    A hook of an input's may set it to something else meanwhile; none may be there then.
+    """
+    leaves = dict(_iter_leaves(state))
+    if not state.quiet or _have_hooks(*leaves.values()):
+        return
+    nodes, scope = tuple(leaves), state.scopes.current
+    hooks = Branch(HOOKS, _have_hooks, nodes, nodes, {}, False, where, scope)
+    for node, tensor in leaves.items():
+        seen = describe_attribute(tensor, "grad")
+        asked, take = (node, "grad"), describe_attribute
+        branch = Branch("grad", take, (node,), asked, {}, seen, where, scope, state.writes)
+        state.before_backward.setdefault(node, (hooks, branch))
+
+
+def _have_hooks(*tensors: torch.Tensor) -> bool:
+    return any(one._backward_hooks or one._post_accumulate_grad_hooks for one in tensors)
+
+
+def describe_attribute(owner: torch.Tensor, name: str) -> str:
+    """What a tensor's attribute is, in short."""
+    return str(describe(getattr(owner, name)))
+
+
+def tensor_nodes(nodes: Any) -> tuple[fx.Node, ...]:
+    """Those among arguments that stand for tensors of the run."""
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg(nodes, lambda node: found.setdefault(node))
+    return tuple(node for node in found if node.op != "get_attr")

@@ -11,7 +11,7 @@ import cmath
 import functools
 import keyword
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +23,10 @@ from tripwire.reading.names import find_names
 from tripwire.reading.tensors import (
     OUTSIDE,
     PLAIN_TENSORS,
-    TensorMeta,
+    describe,
     find_leaf,
     holds_tensor,
     iter_given,
-    meta_of,
     storage_of,
     version_of,
 )
@@ -41,7 +40,13 @@ from tripwire.rulebook.rules import (
     find_out_of_place,
 )
 from tripwire.tracing.answers import Own
-from tripwire.tracing.branches import HOOKS, Branch, warn_of
+from tripwire.tracing.branches import (
+    Branch,
+    add_branch,
+    describe_attribute,
+    note_accumulated,
+    tensor_nodes,
+)
 from tripwire.tracing.sizes import find_deciders, shape_of
 from tripwire.tracing.state import (
     FACTS,
@@ -182,7 +187,7 @@ def record(
     if type(value) is not torch.Tensor:
         check_class(value)
         if not is_recordable(value):
-            inputs = _tensor_nodes(nodes)
+            inputs = tensor_nodes(nodes)
             if inputs:
                 taken = tuple(iter_given((args, kwargs)))
                 add_branch(state, rule.name, _taker(rule), *nodes, value, where, taken)
@@ -207,7 +212,7 @@ def record(
             _note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
-        _note_accumulated(state)
+        note_accumulated(state)
     if not in_place and python is None and _hands_back(state, rule, args, kwargs, value):
         # A node would stand for a copy where the back end says so: `dropout` in eval mode.
         state.strides_matter = True  # `contiguous` returns its argument for some strides only
@@ -257,7 +262,7 @@ def _note_answers(
         # `.grad` may be None next time
         state.attribute_at = state.attribute_at or where
         seen = str(describe(value))
-        add_branch(state, rule.name, _describe_attribute, *nodes, seen, where)
+        add_branch(state, rule.name, describe_attribute, *nodes, seen, where)
     if rule.attribute == "data" and rule.writes and deciders != ():
         _stand_for(state, state.node_of(args[0]), args[0], deciders, ())
     if rule.name == "deepcopy":
@@ -380,10 +385,6 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> object:
     return getattr(owner, name)(*args, **kwargs)
 
 
-def _describe_attribute(owner: torch.Tensor, name: str) -> str:
-    return str(describe(getattr(owner, name)))
-
-
 def _count_parts(call: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
     value = call(*args, **kwargs)
     return (len(value), *filter(is_number, value))
@@ -419,15 +420,6 @@ def is_recordable(value: Any) -> bool:
 
 def _is_nested(item: object) -> bool:
     return isinstance(item, (tuple, list)) and is_recordable(item)
-
-
-def describe(value: Any) -> TensorMeta | tuple[TensorMeta | None, ...] | None:
-    """Metadata of a result; None in the place of what is no tensor."""
-    if isinstance(value, torch.Tensor):
-        return meta_of(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(meta_of(v) if isinstance(v, torch.Tensor) else None for v in value)
-    return None
 
 
 def _choose_names(
@@ -469,106 +461,6 @@ def _stand_for(
                 )
                 state.parts.append(part)
                 _stand_for(state, part, item, deciders, ())
-
-
-def _tensor_nodes(nodes: Arguments) -> tuple[fx.Node, ...]:
-    found: dict[fx.Node, None] = {}
-    fx.node.map_arg(nodes, lambda node: found.setdefault(node))
-    return tuple(node for node in found if node.op != "get_attr")
-
-
-def add_branch(
-    state: TracingState,
-    op: str,
-    take: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    value: Any,
-    where: SourceRange,
-    taken: tuple[torch.Tensor, ...] = (),
-    instead: tuple[Branch, ...] = (),
-) -> None:
-    """Note that Python used a tensor's value, and warn at the user's line.
-
-    instead: other values that settle this one, where it is a size.
-    """
-    if module_of(type(value)) == "numpy":
-        value = value.copy()  # it shares the tensor's memory
-        for tensor in taken:
-            state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
-    inputs = _tensor_nodes((args, kwargs))
-    branch = Branch(
-        op,
-        take,
-        inputs,
-        args,
-        kwargs,
-        value,
-        where,
-        state.scopes.current,
-        state.writes,
-        instead,
-    )
-    if op == "grad" and inputs[0] in state.before_backward:
-        state.branches += state.before_backward.pop(inputs[0])
-    state.branches.append(branch)
-    if not state.quiet:
-        warn_of(branch)
-
-
-def note_length(
-    state: TracingState, op: str, tensor: torch.Tensor, length: int, where: SourceRange
-) -> None:
-    """Note that Python asked for a tensor's length, or went through it.
-
-    Nobody is warned: a trace compares the sizes of its inputs.
-    """
-    try:
-        node = state.node_of(tensor)
-    except Refused:  # a tensor of unknown origin: whatever is done with it says so
-        return
-    scope, writes = state.scopes.current, state.writes
-    state.branches.append(Branch(op, len, (node,), (node,), {}, length, where, scope, writes))
-
-
-def _iter_leaves(state: TracingState) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    """The inputs that a backward may give a `.grad`."""
-    for node, known in state.inputs:
-        tensor = known()
-        if tensor is not None and tensor.requires_grad and find_leaf(tensor):
-            yield node, tensor
-
-
-def _note_accumulated(state: TracingState) -> None:
-    """A backward adds to gradients in place."""
-    for _, tensor in _iter_leaves(state):
-        gradient = tensor.grad
-        if gradient is not None and gradient.layout is torch.strided:
-            state.written_storages[storage_of(gradient)] = state.calls
-            known = state.values.find(gradient)
-            if known is not None:
-                known.version = version_of(gradient)
-
-
-def note_gradients(state: TracingState, where: SourceRange) -> None:
-    """Remember what `.grad` of each input is before a backward: Python may ask for it later.
-
-    A hook of an input's may set it to something else meanwhile; none may be there then.
-    """
-    leaves = dict(_iter_leaves(state))
-    if not state.quiet or _have_hooks(*leaves.values()):
-        return
-    nodes, scope = tuple(leaves), state.scopes.current
-    hooks = Branch(HOOKS, _have_hooks, nodes, nodes, {}, False, where, scope)
-    for node, tensor in leaves.items():
-        seen = _describe_attribute(tensor, "grad")
-        asked, take = (node, "grad"), _describe_attribute
-        branch = Branch("grad", take, (node,), asked, {}, seen, where, scope, state.writes)
-        state.before_backward.setdefault(node, (hooks, branch))
-
-
-def _have_hooks(*tensors: torch.Tensor) -> bool:
-    return any(one._backward_hooks or one._post_accumulate_grad_hooks for one in tensors)
 
 
 # --- writes ---

@@ -47,15 +47,13 @@ from tripwire.values.numbers import OpenInt, close_values, is_open, is_taken, it
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
+from tripwire.tracing.branches import add_branch, note_gradients, note_length
 from tripwire.tracing.fxnodes import (
     Given,
-    add_branch,
     build_arguments,
     is_number,
     is_recordable,
     may_be_elsewhere,
-    note_gradients,
-    note_length,
     record,
 )
 

@@ -28,7 +28,7 @@ from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
-from tripwire.tracing.fxnodes import add_branch
+from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.fakes import BY_VALUES, Fakes, hint_of
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
