@@ -38,21 +38,23 @@ def test_a_wheel_is_built_installed_and_used(tmp_path, has_compiler) -> None:
         shutil.copy(ROOT / name, source)
     leave_out = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", source / "src", ignore=leave_out)
+    alone = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRIPWIRE_PURE")}
     compiler = {} if has_compiler else {"CC": "no-such-compiler"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*build, source], check=True, env=os.environ | compiler)
+    subprocess.run([*build, source], check=True, env=alone | compiler)
     (wheel,) = tmp_path.glob("*.whl")
 
     empty = tmp_path / "empty"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
     python = empty / "bin" / "python"
     subprocess.run(
-        [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True
+        [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel],
+        check=True,
+        env=alone,
     )
     packages = next(empty.glob("lib/python*/site-packages"))
     (packages / "beside.pth").write_text(sysconfig.get_path("purelib"))  # torch and the others
-    alone = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRIPWIRE_PURE")}
     done = subprocess.run(
         [python, "-c", SMOKE], cwd=tmp_path, env=alone, check=True, capture_output=True, text=True
     )

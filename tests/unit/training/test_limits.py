@@ -300,7 +300,9 @@ def test_an_embedding_with_sparse_gradients_keeps_them(backend) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_whole_training_step_with_a_hook_runs_right_and_its_model_is_compiled(backend, caplog) -> None:
+def test_a_whole_training_step_with_a_hook_runs_right_and_its_model_is_compiled(
+    backend, caplog
+) -> None:
     def build():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
