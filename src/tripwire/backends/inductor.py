@@ -126,9 +126,10 @@ def compile_graph(
             compile_for = functools.partial(_compile, module, example_inputs, patches)
             try:
                 runtime = compile_for(store, key, compiler, folds=folds)
-            except Exception:  # perhaps the backward's: it may never be needed
+            except Exception as error:  # perhaps the backward's: it may never be needed
                 if key is None or not is_training:
                     raise
+                _log.info("Compiled anew, with the backward put off and nothing kept: %s", error)
                 runtime = compile_for(None, None, compiler, folds=folds)
     if not has_graphs:
         return runtime

@@ -481,7 +481,10 @@ def test_the_store_serves_a_warm_start_of_training(tmp_path) -> None:
     assert warm.strip() == "[] []"  # nothing was compiled, and torch was asked nothing
 
 
-def test_a_backward_that_cant_be_compiled_costs_its_forward_nothing(monkeypatch, tmp_path) -> None:
+def test_a_backward_that_cant_be_compiled_costs_its_forward_nothing(
+    monkeypatch, tmp_path, caplog
+) -> None:
+    caplog.set_level("INFO", logger="tripwire.backends")
     from torch._inductor import compile_fx as inductor
 
     monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "own"))
@@ -500,6 +503,7 @@ def test_a_backward_that_cant_be_compiled_costs_its_forward_nothing(monkeypatch,
         torch.testing.assert_close(x.grad, x.detach().cos() * 4.75)
     assert compiled.statistics().hits == 2
     assert not list((tmp_path / "own").rglob("*.bin"))
+    assert "the backward put off and nothing kept: " in caplog.text
 
 
 def test_all_back_ends_that_torch_knows_are_listed() -> None:
