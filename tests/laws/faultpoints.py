@@ -169,8 +169,8 @@ def backend_with_points(module: Any, examples: Any) -> Callable[..., Any]:
     return run
 
 
-class Injected(Exception):
-    """What is raised at a point."""
+class Injected(MemoryError):
+    """What is raised at a point, as Python may raise it at any."""
 
 
 class _Switch:

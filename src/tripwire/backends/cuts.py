@@ -438,7 +438,7 @@ class _Cutter:
         ]
         is_hidden = self._shadow is not None and self._contexts > 0
         acts = any(OUTSIDE in _written_by(node) for node in stretch)
-        if not (outputs or acts) or is_hidden or self._writes_to_graph(stretch, given):
+        if not (outputs or acts) or is_hidden or self._writes_badly(stretch, given):
             self._copy_all(stretch)
             return
         made = tuple(index for index, node in enumerate(given) if node not in self._given)
@@ -472,17 +472,24 @@ class _Cutter:
         for node in stretch:
             self._copy(node)
 
-    def _writes_to_graph(self, stretch: list[fx.Node], given: Iterable[fx.Node]) -> bool:
-        """Whether it changes a result of another part through which gradients go.
+    def _writes_badly(self, stretch: list[fx.Node], given: Iterable[fx.Node]) -> bool:
+        """Whether it changes what AOTAutograd can't change.
 
-        AOTAutograd keeps the value before for the backward, and then writes over it.
+        That is a result of another part through which gradients go: the value before is kept for
+        the backward, and then written over. And memory of which it gets two tensors: both become
+        views of a third, and neither is handed back itself.
         """
         written = {memory for node in stretch for memory in node.meta[FACTS].written}
+        met: set[int] = set()
         for node in given:
             facts: NodeFacts = node.meta[FACTS]
-            if node not in self._given and not written.isdisjoint(facts.memory):
+            changed = written.intersection(facts.memory)
+            if changed and node not in self._given:
                 if not isinstance(facts.value, TensorMeta) or facts.value.requires_grad:
                     return True
+            if not changed.isdisjoint(met):
+                return True
+            met |= changed
         return False
 
     def _build_part(

@@ -232,6 +232,10 @@ class Effects:
     written: frozenset[tuple[int, Any]]  # (holder's identity, key): no longer what was read
 
 
+def _never(holder: Holder, key: Any) -> bool:
+    return False
+
+
 def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
@@ -239,15 +243,17 @@ def plan_effects(
     facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
     inner: Iterable[Write] = (),
-    is_open: Callable[[Holder, Any], bool] | None = None,
+    was_open: Callable[[Holder, Any], bool] = _never,
+    is_open: Callable[[Holder, Any], bool] = _never,
 ) -> Effects:
     """The steps that repeat these writes.
 
     `facts_of` knows tensors that are gone by now, `attributes_of` what a tensor held before.
     `inner`: what code that runs again on each call writes by itself.
-    `is_open`: whether a number was left open there, so that it may be another one each time.
+    `was_open`: whether an open number lay there before. `is_open`: of those that are the same on
+    every call: whether it was left open, so that it may be another one each time.
     """
-    planner = _EffectPlanner(reads, plan, facts_of, attributes_of, is_open)
+    planner = _EffectPlanner(reads, plan, facts_of, attributes_of, was_open, is_open)
     writes = [write for write in writes if not planner.is_nothing(write)]
     for write in inner:
         planner.add_inner(write)
@@ -278,9 +284,16 @@ def plan_marks(
 
 class _EffectPlanner:
     def __init__(
-        self, reads: ReadSet, plan: Any, facts_of: Any, attributes_of: Any, is_open: Any
+        self,
+        reads: ReadSet,
+        plan: Any,
+        facts_of: Any,
+        attributes_of: Any,
+        was_open: Any,
+        is_open: Any,
     ) -> None:
-        self.is_open = is_open or (lambda holder, key: False)
+        self.was_open = was_open
+        self.is_open = is_open
         self.reads = reads
         self.plan = plan
         self.facts_of = facts_of
@@ -300,7 +313,7 @@ class _EffectPlanner:
         """
         if write.before is write.after or self.reads.compares_identity:
             return False
-        if self.is_open(write.holder, write.key):  # equal by chance
+        if self.was_open(write.holder, write.key):  # equal by chance
             return False
         return same_plain(write.before, write.after) and self._is_read(write)
 
@@ -376,16 +389,16 @@ class _EffectPlanner:
     def _add_elements(self, holder: Holder, place: WrittenHolder, writes: list[Write]) -> None:
         now = elements_of(holder.owner)
         before = tuple(holder.before().values())
+        is_full = len(now) == getattr(holder.owner, "maxlen", None)  # it may have let go of some
         if len(now) == len(before) and all(map(self._may_vary, writes)):
             for write in writes:
-                if not self._note_carried(write, place):
-                    self._note_volatile([write])
+                if not self._note_carried(write, place, moved=is_full):
+                    self._note_volatile([write], moved=is_full)
                 self.steps.append(Put(place, write.key, self.plan(write.after)))
             return
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
-        bounded = getattr(holder.owner, "maxlen", None) is not None
-        if grown and not (bounded or use.whole or use.keys or use.attributes or use.stored_keys):
+        if grown and not (is_full or use.whole or use.keys or use.attributes or use.stored_keys):
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
             return
         if holder.anchored:
@@ -417,23 +430,24 @@ class _EffectPlanner:
             return False
         return self.reads.is_only_counted(write.holder, write.key)
 
-    def _note_carried(self, write: Write, place: WrittenHolder) -> bool:
+    def _note_carried(self, write: Write, place: WrittenHolder, *, moved: bool = False) -> bool:
         if not write.holder.anchored or isinstance(write.holder.kind, MembersKind):
             return False
         facts = self.facts_of(write.holder, write.key)
         if facts is None or not isinstance(write.after, torch.Tensor):
             return False
-        if self._is_read(write):
+        if moved or self._is_read(write):
             attributes = self.attributes_of(write.before)
             self.carried.append(
                 Carried(place, write.key, write.source, facts, attributes, write.spot)
             )
         return True
 
-    def _note_volatile(self, writes: list[Write]) -> None:
+    def _note_volatile(self, writes: list[Write], *, moved: bool = False) -> None:
+        """`moved`: what lies here may come from its neighbour, as in a full deque."""
         for write in writes:
-            holder = write.holder
-            if holder.anchored and self._is_read(write) and not self.is_open(holder, write.key):
+            is_read = moved or self._is_read(write)
+            if write.holder.anchored and is_read and not self.is_open(write.holder, write.key):
                 self._add_volatile(write)
 
     def _add_volatile(self, write: Write, *, repeated: bool = True) -> None:

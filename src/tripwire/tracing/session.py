@@ -298,17 +298,18 @@ class Session:
         effects = None
         try:
             if self.complete:
-                facts_of = state.reach.holders.facts_of
+                holders = state.reach.holders
                 own, inner = state.inner.split(writes)
-                shadow = state.shadow
+                open_at = {} if state.shadow is None else {"is_open": state.shadow.is_open_at}
                 effects = plan_effects(
                     own,
                     reads,
                     planner.plan,
-                    facts_of,
+                    holders.facts_of,
                     self._attributes_of,
                     inner,
-                    None if shadow is None else shadow.is_open_at,
+                    holders.is_planted,
+                    **open_at,
                 )
             plan = planner.plan(result)
             risks = [] if state.shadow is None else state.shadow.formulas.list_risks()

@@ -26,7 +26,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_file, is_own_code
-from tripwire.errors import CannotTrace, TraceDiffers
+from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
@@ -155,7 +155,7 @@ class Tracer:
             with OBSERVE:
                 result = session.execute(fn, *session.open_arguments(args, kwargs))
         except BaseException as error:
-            if id(error) != state.raised and _is_own_fault(error.__traceback__):
+            if id(error) != state.raised and _is_own_fault(error):
                 contexts.restore(error, depth)  # it may have hit the leaving of a `no_grad`
             with TRACE:
                 session.leave()
@@ -179,11 +179,19 @@ _GONE = "an argument is, or holds, a weak proxy of an object that no longer exis
 _UNBOUND = "the callable takes other arguments than its signature says."
 
 
-def _is_own_fault(trace: TracebackType | None) -> bool:
+# What may be raised anywhere. Other errors that come out of tripwire are those of functions that
+# it stands in for: `getattr` by a name, `hash`, an import, arithmetic on open numbers.
+_ANYWHERE = (RecursionError, MemoryError, TripwireError)
+
+
+def _is_own_fault(error: BaseException) -> bool:
     """Whether an exception comes out of tripwire, or of the library on its behalf.
 
     What a hook calls in the library is what the user called.
     """
+    if isinstance(error, Exception) and not isinstance(error, _ANYWHERE):
+        return False
+    trace = error.__traceback__
     own = in_hook = False
     while trace is not None:
         code = trace.tb_frame.f_code

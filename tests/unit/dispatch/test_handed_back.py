@@ -18,6 +18,49 @@ def go(f, see):
         y = f(x, T(1))
         see(x, y, y is x)
 """,
+    "behind a view that runs as it is": """
+def call(x, r):
+    y = x.view(2)
+    y += r
+    x += r
+    return x
+
+def go(f, see):
+    for i in range(4):
+        x = T(i).requires_grad_()
+        with torch.no_grad():
+            y = f(x, T(1))
+        see(x, y, y is x)
+""",
+    "behind a view that is read": """
+def call(x, r):
+    y = x[:1] * 2
+    z = x.reshape(x.shape) * 2
+    x += r
+    return x, y, z
+
+def go(f, see):
+    for i in range(4):
+        x = T(i).requires_grad_()
+        with torch.no_grad():
+            y, *rest = f(x, T(1))
+        see(x, y, y is x, rest)
+""",
+    "both of two views": """
+def call(x, r):
+    y, z = x.view(2), x.view(1, 2)
+    y += r
+    z *= 2
+    x += r
+    return z, x, y
+
+def go(f, see):
+    for i in range(4):
+        x = T(i).requires_grad_()
+        with torch.no_grad():
+            z, y, w = f(x, T(1))
+        see(x, y, z, w, y is x, w._base is x, z._base is x)
+""",
     "nn.Dropout eval": """
 class N(nn.Module):
     def __init__(self):

@@ -380,3 +380,33 @@ def test_a_tuple_that_is_passed_twice_has_this_calls_numbers(name, backend) -> N
         for _ in range(3):
             check_same(function(x(), *make(pair)), compiled(x(), *make(pair)))
     assert compiled.statistics().traces == 2
+
+
+EQUAL_BY_CHANCE = {
+    "an item": lambda t, p: p.__setitem__(1, float(t.dim())),
+    "a slice": lambda t, p: p.__setitem__(slice(None), [2.0, float(t.dim())]),
+    "popped and appended": lambda t, p: (p.pop(), p.append(float(t.dim()))),
+    "cleared and filled": lambda t, p: (p.clear(), p.extend((2.0, float(t.dim())))),
+    "a number out of a tensor": lambda t, p: p.__setitem__(1, t.new_ones(()).item()),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EQUAL_BY_CHANCE)
+def test_a_write_over_an_open_number_is_one_even_where_it_is_equal(name, backend) -> None:
+    act = EQUAL_BY_CHANCE[name]
+
+    def plain(t, p):
+        for value in p:
+            t = t * value
+        act(t, p)
+        return t * p[1]
+
+    compiled = tripwire.compile(plain, backend=backend)
+    known, twin = [2.0, 3.0], [2.0, 3.0]
+    for turn in range(6):
+        # The second call finds what the first one wrote, and writes it again.
+        given, wanted = (known, twin) if turn < 2 else ([2.0, 3.0 + turn], [2.0, 3.0 + turn])
+        check_same(compiled(x(), given), plain(x(), wanted))
+        assert given == wanted
+    assert tripwire.explain(compiled).hits >= 3
