@@ -165,6 +165,11 @@ def is_prepared(backend: Backend) -> bool:
     return backend is not inductor or (module is not None and not is_loading)
 
 
+def may_run_ahead(backend: Backend) -> bool:
+    """Whether new code may be run before anybody waits for it: whether there is a GPU in use."""
+    return backend is inductor and torch.cuda.is_initialized()
+
+
 def count_runs_ahead(backend: Backend, tensors: Sequence[torch.Tensor]) -> int:
     """How often new code is run before anybody waits for it.
 

@@ -56,19 +56,11 @@ _DRAWN = (
 Code = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
 
-class Originals:
-    """A run's inputs as they were before it. Stands before whoever else keeps the call."""
+class Keeper:
+    """Keeps something of a call. Stands before whoever else keeps it (tracing.state.CallKeeper)."""
 
     def __init__(self, inner: CallKeeper | None) -> None:
         self._inner = inner
-        self._state: TracingState | None = None
-        self._copies: Copies = {}
-        self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
-        # The memory that each tensor had: `x.data = y` gives it another.
-        self._memories: dict[int, tuple[torch.Tensor, Memory]] = {}
-        self._generators = GeneratorStates()
-
-    # --- what the run tells (tracing.state.CallKeeper) ---
 
     def before_run(self) -> None:
         if self._inner is not None:
@@ -77,19 +69,11 @@ class Originals:
     def before_call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._state = CURRENT.state or self._state
-        for tensor in iter_given((args, kwargs)):
-            known = None if self._state is None else self._state.values.find(tensor)
-            if known is None or known.node is None or known.sources:  # not the run's own
-                self.before_write(tensor, tell=False)
-        self._generators.keep(v for v in (*args, *kwargs.values()) if type(v) is torch.Generator)
         if self._inner is not None:
             self._inner.before_call(func, args, kwargs)
 
-    def before_write(self, tensor: torch.Tensor, tell: bool = True) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            self._keep(tensor)
-        if tell and self._inner is not None:
+    def before_write(self, tensor: torch.Tensor) -> None:
+        if self._inner is not None:
             self._inner.before_write(tensor)
 
     def before_draw(self, generators: Iterable[torch.Generator]) -> None:
@@ -110,7 +94,39 @@ class Originals:
     def find_own_mode(self) -> AbstractContextManager[None] | None:
         return None if self._inner is None else self._inner.find_own_mode()
 
+
+class Originals(Keeper):
+    """A run's inputs as they were before it."""
+
+    def __init__(self, inner: CallKeeper | None) -> None:
+        super().__init__(inner)
+        self._state: TracingState | None = None
+        self._copies: Copies = {}
+        self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
+        # The memory that each tensor had: `x.data = y` gives it another.
+        self._memories: dict[int, tuple[torch.Tensor, Memory]] = {}
+        self._generators = GeneratorStates()
+
+    def before_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._state = CURRENT.state or self._state
+        for tensor in iter_given((args, kwargs)):
+            known = None if self._state is None else self._state.values.find(tensor)
+            if known is None or known.node is None or known.sources:  # not the run's own
+                self._keep_plainly(tensor)
+        self._generators.keep(v for v in (*args, *kwargs.values()) if type(v) is torch.Generator)
+        super().before_call(func, args, kwargs)
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        self._keep_plainly(tensor)
+        super().before_write(tensor)
+
     # --- copies ---
+
+    def _keep_plainly(self, tensor: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "meta":

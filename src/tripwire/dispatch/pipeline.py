@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import keeping_saved, mend_backward, trains
+from tripwire.backends.backwards import keeping_saved, mend_backward
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.floats import has_unknown_floats
 from tripwire.backends.handover import (
@@ -57,10 +57,12 @@ from tripwire.backends.registry import (
     count_runs_ahead,
     eager,
     inductor,
+    may_run_ahead,
     name_of,
     prepare,
     takes_graphs_as_they_are,
 )
+from tripwire.dispatch.ahead import Counters, can_run_ahead, run_ahead
 from tripwire.dispatch.entry import Entry, Later
 from tripwire.dispatch.originals import Originals
 from tripwire.dispatch.patience import Patience
@@ -86,7 +88,6 @@ from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.session import TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
-from tripwire.validity.probes import can_repeat, is_opaque
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import is_exactly, isinstance
 
@@ -153,6 +154,7 @@ class Planned:
 
     run: Run
     originals: Originals | None
+    counters: Counters | None
     plan: Plan
     standing: Standing
     waits: bool  # until it is first hit
@@ -219,7 +221,7 @@ class Pipeline:
         """Make a call, and plan an entry of it, beside those that there are after it."""
         with TRACE:
             opening = self.variation.look(self.target, args, kwargs)
-        run, originals = self.observe(args, kwargs, opening)
+        run, originals, counters = self.observe(args, kwargs, opening)
         self.tally.traces += 1
         count_frame("total")
         if run.trace is None:
@@ -229,7 +231,7 @@ class Pipeline:
                 return Made(run, None)
             return self._refuse(run, run.refusal, opening is not None)
         try:
-            planned = self._plan(run, originals, key, entries())
+            planned = self._plan(run, originals, counters, key, entries())
         except Refused as refused:
             return self._refuse(run, _refusal_of(refused), opening is not None)
         return planned if isinstance(planned, Planned) else Made(run, planned)
@@ -250,7 +252,12 @@ class Pipeline:
     # --- plan ---
 
     def _plan(
-        self, run: Run, originals: Originals | None, key: object, entries: Sequence[Entry]
+        self,
+        run: Run,
+        originals: Originals | None,
+        counters: Counters | None,
+        key: object,
+        entries: Sequence[Entry],
     ) -> Planned | Refusal | None:
         trace = run.trace
         assert trace is not None
@@ -271,7 +278,7 @@ class Pipeline:
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
-        return Planned(run, originals, plan, standing, waits, sample_contexts())
+        return Planned(run, originals, counters, plan, standing, waits, sample_contexts())
 
     def _build(self, planned: Planned) -> Entry | None:
         trace, standing = planned.trace, planned.standing
@@ -302,19 +309,21 @@ class Pipeline:
 
     def observe(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening | None
-    ) -> tuple[Run, Originals | None]:
-        """Make the call, observed; and keep its inputs as they were where code is checked."""
+    ) -> tuple[Run, Originals | None, Counters | None]:
+        """Make the call, observed; and keep its inputs as they were where code will get them."""
         with BACKEND:
             prepare(self.options.backend)
         outer = CURRENT.kept
         originals = Originals(outer) if self.options.check else None
-        CURRENT.kept = originals or outer
+        ahead = originals is None and may_run_ahead(self.options.backend)
+        counters = Counters(outer) if ahead else None
+        CURRENT.kept = originals or counters or outer
         try:
             if CURRENT.kept is not None:
                 with RECORD:
                     CURRENT.kept.before_run()
             run = _TRACER.run(self.target, args, kwargs, complete=True, opening=opening)
-            return run, originals
+            return run, originals, counters
         finally:
             CURRENT.kept = outer
 
@@ -412,24 +421,12 @@ class Pipeline:
     # --- the first run ---
 
     def _run_ahead(self, entry: Entry, planned: Planned) -> None:
-        """Have the new code do now what it does once: the next call would wait for it.
-
-        It computes again what the call computed, of the same inputs. So only where that draws,
-        writes and calls nothing, and where no backward keeps what it computes.
-        """
+        """Have the new code do now what it does once: the next call would wait for it."""
         trace, given = planned.trace, planned.find_alive()
         runs = count_runs_ahead(self.options.backend, given)
-        if not runs or has_modes() or trains(trace.graph) or not can_repeat(trace):
-            return
-        if is_opaque(trace) or runs_user_code(trace.graph) or not entry.is_compiled:
-            return
-        numbers = tuple(number.value for number in trace.numbers)
-        try:
-            with FIRST_RUN:
-                for _ in range(runs):
-                    entry.run_code((*numbers, *given))
-        except Exception as error:  # too little memory for two results, say: a hit tells of others
-            _log.info("The new code of %s isn't run ahead: %s", self.teller.name, error)
+        if runs and entry.is_compiled and not has_modes() and can_run_ahead(trace):
+            counters = planned.counters or Counters(None)
+            run_ahead(self.teller.name, entry.run_code, runs, trace, given, counters)
 
     # --- check=True ---
 

@@ -1,0 +1,127 @@
+"""Ahead: new code does now what it does once, so that the next call doesn't wait for it.
+
+On a GPU Inductor's kernels are tuned when they first run, and CUDA graphs are recorded in the run
+after that. The first call's result is the observed run's; its code is run on the same inputs within
+that call, and what it returns is dropped. What it writes is put back afterwards.
+
+What a call writes may be the index of its next write, and an index that is out of bounds ends a
+process on CUDA. So counters are as the call found them: whole numbers and single numbers are copied
+before a torch call can change them (`Counters`). What lies in a cache meanwhile is what the call
+left there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tripwire.backends.backwards import trains
+from tripwire.backends.cuts import runs_user_code
+from tripwire.dispatch.originals import Keeper
+from tripwire.phases import FIRST_RUN
+from tripwire.reading.tensors import iter_given, meta_of
+from tripwire.tracing.result import Trace
+from tripwire.validity.probes import acts, draws, is_opaque
+
+LARGEST_COUNTER = 1 << 17  # numbers: tokens of a batch are of this kind, too
+_FEW = 16
+
+_log = logging.getLogger("tripwire.backends")
+Code = Callable[[tuple[Any, ...]], object]
+
+
+class Counters(Keeper):
+    """Of a run's inputs, those that may say where it writes: as they were before it."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # alive, so ids are theirs
+
+    def before_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for tensor in iter_given((args, kwargs)):
+                if id(tensor) not in self._before and _may_count(tensor):
+                    self._before[id(tensor)] = tensor, tensor.detach().clone()
+        super().before_call(func, args, kwargs)
+
+    def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor as it was, if it may count."""
+        return self._before.get(id(tensor), (None, None))[1]
+
+
+def _may_count(tensor: torch.Tensor) -> bool:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return False
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() <= (_FEW if is_number else LARGEST_COUNTER)
+
+
+def can_run_ahead(trace: Trace) -> bool:
+    """Whether a run can be made again: it draws nothing, calls nothing, and no backward follows.
+
+    What is saved for a backward would take its memory twice.
+    """
+    if draws(trace) or acts(trace) or is_opaque(trace):
+        return False
+    return not (trains(trace.graph) or runs_user_code(trace.graph))
+
+
+def run_ahead(
+    name: str,
+    code: Code,
+    runs: int,
+    trace: Trace,
+    given: tuple[torch.Tensor, ...],
+    counters: Counters,
+) -> None:
+    """Run new code on a call's inputs, and leave them as they are."""
+    numbers = tuple(number.value for number in trace.numbers)
+    pairs = zip(trace.inputs, given, strict=True)
+    written = [(wanted, tensor) for wanted, tensor in pairs if wanted.written]
+    if not all(_can_return(wanted, tensor, counters) for wanted, tensor in written):
+        return
+    tensors = [tensor for _, tensor in written]
+    try:
+        with FIRST_RUN:
+            for _ in range(runs):
+                with _put_back(tensors, counters):
+                    code((*numbers, *given))
+    except Exception as error:  # too little memory for two results, say: a hit tells of others
+        _log.info("The new code of %s isn't run ahead: %s", name, error)
+
+
+def _can_return(wanted: Any, tensor: torch.Tensor, counters: Counters) -> bool:
+    if type(tensor) is not torch.Tensor or meta_of(tensor) != wanted.meta:
+        return False
+    if tensor.requires_grad or tensor.layout is not torch.strided:
+        return False
+    return tensor.is_floating_point() or counters.find(tensor) is not None
+
+
+@contextmanager
+def _put_back(tensors: list[torch.Tensor], counters: Counters) -> Iterator[None]:
+    """Inside, counters are as the run found them; afterwards all of them are as they are now.
+
+    Also as often written: autograd asks that of what it saved.
+    """
+    versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+    with torch.inference_mode():  # which tensors made there ask for
+        after = [tensor.detach().clone() for tensor in tensors]
+        for tensor in tensors:
+            before = counters.find(tensor)
+            if before is not None:
+                tensor.data.copy_(before)  # through .data: not counted as a write
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            for tensor, value in zip(tensors, after, strict=True):
+                tensor.data.copy_(value)
+        for tensor, version in versions:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
