@@ -21,7 +21,7 @@ import torch
 
 from tripwire.backends.backwards import trains
 from tripwire.backends.cuts import runs_user_code
-from tripwire.dispatch.originals import Keeper
+from tripwire.dispatch.originals import ChainedKeeper
 from tripwire.phases import FIRST_RUN
 from tripwire.reading.tensors import iter_given, meta_of
 from tripwire.tracing.result import Trace
@@ -34,7 +34,7 @@ _log = logging.getLogger("tripwire.backends")
 Code = Callable[[tuple[Any, ...]], object]
 
 
-class Counters(Keeper):
+class Counters(ChainedKeeper):
     """Of a run's inputs, those that may say where it writes: as they were before it."""
 
     def __init__(self, inner: Any) -> None:

@@ -56,7 +56,7 @@ _DRAWN = (
 Code = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 
 
-class Keeper:
+class ChainedKeeper:
     """Keeps something of a call. Stands before whoever else keeps it (tracing.state.CallKeeper)."""
 
     def __init__(self, inner: CallKeeper | None) -> None:
@@ -95,7 +95,7 @@ class Keeper:
         return None if self._inner is None else self._inner.find_own_mode()
 
 
-class Originals(Keeper):
+class Originals(ChainedKeeper):
     """A run's inputs as they were before it."""
 
     def __init__(self, inner: CallKeeper | None) -> None:
