@@ -20,8 +20,8 @@ from torch import fx
 
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.rules import words
+from tripwire.tracing.behaviour import is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.validity.probes import is_random, name_of
 from tripwire.values.classes import isinstance
 
 LEAST_BLOCKS = 3

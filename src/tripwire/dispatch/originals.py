@@ -43,9 +43,9 @@ from tripwire.reading.tensors import (
     meta_of,
     version_of,
 )
+from tripwire.tracing.behaviour import acts, draws
 from tripwire.tracing.result import Input, Run, Trace
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
-from tripwire.validity.probes import acts, draws
 from tripwire.values.classes import isinstance
 
 _DRAWN = (

@@ -28,12 +28,12 @@ from tripwire.reading.torchstate import (
     spell_quickly,
 )
 from tripwire.rulebook.refusals import Refused
+from tripwire.tracing.behaviour import can_repeat, reads_offsets
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.opening import Planted
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept
-from tripwire.validity.probes import can_repeat, reads_offsets
 from tripwire.validity.table import Guards, TableRow
 from tripwire.validity.wires import NOBODY, PulledWire
 from tripwire.values.classes import isinstance

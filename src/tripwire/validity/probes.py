@@ -21,7 +21,8 @@ from torch._ops import OpOverload
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
-from tripwire.rulebook.rules import GETATTR, SETATTR, Call, Target, is_seeded, rule_for, words
+from tripwire.rulebook.rules import GETATTR, SETATTR, Target, words
+from tripwire.tracing.behaviour import is_random, name_of
 from tripwire.tracing.branches import HOOKS, Branch
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
@@ -37,15 +38,6 @@ _HEAVY = words(
     "conv_transpose3d scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu"
 )
-_DROPOUTS = words(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout"
-)
-_RANDOM = words(
-    "rand randn randint randperm rand_like randn_like randint_like normal normal_ "
-    "uniform_ bernoulli bernoulli_ multinomial poisson random_ exponential_ cauchy_ "
-    "log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
-)
-
 
 _CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode"})
 
@@ -477,62 +469,6 @@ def _is_constant(leading: set[fx.Node]) -> bool:
     )
 
 
-def can_repeat(trace: Trace) -> bool:
-    """Whether running a trace's graph leaves nothing behind: it draws and writes nothing."""
-    writes = any(wanted.written for wanted in trace.inputs)
-    return not (writes or draws(trace) or acts(trace))
-
-
-def reads_offsets(trace: Trace) -> bool:
-    """Whether what a run does depends on where its inputs begin in their memory.
-
-    Python may ask. `as_strided` and `set_` count from the memory's beginning, and a view as another
-    dtype is an error in some places, which back ends don't raise.
-    """
-    if not _OFFSETS.isdisjoint(trace.reads.names):
-        return True
-    return any(
-        name_of(node) in _PLACED
-        or (name_of(node) == "view" and any(type(a) is torch.dtype for a in _plain_of(node)))
-        for node in _calls_of(trace)
-    )
-
-
-_OFFSETS = words("storage_offset sym_storage_offset")
-_PLACED = words(
-    "as_strided as_strided_ as_strided_copy as_strided_scatter set_ view_as_complex "
-    "view_as_complex_copy"
-)
-
-
-def _plain_of(node: fx.Node) -> tuple[object, ...]:
-    return *node.args, *node.kwargs.values()
-
-
-def draws(trace: Trace) -> bool:
-    """Whether a graph draws random numbers."""
-    return any(map(is_random, _calls_of(trace)))
-
-
-def acts(trace: Trace) -> bool:
-    """Whether a graph does more than to compute, draw and write to tensors' memory."""
-    return any(
-        node.meta[FACTS].python is not None or name_of(node) in ("backward", "setattr")
-        for node in _calls_of(trace)
-    )
-
-
-def _calls_of(trace: Trace) -> list[fx.Node]:
-    return [node for node in trace.graph.nodes if node.op in ("call_function", "call_method")]
-
-
-def is_opaque(trace: Trace) -> bool:
-    """Whether a graph calls code of the user's, which may draw without saying so."""
-    called = (node.target for node in trace.graph.nodes if node.op == "call_function")
-    rules = (rule_for(target) for target in called if callable(target))
-    return any(type(rule) is Call and rule.opaque for rule in rules)
-
-
 def _root_of(trace: Trace) -> nn.Module:
     root = nn.Module()
     for constant in trace.constants:
@@ -554,21 +490,6 @@ def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
             raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
-    if name_of(node) in _DROPOUTS:
-        share = node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
-        if type(share) in (int, float) and share == 0:
-            return False
-        return not (len(node.args) > 2 and node.args[2] is False) and (
-            node.kwargs.get("training") is not False and node.kwargs.get("train") is not False
-        )
-    if name_of(node) == "scaled_dot_product_attention":
-        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return not isinstance(dropout, (int, float)) or dropout != 0
-    return name_of(node) in _RANDOM or is_seeded(name_of(node))
-
-
 def _cost_of(node: fx.Node) -> int:
     """Multiplications, roughly: outputs times the length of a row."""
     shapes = [
@@ -579,13 +500,6 @@ def _cost_of(node: fx.Node) -> int:
     if len(shapes) < 2 or not all(shapes):
         return LARGEST_COST + 1
     return math.prod(shapes[0]) * max(shape[-1] for shape in shapes[1:])
-
-
-def name_of(node: fx.Node) -> str:
-    """The name of the function or method that a node calls."""
-    if isinstance(node.target, str):
-        return node.target
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def _refuse_written(branch: Branch, writer: fx.Node) -> Refused:
