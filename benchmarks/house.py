@@ -30,8 +30,8 @@ def find_room(parts: tuple[str, ...]) -> str:
     return ".".join(parts[: 2 if parts[0] == "recording" and len(parts) > 2 else 1])
 
 
-def count_levels(modules: dict[tuple[str, ...], str]) -> int:
-    """How many packages the longest way of imports leads through."""
+def count_levels(modules: dict[tuple[str, ...], str]) -> tuple[int, int]:
+    """How many packages the longest way of imports leads through; and with modules beside them."""
     tops = {find_room(parts) for parts in modules}
     below: dict[str, set[str]] = {}
     for parts, text in modules.items():
@@ -40,10 +40,14 @@ def count_levels(modules: dict[tuple[str, ...], str]) -> int:
         rooms = {find_room((*name.split("."), "")) for name in named} & tops
         below.setdefault(find_room(parts), set()).update(rooms - {find_room(parts)})
     below.pop("__init__", None)  # what users import
-    depth: dict[str, int] = {}
+    alone = {parts[0] for parts in modules if len(parts) == 1}
+    packages: dict[str, int] = {}
+    levels: dict[str, int] = {}
     for room in graphlib.TopologicalSorter(below).static_order():
-        depth[room] = 1 + max((depth[one] for one in below.get(room, ())), default=0)
-    return max(depth.values())
+        under = below.get(room, ())
+        packages[room] = (room not in alone) + max((packages[one] for one in under), default=0)
+        levels[room] = 1 + max((levels[one] for one in under), default=0)
+    return max(packages.values()), max(levels.values())
 
 
 def count_exported(package: str) -> int:
@@ -67,7 +71,9 @@ def build_table() -> str:
         "lines": f"{sum(lengths.values()):,}",
         "lines of the longest module": f"{lengths[longest]} (`{longest}`)",
         "modules of the largest package": f"{count} (`{room}`)",
-        "import levels": f"{count_levels(modules)} packages",
+        "import levels": "{} packages, {} with the modules beside them".format(
+            *count_levels(modules)
+        ),
         "names exported by `tripwire`, `tracing`, `writes` and `telemetry`": (
             f"{', '.join(map(str, exported[:-1]))} and {exported[-1]}"
         ),

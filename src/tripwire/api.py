@@ -29,8 +29,7 @@ from tripwire.backends.dynamo import find_default_backend
 from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import (
     CompiledFunction,
-    compile_class,
-    compile_module,
+    compile_callable,
     statistics,
 )
 from tripwire.dispatch.dispatcher import Dispatcher
@@ -223,31 +222,29 @@ def compile(
         return model
     if shapes_spec is not None:
         logger.warning("shapes_spec is ignored: tripwire leaves open what varies; see `dynamic`")
-    backend = backend or os.environ.get("TRIPWIRE_BACKEND") or find_default_backend()
-    handed = {"mode": mode, "options": _leave_out_filter(options)}
-    chosen = Options(
-        find_backend(backend, mode),
-        fullgraph,
-        cache_size,
+    return compile_callable(model, name or _name_of(model), _build_options(given))
+
+
+def _build_options(given: dict[str, Any]) -> Options:
+    """What `compile` was asked for, with what the environment says of the rest."""
+    backend = given["backend"] or os.environ.get("TRIPWIRE_BACKEND") or find_default_backend()
+    handed = {"mode": given["mode"], "options": _leave_out_filter(given["options"])}
+    on_error, folder = given["on_backend_error"], given["record_on_error"]
+    by_name = not callable(backend)
+    return Options(
+        find_backend(backend, given["mode"]),
+        given["fullgraph"],
+        given["cache_size"],
         tuple((key, value) for key, value in handed.items() if value is not None),
-        _find_failures(
-            os.environ.get("TRIPWIRE_RECORD_DIR") if record_on_error is None else record_on_error
-        ),
+        _find_failures(os.environ.get("TRIPWIRE_RECORD_DIR") if folder is None else folder),
         _note_failed,
-        on_backend_error == "eager"
-        or (on_backend_error is None and not callable(backend) and not fullgraph),
-        dynamic,
-        check,
-        background,
-        wait or (fullgraph and not background),
-        recompile_limit,
+        on_error == "eager" or (on_error is None and by_name and not given["fullgraph"]),
+        given["dynamic"],
+        given["check"],
+        given["background"],
+        given["wait"] or (given["fullgraph"] and not given["background"]),
+        given["recompile_limit"],
     )
-    called = name or _name_of(model)
-    if isinstance(model, nn.Module):
-        return compile_module(model, called, chosen)
-    if isinstance(model, type):
-        return compile_class(model, called, chosen)
-    return CompiledFunction(model, called, chosen)
 
 
 def _check_options(given: dict[str, Any]) -> None:

@@ -15,9 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch import nn
-
-from tripwire.dispatch.compiled import CompiledFunction, compile_module
+from tripwire.dispatch.compiled import compile_callable
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.env import is_own_code
 from tripwire.errors import BadOption
@@ -172,6 +170,4 @@ class Calls:
 
 def _compile_again(dispatcher: Dispatcher) -> Any:
     """The callable in its compiled form, which the script need not have kept."""
-    if isinstance(dispatcher.target, nn.Module):
-        return compile_module(dispatcher.target, dispatcher.name, dispatcher.options)
-    return CompiledFunction(dispatcher.target, dispatcher.name, dispatcher.options)
+    return compile_callable(dispatcher.target, dispatcher.name, dispatcher.options)

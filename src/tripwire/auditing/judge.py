@@ -42,7 +42,7 @@ from tripwire.auditing.images import (
 from tripwire.auditing.walking import Ran, Walk
 from tripwire.auditing.world import World
 from tripwire.auditing.writes import Trial, find_writes
-from tripwire.dispatch.compiled import CompiledFunction, compile_module, find_dispatcher
+from tripwire.dispatch.compiled import compile_callable, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption
@@ -92,11 +92,7 @@ class Subject:
 
     def renew(self) -> None:
         """Forget all compiled code."""
-        made: Any
-        if isinstance(self.target, nn.Module):
-            made = compile_module(self.target, self.name, self._options)
-        else:
-            made = CompiledFunction(self.target, self.name, self._options)
+        made = compile_callable(self.target, self.name, self._options)
         dispatcher = find_dispatcher(made)
         assert dispatcher is not None
         self._compiled, self._dispatcher = made, dispatcher

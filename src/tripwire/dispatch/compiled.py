@@ -169,6 +169,15 @@ def statistics(compiled: Any) -> Statistics:
     return dispatcher.statistics()
 
 
+def compile_callable(target: Any, name: str, options: Options) -> Any:
+    """The compiled form of a function, a module or a class."""
+    if isinstance(target, nn.Module):
+        return compile_module(target, name, options)
+    if isinstance(target, type):
+        return _compile_class(target, name, options)
+    return CompiledFunction(target, name, options)
+
+
 def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
     """A compiled stand-in for a module."""
     compiled: Any = object.__new__(_compiled_class(type(module)))
@@ -226,7 +235,7 @@ def _forwarded(name: str) -> property:
     )
 
 
-def compile_class(cls: Any, name: str, options: Options) -> Any:
+def _compile_class(cls: Any, name: str, options: Options) -> Any:
     """The class itself; calls of its instances are compiled from now on.
 
     A module's dispatcher is in torch's own place for it, which copies and pickles leave out.

@@ -265,13 +265,9 @@ def encode_recompiled(encoder: Encoder, value: object) -> AnyNode | None:
 
 def make_compiled(target: Any, *how: Any) -> object:
     """What `tripwire.compile` would make."""
-    from torch import nn
+    from tripwire.dispatch.compiled import compile_callable
 
-    from tripwire.dispatch.compiled import CompiledFunction, compile_module
-
-    name, options = _options(*how)
-    make: Any = compile_module if isinstance(target, nn.Module) else CompiledFunction
-    return make(target, name, options)
+    return compile_callable(target, *_options(*how))
 
 
 def make_dispatcher(target: Any, *how: Any) -> object:

@@ -111,17 +111,21 @@ class Rebuilt:
         compiled = self.manifest.compiled
         if backend == "none" or (backend is None and compiled is None):
             return self.target
-        from tripwire.api import compile
+        from tripwire.backends.registry import find_backend
+        from tripwire.dispatch.compiled import compile_callable
+        from tripwire.dispatch.pipeline import Options
 
         chosen = backend or self.backend or (compiled.backend if compiled else "eager")
         fullgraph = compiled is not None and compiled.fullgraph
-        made: Callable[..., Any] = compile(
-            self.target,
-            backend=chosen,
-            fullgraph=fullgraph,
-            name=self.manifest.function.name,
-            record_on_error="",  # the record is there already
+        options = Options(  # without `failures`: the record is there already
+            find_backend(chosen),
+            fullgraph,
+            eager_on_backend_error=not fullgraph,
             check=compiled is not None and compiled.check,
+            waits=fullgraph,
+        )
+        made: Callable[..., Any] = compile_callable(
+            self.target, self.manifest.function.name, options
         )
         return made
 
