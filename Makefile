@@ -2,13 +2,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BUILT := .venv/.built
-# Tests run in two processes side by side, each in its own fixed order. pytest-xdist has a thread in
+# Tests run in two processes at a time, each in its own fixed order. pytest-xdist has a thread in
 # each, and a call during which another thread runs is refused now and then.
 BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
-LONG := $(addprefix tests/,laws models property) \
-	$(addprefix tests/unit/,backends training recording/format recording/replay)
+# Folders of tests that have a process of their own, the longest first. All others share one. In a
+# process that has fewer tests, collections of garbage have less to look through.
+ALONE := dispatch recording laws backends property training models channels
+folders = $(wildcard $(foreach name,$(1),tests/$(name) tests/unit/$(name)))
 
-.PHONY: help demo quick test long rest lint bench versions coverage soak mutate screenshots clean
+.PHONY: help demo quick test lint bench versions coverage soak mutate screenshots clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -33,16 +35,16 @@ quick: $(BUILT)  ## ruff, then the core: values to dispatch, and channels; leave
 	$(MAKE) $(BESIDE) quick-dispatch-validity-writes quick-channels-tracing-reading-rulebook-values
 
 quick-%: $(BUILT)
-	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(addprefix tests/unit/,$(subst -, ,$*))
+	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(call folders,$(subst -, ,$*))
 
 test: lint  ## lint, then every test but the slow ones
-	$(MAKE) $(BESIDE) long rest
+	$(MAKE) $(BESIDE) $(addprefix test-,$(ALONE)) test-others
 
-long: $(BUILT)  ## half of `make test`: laws, models, programs that nobody wrote, back ends, training, files of records
-	$(BIN)/python -m pytest $(LONG)
+test-others: $(BUILT)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(call folders,$(ALONE)))
 
-rest: $(BUILT)  ## the other half
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(LONG))
+test-%: $(BUILT)
+	$(BIN)/python -m pytest $(call folders,$*)
 
 lint: $(BUILT)  ## ruff, and mypy --strict over src
 	$(BIN)/ruff check .

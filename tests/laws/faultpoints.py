@@ -627,8 +627,10 @@ def main() -> int:
         _Loader.entries_only = plans[0].entries_only
         sys.meta_path.insert(0, _Finder)
         put_points_into_guards()
-    import torch
+    import torch._dynamo
 
+    gc.collect()
+    gc.freeze()  # or each collection, and each search for holders, goes through all of torch
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     fine = True

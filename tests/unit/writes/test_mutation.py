@@ -17,7 +17,7 @@ from tripwire.writes.trackers import MutationTracker, watch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(light_collector):
+def nothing_stays():
     yield
     gc.collect()
     assert subscriptions.statistics() == (0, 0)

@@ -24,7 +24,7 @@ from tripwire.writes.watching import Change, watch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(light_collector):
+def nothing_stays():
     yield
     gc.collect()
     assert subscriptions.statistics() == (0, 0)
