@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -146,7 +148,11 @@ os.chdir(task["cwd"])
 os.environ.clear()
 os.environ.update(task["env"])
 tempfile.tempdir = None
-exec(task["code"], {"__name__": "__main__"})
+def run(code, space):
+    for name in [name for name in space if not name.startswith("__")]:
+        del space[name]
+    exec(code, space)
+run(task["code"], globals())
 """
 
 
@@ -179,6 +185,20 @@ def forking(*modules: str) -> Iterator[Callable[..., subprocess.CompletedProcess
             )
 
         yield run
+
+
+@functools.cache
+def _forks_with_torch() -> Callable[..., subprocess.CompletedProcess[str]]:
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(forking("torch"))
+
+
+def run_with_torch(code: str, env: dict[str, str] | None = None) -> str:
+    """What a program prints in a process of its own that has imported torch, and nothing else."""
+    done = _forks_with_torch()(code, {**os.environ, **(env or {})})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)

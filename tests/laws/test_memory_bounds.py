@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import run_python
+from support import run_with_torch
 from torch import nn
 
 import tripwire
@@ -126,7 +126,7 @@ check(2.0)
 
 
 def test_a_fork_while_watched_leaves_two_processes_that_work() -> None:
-    printed = run_python(
+    printed = run_with_torch(
         _COMPILED + "child = os.fork()\n"
         "check(3.0 if child else 4.0)\n"
         "check(2.0)\n"
@@ -139,7 +139,7 @@ def test_a_fork_while_watched_leaves_two_processes_that_work() -> None:
 
 
 def test_a_fork_in_the_midst_of_a_trace_leaves_the_child_right() -> None:
-    printed = run_python(
+    printed = run_with_torch(
         _COMPILED + "net = torch.nn.Linear(2, 2)\n"
         "pids = []\n"
         "def forks(module, args):\n"
@@ -172,7 +172,10 @@ def test_a_fork_in_the_midst_of_a_trace_leaves_the_child_right() -> None:
     ],
 )
 def test_the_interpreter_exits_while_things_are_watched(ending) -> None:
-    assert run_python(_COMPILED + ending + "\nprint('end')" * ("exit" not in ending)) in ("end", "")
+    assert run_with_torch(_COMPILED + ending + "\nprint('end')" * ("exit" not in ending)) in (
+        "end",
+        "",
+    )
 
 
 # --- depth ---------------------------------------------------------------------------------------

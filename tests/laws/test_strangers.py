@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import check_same, run_python
+from support import check_same, run_with_torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -344,7 +344,7 @@ def test_torch_jit_trace(pair, warm) -> None:
 
 
 def test_what_torch_jit_trace_refuses_is_refused_without_a_crash() -> None:
-    printed = run_python(
+    printed = run_with_torch(
         "import torch, tripwire\n"
         "weight = torch.ones(3, requires_grad=True)\n"
         "f = tripwire.compile(lambda x: torch.tanh(x * weight) + weight, backend='eager')\n"
@@ -571,7 +571,7 @@ def test_ipython() -> None:
 
 
 def test_a_console_whose_code_has_no_source() -> None:
-    printed = run_python(
+    printed = run_with_torch(
         "import torch, tripwire, code\n"
         "console = code.InteractiveConsole({'torch': torch, 'tripwire': tripwire})\n"
         "for line in ['S = 2.0', 'f = lambda x: x * S',"

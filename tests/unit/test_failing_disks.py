@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from support import run_python
+from support import run_python, run_with_torch
 
 import tripwire
 from tripwire.backends.artifacts import Artifact, Store
@@ -173,7 +173,7 @@ def test_where_no_folder_can_be_made_the_error_is_the_systems() -> None:
 
 
 def test_torch_is_told_the_whole_path_of_a_store_with_a_relative_one(tmp_path) -> None:
-    told = run_python(
+    told = run_with_torch(
         f"import os; os.chdir({str(tmp_path)!r})\n{FOLDERS}\nprint(*settle())",
         env={"TRIPWIRE_CACHE_DIR": "rel"},
     )
@@ -218,7 +218,7 @@ def settle():
 def test_a_store_that_is_read_only_serves_and_torch_builds_elsewhere(tmp_path) -> None:
     """By what the system says: root may write to any folder."""
     env = {"TRIPWIRE_CACHE_DIR": str(tmp_path / "own"), "TMPDIR": str(tmp_path)}
-    told = run_python(
+    told = run_with_torch(
         f"{FOLDERS}\nprint(*settle())\nasked = os.access\n"
         "os.access = lambda path, mode: 'own' not in str(path) and asked(path, mode)\n"
         "for _ in range(2): print(*settle())",
@@ -232,7 +232,7 @@ def test_a_store_that_is_read_only_serves_and_torch_builds_elsewhere(tmp_path) -
 
 def test_a_temporary_folder_that_is_gone_or_anothers_isnt_used_again(tmp_path) -> None:
     tmp_path.chmod(0o1777)
-    told = run_python(
+    told = run_with_torch(
         f"{FOLDERS}\nfrom tripwire.backends.inductor import default_cache_dir\n"
         "os.makedirs(default_cache_dir(), exist_ok=True); os.chmod(default_cache_dir(), 0o777)\n"
         "first, second = settle()[1], settle()[1]\n"
@@ -304,7 +304,7 @@ def test_a_backward_runs_where_it_cant_be_compiled_any_more(tmp_path) -> None:
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "TMPDIR": str(tmp_path),
     }
-    told = run_python(TRAIN, env=env)
+    told = run_python(TRAIN, env=env)  # its output is no file: files may not grow in it
     for harm in ("gone", "taken", "full"):
         assert f"ran {harm}" in told
     assert "gone True" in told  # the store was made anew, before torch made a part of it

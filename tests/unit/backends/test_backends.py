@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import forking, run_python
+from support import forking, run_with_torch
 from torch import nn
 
 import tripwire
@@ -267,7 +267,7 @@ UNNAMED = "import os; os.environ.pop('TORCHINDUCTOR_CACHE_DIR', None)\n"
 def start(own: Path, shared: Path) -> str:
     """A process whose store is `own`, and whose $TMPDIR is one for all users."""
     env = {**QUICKLY, "TRIPWIRE_CACHE_DIR": str(own), "TMPDIR": str(shared)}
-    return run_python(UNNAMED + WARM.format(grad=False), env=env).strip()
+    return run_with_torch(UNNAMED + WARM.format(grad=False), env=env).strip()
 
 
 @pytest.fixture(scope="module")
@@ -331,11 +331,11 @@ def test_a_library_that_another_user_planted_in_a_folder_that_is_named_isnt_load
     shared.chmod(0o1777)
     folders = {"TRIPWIRE_CACHE_DIR": str(own), "TORCHINDUCTOR_CACHE_DIR": str(shared)}
     env, code = {**QUICKLY, **folders, "TMPDIR": str(shared)}, WARM.format(grad=False)
-    run_python(code, env=env)
+    run_with_torch(code, env=env)
     assert list((own / "torch").rglob("*.so"))
     assert not list(shared.rglob("*.so"))
     plant(own / "torch", shared, marker)
-    assert run_python(code, env=env).strip() == "[]"
+    assert run_with_torch(code, env=env).strip() == "[]"
     assert not marker.exists()
 
 
@@ -347,7 +347,7 @@ def test_headers_that_another_user_compiled_arent_used(tmp_path, monkeypatch) ->
     headers.mkdir(parents=True)
     headers.chmod(0o777)
     env = {"TMPDIR": str(shared), "TRIPWIRE_CACHE_DIR": str(tmp_path / "own")}
-    told = run_python(
+    told = run_with_torch(
         "from tripwire.backends.inductor import _settle_kernels, codecache, find_store\n"
         "before = codecache._HEADER_DIR\n"
         "_settle_kernels(find_store())\n"
@@ -475,7 +475,7 @@ print(sorted(counters["aot_autograd"].items()), sorted(counters["fxgraph_cache"]
 
 def test_the_store_serves_a_warm_start_of_training(tmp_path) -> None:
     env = {**QUICKLY, "TRIPWIRE_CACHE_DIR": str(tmp_path / "own")}
-    cold, warm = (run_python(UNNAMED + TRAIN, env=env) for _ in range(2))
+    cold, warm = (run_with_torch(UNNAMED + TRAIN, env=env) for _ in range(2))
     assert "autograd_cache_miss" in cold
     assert len(list((tmp_path / "own").rglob("*.bin"))) == 3
     assert warm.strip() == "[] []"  # nothing was compiled, and torch was asked nothing
@@ -511,7 +511,7 @@ def test_all_back_ends_that_torch_knows_are_listed() -> None:
 
 
 def test_nothing_of_inductor_or_dynamo_is_imported_before_it_is_used() -> None:
-    told = run_python(
+    told = run_with_torch(
         "import sys, torch, tripwire\n"
         "before = set(sys.modules)\n"
         "f = tripwire.compile(lambda x: x + 1, backend='inductor')\n"

@@ -310,9 +310,9 @@ print(tripwire.statistics(f).hits > 6)
 
 
 def test_precision_that_is_set_for_each_back_end() -> None:
-    from support import run_python
+    from support import run_with_torch
 
-    assert run_python(_PRECISION) == "True"
+    assert run_with_torch(_PRECISION) == "True"
 
 
 _backends = torch.backends

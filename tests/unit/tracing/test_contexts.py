@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import check_traces, quiet_trace, refusal_of, run_python
+from support import check_traces, quiet_trace, refusal_of, run_with_torch
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
@@ -152,4 +152,4 @@ def test_the_first_checkpoint_of_a_process_is_traced() -> None:
         "f = lambda x: checkpoint(torch.sin, x, use_reentrant=False)\n"
         "print(tripwire.trace(f, torch.ones(2)).statistics().ops)"
     )
-    assert run_python(code) == "1"
+    assert run_with_torch(code) == "1"

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from support import run_python
+from support import run_with_torch
 
 from tripwire.writes import sentry, twin
 
@@ -593,7 +593,7 @@ def test_hooks_are_in_place_only_while_an_object_is_watched():
     """In a process of its own: compiled functions of other tests may still be watched here."""
     folder, tests = str(Path(__file__).parent), str(Path(__file__).parents[2])
     paths = f"import sys; sys.path[:0] = [{folder!r}, {tests!r}]"
-    run_python(f"{paths}; import test_sentry as t; t.check_hooks()")
+    run_with_torch(f"{paths}; import test_sentry as t; t.check_hooks()")
 
 
 def check_hooks():

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from replaying import check_reproduces, fail, only
-from support import check_same, run_python
+from support import check_same, run_with_torch
 from torch import nn
 
 import tripwire
@@ -824,7 +824,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    seen = run_python(program)
+    seen = run_with_torch(program)
     with pytest.raises(ValueError, match=seen):
         tripwire.replay(only(tmp_path), trust=True)
 
