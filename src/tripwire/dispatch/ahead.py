@@ -24,8 +24,8 @@ from tripwire.backends.cuts import runs_user_code
 from tripwire.dispatch.originals import ChainedKeeper
 from tripwire.phases import FIRST_RUN
 from tripwire.reading.tensors import iter_given, meta_of
+from tripwire.tracing.behaviour import acts, draws, is_opaque
 from tripwire.tracing.result import Trace
-from tripwire.validity.probes import acts, draws, is_opaque
 
 LARGEST_COUNTER = 1 << 17  # numbers: tokens of a batch are of this kind, too
 _FEW = 16

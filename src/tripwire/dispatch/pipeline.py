@@ -83,7 +83,6 @@ from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
-from tripwire.tracing.behaviour import can_repeat, is_opaque
 from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
 from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.session import TOLD
