@@ -167,7 +167,7 @@ def is_prepared(backend: Backend) -> bool:
 
 def may_run_ahead(backend: Backend) -> bool:
     """Whether new code may be run before anybody waits for it: whether there is a GPU in use."""
-    return backend is inductor and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # of torch
+    return backend is inductor and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def count_runs_ahead(backend: Backend, tensors: Sequence[torch.Tensor]) -> int:
