@@ -23,10 +23,11 @@
    - Everything here is static and guarded by the GIL: one table for the process. */
 
 #define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE 1 /* for count_switches() and find_writer() alone */
+#define Py_BUILD_CORE 1 /* for count_switches(), find_writer() and tell_soon() alone */
 #include <Python.h>
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000
 #define KNOWS_FRAMES 1
+#include <internal/pycore_ceval.h>
 #include <internal/pycore_frame.h>
 #endif
 #if PY_VERSION_HEX >= 0x030C0000
@@ -56,7 +57,7 @@ typedef struct {
     PyObject *parts[N_PARTS]; /* kept: no other object gets their addresses */
 } Function;
 
-/* One write: the key, and the code and line that wrote. */
+/* One write: the key, or None where all keys were written, and the code and line that wrote. */
 typedef struct {
     PyObject *key, *code;
     int line;
@@ -74,6 +75,7 @@ typedef struct Watch {
     PyObject *keys; /* frozenset of exact str; NULL: all keys */
     PyObject *writer; /* code object of the first write since the last take() */
     int line;
+    char has_several; /* other code or another line wrote since: nobody is to blame for all */
     Function *function; /* of the sentry; NULL where the object is none */
     Note *notes; /* what was written since the last take(), key by key */
     int n_notes;
@@ -91,6 +93,10 @@ struct Sentry {
     char is_touched;
     char is_loud; /* never quiet again: blind somewhere, spent or closed */
     char state;
+    char has_news; /* for the listener: a dict was written since the last take() */
+    PyObject *listener; /* called soon after a dict was written, where Python tells; may be NULL */
+    struct Sentry *next_due; /* in the chain of those whose listeners are to be called */
+    char is_due; /* in that chain, which keeps it alive */
     Py_ssize_t n_dicts, n_objects;
     Watch *watches; /* dicts, then objects */
     Py_ssize_t n_functions;
@@ -307,9 +313,15 @@ static PyObject *find_writer(int *line) {
 #endif
 }
 
+/* Keys that are equal if and only if they are the same key, and that run no code to tell. */
+static int is_plain_key(PyObject *key) {
+    return key != NULL &&
+           (PyUnicode_CheckExact(key) || PyLong_CheckExact(key) || PyBytes_CheckExact(key));
+}
+
 /* Allocates plain memory only: see find_writer(). */
 static void note(Watch *watch, PyObject *key, PyObject *writer, int line) {
-    if (key == NULL || writer == NULL || !PyUnicode_CheckExact(key)) {
+    if (writer == NULL || !(key == Py_None || is_plain_key(key))) {
         return;
     }
     if (watch->notes == NULL) {
@@ -337,9 +349,13 @@ static void touch(Watch *watch, PyObject *key, PyObject *writer, int line) {
     note(watch, key, writer, line);
     if (!watch->is_touched) {
         watch->is_touched = 1;
+        watch->has_several = 0;
         watch->line = line;
         Py_XINCREF(writer);
         Py_XSETREF(watch->writer, writer);
+    }
+    else if (watch->writer != writer || watch->line != line) {
+        watch->has_several = 1;
     }
     watch->sentry->is_touched = 1;
 }
@@ -357,6 +373,61 @@ static void touch_object(const void *address, PyObject *key) {
 }
 
 #if HAS_WATCHERS
+/* ---- Listeners ------------------------------------------------------------------------------- */
+
+/* A dict's watcher is called ahead of the write, and may run no Python code. So listeners wait for
+   what Python itself runs between two instructions: before a Python function starts, after a C
+   function returns, when a loop turns. The thread that wrote comes there first. */
+
+static Sentry *due;
+
+static int call_listeners(void *nothing);
+
+static int ask_for_calls(void) {
+#ifdef KNOWS_FRAMES
+    return _PyEval_AddPendingCall(PyInterpreterState_Get(), call_listeners, NULL, 0) == 0;
+#else
+    return Py_AddPendingCall(call_listeners, NULL) == 0; /* in the main thread */
+#endif
+}
+
+static int call_listeners(void *Py_UNUSED(nothing)) {
+    while (due != NULL) {
+        Sentry *sentry = due;
+        due = sentry->next_due;
+        sentry->is_due = 0;
+        PyObject *result = Py_NewRef(Py_None);
+        if (sentry->has_news && sentry->listener != NULL) {
+            PyObject *listener = Py_NewRef(sentry->listener);
+            sentry->has_news = 0;
+            Py_SETREF(result, PyObject_CallNoArgs(listener));
+            Py_DECREF(listener);
+        }
+        Py_DECREF(sentry);
+        if (result == NULL) { /* an interrupt */
+            if (due != NULL) {
+                ask_for_calls();
+            }
+            return -1;
+        }
+        Py_DECREF(result);
+    }
+    return 0;
+}
+
+static void tell_soon(Sentry *sentry) {
+    sentry->has_news = 1;
+    if (sentry->listener == NULL || sentry->is_due) {
+        return;
+    }
+    if (!ask_for_calls() && due == NULL) {
+        return; /* Python takes a few such calls at a time: the next write asks again */
+    }
+    sentry->is_due = 1;
+    sentry->next_due = due;
+    due = (Sentry *)Py_NewRef(sentry);
+}
+
 /* Runs no Python code and raises nothing, whatever state the interpreter is in: an exception may
    be set and the gc may be running. The change is made after the return, before anybody else
    gets the GIL. */
@@ -368,11 +439,12 @@ on_dict_event(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *
             remove_from(&dicts, watch);
             watch->sentry->is_touched = watch->sentry->is_loud = 1;
             watch->sentry->state = Py_MAX(watch->sentry->state, SPENT);
+            tell_soon(watch->sentry);
         }
         return 0;
     }
-    int hits_every_key = event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED ||
-                         key == NULL || !PyUnicode_CheckExact(key);
+    int is_all = event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || key == NULL;
+    int hits_every_key = is_all || !PyUnicode_CheckExact(key);
     int line = 0, is_first = 1;
     PyObject *writer = NULL;
     for (Watch *watch = first_at(&dicts, dict); watch != NULL; watch = next_at(watch)) {
@@ -384,7 +456,8 @@ on_dict_event(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *
             writer = find_writer(&line);
             is_first = 0;
         }
-        touch(watch, hits_every_key ? NULL : key, writer, line);
+        touch(watch, is_all ? Py_None : key, writer, line);
+        tell_soon(watch->sentry);
     }
     Py_XDECREF(writer);
     return 0;
@@ -702,9 +775,14 @@ note_setter(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *
             plain = plain_calls[i];
         }
     }
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    PyObject *key = n > 1 ? args[1] : NULL;
+    if (n > 0) { /* before, too: what is replaced may die, and its entries ask who wrote */
+        touch_object(args[0], key);
+    }
     PyObject *result = plain(callable, args, nargsf, names);
-    if (result != NULL && PyVectorcall_NARGS(nargsf) > 0) {
-        touch_object(args[0], PyVectorcall_NARGS(nargsf) > 1 ? args[1] : NULL);
+    if (result != NULL && n > 0) {
+        touch_object(args[0], key);
     }
     return result;
 }
@@ -806,6 +884,9 @@ static void let_go(Sentry *self, char state) {
             Py_CLEAR(self->functions[i].parts[j]);
         }
     }
+    if (state == CLOSED) {
+        Py_CLEAR(self->listener);
+    }
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_CLEAR(self->watches[i].hold);
         Py_CLEAR(self->watches[i].keys);
@@ -857,6 +938,20 @@ static int read_keys(Watch *watch, PyObject *keys) {
     return 0;
 }
 
+#if HAS_WATCHERS
+/* Gives a dict values of its own, in place of those that it shares with its instance: popitem()
+   does, and the item goes back to its place, the last. An empty dict stays as it is. No code of
+   anybody's runs. */
+static void take_inline_values(PyObject *dict) {
+    PyObject *item = PyObject_CallMethod(dict, "popitem", NULL);
+    if (item == NULL ||
+        PyDict_SetItem(dict, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1)) < 0) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(item);
+}
+#endif
+
 static int watch_dict(Sentry *self, Py_ssize_t index, PyObject *item) {
     Watch *watch = &self->watches[index];
     PyObject *dict, *keys;
@@ -871,7 +966,10 @@ static int watch_dict(Sentry *self, Py_ssize_t index, PyObject *item) {
     watch->address = dict;
 #if HAS_WATCHERS
     if (is_missing_inline_values && ((PyDictObject *)dict)->ma_values != NULL) {
-        watch->is_blind = self->is_touched = self->is_loud = 1;
+        take_inline_values(dict);
+        watch->is_blind = ((PyDictObject *)dict)->ma_values != NULL;
+        self->is_touched |= watch->is_blind;
+        self->is_loud |= watch->is_blind;
     }
     return add_to(&dicts, watch) < 0 ? -1 : PyDict_Watch(watcher_id, dict);
 #else
@@ -949,10 +1047,10 @@ static size_t count_functions(PyObject *tuple) {
 }
 
 static PyObject *sentry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"dicts", "objects", NULL};
-    PyObject *dict_items, *object_items;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Sentry", names, &dict_items,
-                                     &object_items)) {
+    static char *names[] = {"dicts", "objects", "listener", NULL};
+    PyObject *dict_items, *object_items, *listener = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Sentry", names, &dict_items,
+                                     &object_items, &listener)) {
         return NULL;
     }
     /* Copies: nothing that runs meanwhile can change them or free what they hold. */
@@ -973,6 +1071,9 @@ static PyObject *sentry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         }
         if (!is_allocated || watch_all(self, dict_items, object_items) < 0) {
             Py_CLEAR(self);
+        }
+        else if (!Py_IsNone(listener)) {
+            self->listener = Py_NewRef(listener);
         }
     }
     Py_XDECREF(dict_items);
@@ -1031,6 +1132,9 @@ static PyObject *build_touch(Sentry *self, Py_ssize_t index) {
     int is_dict = index < self->n_dicts;
     PyObject *writer = watch->writer;
     watch->writer = NULL;
+    if (watch->has_several) {
+        Py_CLEAR(writer);
+    }
     writer = writer == NULL ? Py_NewRef(Py_None) : Py_BuildValue("(Ni)", writer, watch->line);
     PyObject *writers = PyList_New(0);
     for (int i = 0; writers != NULL && i < watch->n_notes; i++) {
@@ -1057,6 +1161,7 @@ static PyObject *take(Sentry *self, PyObject *Py_UNUSED(none)) {
     }
     /* First, so that a write during the loop (by a finalizer, say) is never lost. */
     self->is_touched = self->is_loud;
+    self->has_news = 0;
     Py_ssize_t n = self->n_dicts + self->n_objects;
     for (Py_ssize_t i = 0; i < n && self->state != CLOSED; i++) {
         if (!settle(self, i)) {
@@ -1089,6 +1194,7 @@ static PyObject *is_spent(PyObject *self, void *Py_UNUSED(closure)) {
 
 static int sentry_traverse(Sentry *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->listener);
     for (Py_ssize_t i = 0; i < self->n_dicts + self->n_objects; i++) {
         Py_VISIT(self->watches[i].hold);
         Py_VISIT(self->watches[i].keys);
@@ -1272,7 +1378,8 @@ static PyMethodDef module_methods[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
     {"count_switches", count_switches, METH_NOARGS, NULL},
     {"distrust_inline_values", distrust_inline_values, METH_NOARGS,
-     "Count each dict that shares its values with an instance as always touched."},
+     "Give a dict that shares its values with an instance its own; one that is empty counts as\n"
+     "always touched."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1284,7 +1391,8 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     Py_XSETREF(touch_class, found);
-    if (add_type(module, &sentry_spec) < 0) {
+    if (add_type(module, &sentry_spec) < 0 ||
+        PyModule_AddObjectRef(module, "TELLS", HAS_WATCHERS ? Py_True : Py_False) < 0) {
         return -1;
     }
 #if HAS_WATCHERS

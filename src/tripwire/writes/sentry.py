@@ -24,6 +24,7 @@ from tripwire.writes.twin import Hidden, Touch
 
 __all__ = [
     "IS_COMPILED",
+    "TELLS",
     "UNHOOKED",
     "Hidden",
     "Sentry",
@@ -173,9 +174,10 @@ if TYPE_CHECKING:
 
     UNHOOKED: tuple[str, ...] = ()
     IS_COMPILED: bool = False  # whether the sentry is the C one
+    TELLS: bool = False  # whether it calls a listener
 else:
     # UNHOOKED: where it isn't empty, the sentry counts every object as touched, always.
     _chosen, UNHOOKED = _choose()
     Sentry, call, same_items = _chosen.Sentry, _chosen.call, _chosen.same_items
-    count_switches = _chosen.count_switches
+    count_switches, TELLS = _chosen.count_switches, _chosen.TELLS
     IS_COMPILED = _chosen is not twin

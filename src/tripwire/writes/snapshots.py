@@ -27,12 +27,14 @@ from tripwire.values.classes import isinstance
 from tripwire.values.contents import (
     at_once,
     bound_cells,
+    dict_behind,
     elements_of,
     own_dict,
     read_slots,
     slots_of,
     spell_key,
 )
+from tripwire.values.numbers import plain
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.subscriptions import see_through
 
@@ -181,7 +183,7 @@ class Keys:
 
     def name_of(self, key: object) -> object:
         """A key as a listener sees it."""
-        return key if self.attribute or not self.label else f"{self.label}[{spell_key(key)}]"
+        return key if self.attribute else label_of(self.label, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +262,29 @@ def read(obj: Any) -> Snapshot:
     return tuple(parts)
 
 
+def dicts_of(obj: Any) -> list[tuple[dict[Any, Any], str]]:
+    """The dicts that hold what a snapshot shows, each with its label."""
+    cls = type(obj)
+    if issubclass(cls, type):
+        return [(dict_behind(vars(obj)), "")]  # type: ignore[list-item]  # a class has a dict
+    found: list[tuple[dict[Any, Any], str]] = [(obj, "")] if issubclass(cls, dict) else []
+    space = own_dict(obj)
+    if space is not None:
+        found.append((space, ""))
+        if issubclass(cls, nn.Module):
+            tables = [(dict.get(space, name), name) for name in _INNER]
+            found += [(held, name) for held, name in tables if isinstance(held, dict)]
+    return found
+
+
+def label_of(table: str, key: object) -> object:
+    """A key of one of an object's dicts, as a listener sees it."""
+    return key if not table or table in _INNER_ATTRIBUTES else f"{table}[{spell_key(key)}]"
+
+
 def _attributes(space: dict[str, Any]) -> Keys:
-    return Keys(tuple(space), tuple(space.values()), attribute=True)
+    # A run that is observed may have put an open number there for a while.
+    return Keys(tuple(space), tuple(map(plain, space.values())), attribute=True)
 
 
 def _class_space(cls: type) -> dict[str, Any]:
@@ -297,7 +320,7 @@ def _inner_tables(space: dict[str, Any]) -> Iterator[Part]:
 def _items(held: dict[Any, Any], label: str) -> Keys:
     pairs = at_once(partial(_pairs, held))
     keys = tuple([key for key, _ in pairs])
-    values = tuple([value for _, value in pairs])
+    values = tuple([plain(value) for _, value in pairs])
     return Keys(keys, values, label, attribute=label in _INNER_ATTRIBUTES, ordered=True)
 
 

@@ -3,6 +3,11 @@
 A mutation tracker belongs to one object: code that read the object is invalidated when it is
 changed. The tracker holds code weakly and tells it once, after the change. The object is watched
 only while there is code to tell, so its class is as it was when the last code is told or gone.
+Attribute writes are told at once, with the writer's line. So are writes to the dicts behind an
+object where Python tells of them: with the C module, from 3.12 on, before the next Python function
+starts. They are items of a dict, `__dict__` written directly, attributes of classes and Python
+modules, a module's tables. All else (lists, sets, cells; without watchers dicts, too) is found by
+`check()`.
 
 Generations tell what was made during a run from what was there before. While tagging is installed,
 a module that is constructed or unpickled is tagged with the number of the generation. Each install
@@ -17,14 +22,16 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any, ClassVar, Protocol
 
 from torch import nn
 from torch.nn.modules import module as module_globals
 
+from tripwire.env import is_library_file
 from tripwire.ranges import Frame
-from tripwire.values.classes import isinstance
-from tripwire.writes import snapshots, watching
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.writes import sentry, snapshots, watching
 from tripwire.writes.patches import Patch
 from tripwire.writes.subscriptions import can_refer, ensure_patched, install
 from tripwire.writes.watching import Change, Watch
@@ -57,9 +64,10 @@ class MutationTracker:
         self._count = 0
         # While nobody is told: what finds the object, and how it was at the last look.
         self._left: tuple[Callable[[], object], snapshots.Snapshot] | None = None
-        self.writer: Frame | None = None  # of the latest mutation; None if a check found it
+        self.writer: Frame | None = None  # of the latest mutation; None where it isn't known
         self.watchers: list[weakref.ref[GuardedCode]] = []
         self._watch: Watch | None = None
+        self._dicts: _Dicts | None = None  # where Python tells of writes to dicts
 
     @classmethod
     def find(cls, obj: object) -> MutationTracker | None:
@@ -101,8 +109,21 @@ class MutationTracker:
 
     def check(self) -> bool:
         """Compare with what was there, for writes that nothing saw; whether there were any."""
-        watch = self._watch
+        watch, dicts = self._watch, self._dicts
+        if dicts is not None:
+            dicts.note_writers()
         return watch is not None and bool(watch.check())
+
+    def _hear(self) -> None:
+        """A dict behind the object was written."""
+        watch = self._watch
+        if watch is None:
+            return
+        if not watch.is_under_way:
+            self.check()
+        obj = watch.find()
+        if self._watch is watch and obj is not None:  # nobody was told: it may have other dicts
+            self._listen(obj)
 
     def _forget(self, ref: weakref.ref[GuardedCode]) -> None:
         with _lock:
@@ -120,9 +141,29 @@ class MutationTracker:
                 self._watch, fresh = fresh, None
         if fresh is not None:
             fresh.cancel()
+        elif sentry.TELLS:
+            self._listen(obj)
+
+    def _listen(self, obj: object) -> None:
+        """Be told of writes to the dicts that the object has now."""
+        tracker = weakref.ref(self)
+
+        def hear() -> None:
+            found = tracker()
+            if found is not None:
+                found._hear()
+
+        dicts = _Dicts(obj, hear)
+        with _lock:
+            if self._watch is not None:  # nobody was told meanwhile
+                self._dicts, dicts = dicts, self._dicts
+        if dicts is not None:
+            dicts.close()
 
     def _changed(self, change: Change) -> None:
-        self.writer = change.where
+        dicts = self._dicts
+        noted = None if dicts is None else dicts.find_writer(change.name)
+        self.writer = change.where or noted
         self.on_mutation(change.name)
 
     def _rest(self) -> None:
@@ -131,14 +172,57 @@ class MutationTracker:
             if self.watchers:
                 return
             watch, self._watch = self._watch, None
+            dicts, self._dicts = self._dicts, None
             for address, (_, tracker) in tuple(self.pinned.items()):
                 if tracker is self:
                     del self.pinned[address]
+        if dicts is not None:
+            dicts.close()
         if watch is not None:
             obj = watch.find()
             watch.cancel()
-            if obj is not None and can_refer(obj):
-                self._left = weakref.ref(obj), snapshots.hold(snapshots.read(obj), {})
+            if obj is not None:
+                # A list or dict has no weak references: it lives as long as its tracker is held.
+                find = weakref.ref(obj) if can_refer(obj) else lambda: obj
+                self._left = find, snapshots.hold(snapshots.read(obj), {})
+
+
+class _Dicts:
+    """The dicts behind one object, and who wrote to them."""
+
+    __slots__ = ("_labels", "_sentry", "_whole", "_writers")
+
+    def __init__(self, obj: object, listener: Callable[[], None]) -> None:
+        found = snapshots.dicts_of(obj)
+        self._labels = [label for _, label in found]
+        self._writers: dict[object, tuple[CodeType, int]] = {}
+        self._whole: tuple[CodeType, int] | None = None
+        self._sentry = sentry.Sentry([(space, None) for space, _ in found], [], listener)
+
+    def note_writers(self) -> None:
+        """Take over who wrote since this was asked last."""
+        touches = self._sentry.take()
+        self._whole = touches[0].writer if len(touches) == 1 else None
+        self._writers = {
+            snapshots.label_of(self._labels[touch.index], key): (code, line)
+            for touch in touches
+            for key, code, line in touch.writers
+            if key is not None
+        }
+
+    def find_writer(self, name: object) -> Frame | None:
+        """Who wrote what a listener knows by this name; None where that isn't known."""
+        found = self._writers.get(name) if is_exactly(name, str, int, bytes) else None
+        place = found or self._whole
+        if place is None:
+            return None
+        code, line = place
+        library = is_library_file(code.co_filename)
+        return Frame(code.co_filename, line, code.co_qualname, None, library)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._sentry.close()
 
 
 _lock = threading.RLock()
@@ -147,8 +231,8 @@ _lock = threading.RLock()
 def watch(obj: object, guarded_code: GuardedCode) -> MutationTracker:
     """From now on a mutation of `obj` invalidates `guarded_code`.
 
-    Works for whatever `tripwire.watch` works for, and sees what that sees: attribute writes at
-    once, other writes when `check()` of the tracker is called.
+    Works for whatever `tripwire.watch` works for. Attribute writes are told at once, writes to
+    dicts and classes where Python tells of them, all else when `check()` of the tracker is called.
     """
     with _lock:
         tracker = MutationTracker.find(obj) or MutationTracker()

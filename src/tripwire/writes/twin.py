@@ -16,14 +16,16 @@ from typing import Any, NamedTuple, final
 
 from tripwire.values.classes import isinstance
 
+TELLS = False  # whether a listener is ever called
+
 
 class Touch(NamedTuple):
     """One suspicion: this dict or object may have been written."""
 
     is_dict: bool  # a dict of the first list, else an object of the second
     index: int  # type: ignore[assignment]  # position in that list; hides tuple.index
-    writer: tuple[CodeType, int] | None  # innermost Python code and line; None where unknown
-    writers: Sequence[tuple[str, CodeType, int]] = ()  # of single keys, those that are known
+    writer: tuple[CodeType, int] | None  # code and line of all writes; None: unknown, or several
+    writers: Sequence[tuple[Any, CodeType, int]] = ()  # in order, by key; None: of all keys
 
 
 class Hidden(weakref.ref[Any]):
@@ -48,6 +50,9 @@ class Sentry:
     Nothing is kept alive by being watched, save dicts on Python 3.11 and objects whose type allows
     no weak reference. Once anything watched has died, the sentry is spent: never quiet again, it
     names everything at each `take`. Another one, built from what is there now, would do better.
+
+    The listener is called without arguments soon after a dict was touched, where Python tells:
+    from 3.12 on, in C, before the next Python function starts. It isn't called for what was taken.
     """
 
     __slots__ = ("_touches",)
@@ -56,6 +61,7 @@ class Sentry:
         self,
         dicts: Sequence[tuple[dict[str, object], frozenset[str] | None]],
         objects: Sequence[object],
+        listener: Callable[[], object] | None = None,
     ) -> None:
         self._touches = [Touch(True, index, None) for index in range(len(dicts))]
         self._touches += [Touch(False, index, None) for index in range(len(objects))]

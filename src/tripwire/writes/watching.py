@@ -87,6 +87,11 @@ class Watch:
         """Whether the listener may still be told something."""
         return self._watcher.listener is not None and self._watcher.find() is not None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this thread is inside of an attribute write, which is told when it is over."""
+        return self._watcher.is_under_way()
+
     def find(self) -> object:
         """The object, or None when it has died."""
         return self._watcher.find()
@@ -140,6 +145,10 @@ class _Watcher:
         return self._find()
 
     # --- seen writes ---
+
+    def is_under_way(self) -> bool:
+        """Whether this thread writes just now."""
+        return any(write.thread == threading.get_ident() for write in tuple(self._writes))
 
     def before(self, obj: object, write: AttributeWrite) -> Mapping[int, object]:
         """Tell what was written unseen, and keep what is there now for as long as it takes."""
