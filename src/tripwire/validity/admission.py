@@ -152,7 +152,7 @@ class Admission:
         if quick is not None:
             condition = f"({quick}) or {condition}"
         rows = wire.rows_of_table()
-        writer.check("", condition, "", f"{name}.find_cause({nobody})", *rows)
+        writer.check("", condition, "", f"{name}.find_causes({nobody})", *rows)
 
     def _write_arguments(self, writer: GuardWriter) -> Guards:
         completion = self.completion

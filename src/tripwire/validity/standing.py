@@ -53,6 +53,18 @@ class _Doubt:
         return self._causes, self._pending
 
 
+def _find_written(plan: Plan, touches: list[Touch]) -> tuple[Cause, ...]:
+    """What differs in the dicts whose writers are known."""
+    owners = {touch.index: touch for touch in touches if not touch.is_dict}
+    found: list[Cause] = []
+    for touch in touches:
+        wire = plan.dicts[touch.index] if touch.is_dict else None
+        owner = None if wire is None or wire.owner is None else owners.get(wire.owner)
+        if wire is not None and (touch.writers or (owner is not None and owner.writers)):
+            found += wire.find_causes(Writers(touch, owner))
+    return tuple(found)
+
+
 def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The guard function of an entry that isn't planned yet, or is gone."""
 
@@ -135,8 +147,8 @@ class Standing:
         """Tell, once, what differs of the things that no sentry watches."""
         if self.plan is None or self._causes:
             return
-        found = (wire.find_cause(NOBODY) for wire in self.plan.pulled)
-        causes = tuple(dict.fromkeys(filter(None, found)))
+        found = (wire.find_causes(NOBODY) for wire in self.plan.pulled)
+        causes = tuple(dict.fromkeys(chain.from_iterable(found)))
         told = "\n".join(map(str, causes))
         if causes and told != self._told:
             self._on_retired(causes, self._compile_id)
@@ -195,19 +207,21 @@ class Standing:
     def _note_death(self, ref: object) -> None:
         """Something that was read has died, and the entry is gone with it.
 
-        Nothing is looked at now: objects may be half taken apart.
+        Only dicts that somebody is known to have written are looked at: what else is there may be
+        half taken apart.
         """
         plan = self.plan
         retired = bool(self._causes)
-        touches = [] if plan is None or retired else plan.sentry.take()
+        written = () if plan is None or retired else _find_written(plan, plan.sentry.take())
         self.close()
         if plan is None or retired:
             return
         for wire in plan.objects:
             if wire.is_about(ref):
-                losers = (plan.dicts[t.index].find_loser(t) for t in touches if t.is_dict)
-                writer = next(filter(None, losers), None)
-                self._on_retired((wire.gone(writer),), self._compile_id)
+                gone = wire.gone()
+                is_told = any(str(cause.source) == str(gone.source) for cause in written)
+                causes = written if is_told else (gone, *written)
+                self._on_retired(causes, self._compile_id)
                 break
 
     def close(self) -> None:

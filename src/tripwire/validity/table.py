@@ -277,7 +277,7 @@ class Guards:
             exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
         failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
         checks = self.checks
-        return [(checks[index], found) for index, found in failed]
+        return [(checks[index], one) for index, found in failed for one in _list_found(found)]
 
     def _write_explain(self) -> str:
         """The same checks, each on its own: what can't be reached is passed over."""
@@ -293,6 +293,13 @@ class Guards:
                 number += 1
             lines.append(f"    except ({_CAUGHT[1:-1]}, NameError): pass")
         return "\n".join([*lines, "    return failed", ""])
+
+
+def _list_found(found: object) -> tuple[object, ...]:
+    """What a check found: one value, or all that changed below a wire."""
+    if isinstance(found, tuple) and all(isinstance(one, Cause) for one in found):
+        return found
+    return (found,)
 
 
 def build_guards(

@@ -58,20 +58,25 @@ from tripwire.writes.twin import Touch
 class Writers:
     """Who wrote, as a sentry noted it: key by key, or for an object as a whole."""
 
-    __slots__ = ("_by_key", "_whole")
+    __slots__ = ("_all", "_by_key", "_whole")
 
     def __init__(self, touch: Touch | None = None, owner: Touch | None = None) -> None:
         self._by_key: dict[object, tuple[CodeType, int]] = {}
+        self._all: tuple[CodeType, int] | None = None  # who cleared the dict, for all other keys
         for one in (owner, touch):
-            if one is not None:
-                self._by_key.update((key, (code, line)) for key, code, line in one.writers)
+            for key, code, line in () if one is None else one.writers:
+                if key is None:
+                    self._by_key.clear()
+                    self._all = code, line
+                else:
+                    self._by_key[key] = code, line
         self._whole = None if touch is None else touch.writer
 
     def of(self, key: object) -> Writer | None:
-        """Who wrote under a key; None where it isn't known. Only names are noted one by one."""
-        if type(key) is not str and not self._by_key:
-            return _writer(self._whole)
-        return _writer(self._by_key.get(key))
+        """Who wrote under a key; None where it isn't known."""
+        if is_exactly(key, str, int, bytes):  # those are noted one by one
+            return _writer(self._by_key.get(key, self._all))
+        return _writer(self._whole)
 
     @property
     def whole(self) -> Writer | None:
@@ -166,14 +171,6 @@ class DictWire:
             return ()
         return (Cause(self._step(next(iter(order), None)), "one order", "another order", None),)
 
-    def find_loser(self, touch: Touch) -> Writer | None:
-        """Who wrote over a value that has died."""
-        for key, code, line in touch.writers:
-            kept = self._kept.get(key)
-            if isinstance(kept, Kept) and kept.is_gone:
-                return Writer(code.co_filename, line, code.co_qualname)
-        return None
-
     def _read_order(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
         """The keys as they follow one another; of those that the run writes, the old ones."""
         new = self._ignored.difference(before)
@@ -228,9 +225,9 @@ class ObjectWire:
         """Whether this is the reference to the object."""
         return self._ref is ref
 
-    def gone(self, writer: Writer | None = None) -> Cause:
+    def gone(self) -> Cause:
         """What to say when the object died."""
-        return Cause(self._path, _class(self._cls), "gone", writer)
+        return Cause(self._path, _class(self._cls), "gone", None)
 
     def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people."""
@@ -446,17 +443,18 @@ class PulledWire:
         pairs = zip(self._keys, self._kept, strict=True)
         return [(self._step(key), str(kept)) for key, kept in pairs]
 
-    def find_cause(self, writers: Writers) -> Cause | None:
-        """The first key that holds something else now."""
+    def find_causes(self, writers: Writers) -> tuple[Cause, ...]:
+        """Every key that holds something else now."""
         keys, values = self._read()
         now = dict(zip(keys, values, strict=True))
         before = dict(zip(self._keys, self._kept, strict=True))
+        causes = []
         for key in dict.fromkeys((*before, *now)):
             value = now.get(key, ABSENT)
             kept = before.get(key)
             if kept is None or not kept.is_same(value):
                 old = "nothing" if kept is None else str(kept)
-                return Cause(self._step(key), old, str(fingerprint(value)), writers.of(key))
-        if keys != self._keys:
-            return Cause(self._step(keys[0]), "one order", "another order", None)
-        return None
+                causes.append(Cause(self._step(key), old, str(fingerprint(value)), writers.of(key)))
+        if not causes and keys != self._keys:
+            causes.append(Cause(self._step(keys[0]), "one order", "another order", None))
+        return tuple(causes)

@@ -26,10 +26,6 @@ names_dict_writers = pytest.mark.skipif(
 )
 
 
-# It writes past the watchers of attributes (cpython#125608): they are compared on each call.
-IS_313_0 = sys.version_info[:3] == (3, 13, 0)
-
-
 class Box:
     """Something to hang attributes on."""
 
@@ -247,7 +243,6 @@ def test_the_writer_of_requires_grad_is_known(sentry) -> None:
 
 
 @names_dict_writers
-@pytest.mark.skipif(IS_313_0, reason="Python 3.13.0 tells nobody of attribute writes")
 def test_the_writer_of_an_attribute_is_known(sentry) -> None:
     box = Box()
 
@@ -329,8 +324,8 @@ def test_what_torch_writes_is_its_callers_doing(sentry, write) -> None:
     if sentry is twin.Sentry:
         assert writers == {None}
         return
-    if sys.version_info < (3, 12) or IS_313_0:
-        writers -= {None}  # of what isn't an attribute of a module, or is one like any object's
+    if sys.version_info < (3, 12):
+        writers -= {None}  # of what isn't an attribute of a module
     for writer in writers:
         assert writer is not None
         assert writer.file == __file__, writer
