@@ -66,6 +66,7 @@ def _watching() -> list[Checkup]:
     if importlib.util.find_spec("torch") is None:
         return []
     from tripwire.env import HAS_MONITORING
+    from tripwire.reading.bytecode import UNKNOWN
     from tripwire.writes import sentry
 
     in_c = sentry.IS_COMPILED
@@ -78,12 +79,18 @@ def _watching() -> list[Checkup]:
         dicts = "compared on each call"
     calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
     return [
+        *([_unknown_instructions(UNKNOWN)] if UNKNOWN else []),
         Checkup("sentry", how, in_c, advice),
         Checkup("globals, attributes, dicts", dicts),
         Checkup("lists, sets, cells, slots", "compared on each call"),
         Checkup("functions that run", f"seen by {calls}"),
         Checkup("writer of a change", "file and line" if in_c and HAS_MONITORING else _WRITERS),
     ]
+
+
+def _unknown_instructions(names: tuple[str, ...]) -> Checkup:
+    advice = "every call runs as plain Python: use Python 3.11 to 3.13"
+    return Checkup("instructions of Python", f"unknown: {', '.join(names)}", False, advice)
 
 
 def _cache() -> list[Checkup]:

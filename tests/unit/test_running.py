@@ -315,6 +315,20 @@ def test_a_free_threaded_python_is_refused(monkeypatch) -> None:
     assert raised.value.slug == "free-threaded"
 
 
+def test_on_a_python_whose_instructions_are_unknown_calls_run_plain(monkeypatch, caplog) -> None:
+    monkeypatch.setattr("tripwire.reading.bytecode.UNKNOWN", ("LOAD_FAST_BORROW",))
+    monkeypatch.setattr("tripwire.tracing.tracer.UNKNOWN", ("LOAD_FAST_BORROW",))
+    assert "unknown: LOAD_FAST_BORROW" in run("doctor").output
+    compiled = tripwire.compile(lambda x, by: x * by)
+    for by in (2, 3, 4):
+        assert compiled(torch.ones(2), by).tolist() == [by, by]
+    assert compiled.statistics().entries == 0
+    assert "[unknown-python]" in caplog.text
+    with pytest.raises(tripwire.CannotTrace, match="3.11 to 3.13") as raised:
+        tripwire.trace(lambda x: x + 1, torch.ones(2))
+    assert raised.value.slug == "unknown-python"
+
+
 def test_the_doctor_says_why_nothing_is_kept(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / "new"))
     assert "that folder" not in run("doctor").output

@@ -506,7 +506,7 @@ def _unpack_ex(walk: _Walk, counts: int) -> None:
 
 
 # Of Python 3.11 to 3.13. An instruction that isn't here makes the walk give up, which loses
-# precision but no name: all that carry a name are here, and a test says so.
+# precision but no name: all that carry one are here, or UNKNOWN names them.
 _BY_NAME: dict[str, _CarryOut] = {
     "LOAD_CONST": _Walk.load_const,
     "RETURN_CONST": _Walk.return_const,
@@ -583,3 +583,13 @@ def _find_carry_out(name: str, opcode: int) -> _CarryOut:
 
 
 _CARRY_OUT = [_find_carry_out(name, opcode) for opcode, name in enumerate(dis.opname[:256])]
+
+# Instructions of this Python that carry a name or a variable and aren't known here: what they read
+# would go unseen, so nothing may be traced. 3.11 to 3.13 have none; 3.14 has LOAD_FAST_BORROW.
+UNKNOWN = tuple(
+    name
+    for opcode in sorted({*dis.hasname, *dis.haslocal, *dis.hasfree})
+    if opcode < len(_CARRY_OUT)
+    and (name := dis.opname[opcode]) not in _BY_NAME
+    and not name.startswith(("INSTRUMENTED_", "<"))  # monitoring's form of another; no instruction
+)

@@ -13,6 +13,7 @@ clock, an effect.
 from __future__ import annotations
 
 import difflib
+import platform
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
+from tripwire.reading.bytecode import UNKNOWN
 from tripwire.reading.sources import Local, Roots
 from tripwire.reading.structure import Planner, build_skeleton, find_difference
 from tripwire.reading.tensors import iter_tensors
@@ -113,6 +115,8 @@ class Tracer:
                 "function on its own, or call it plainly: the outer trace sees all it does.",
                 slug="nested-trace",
             )
+        if UNKNOWN:
+            return Run(fn(*args, **kwargs), None, Refusal("unknown-python", _UNKNOWN))
         with TRACE:
             torch_state = sample_quickly()
             binding = build_binding(fn)
@@ -177,6 +181,10 @@ class Tracer:
 
 _GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."
 _UNBOUND = "the callable takes other arguments than its signature says."
+_UNKNOWN = (
+    f"Python {platform.python_version()} has instructions that tripwire doesn't know "
+    f"({', '.join(UNKNOWN)}), so it can't tell what code reads. It knows Python 3.11 to 3.13."
+)
 
 
 # What may be raised anywhere. Other errors that come out of tripwire are those of functions that
