@@ -7,7 +7,7 @@ BUILT := .venv/.built
 BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 # Folders of tests that have a process of their own, the longest first. All others share one. In a
 # process that has fewer tests, collections of garbage have less to look through.
-ALONE := dispatch recording laws backends property training models channels
+ALONE := dispatch recording laws backends property training models channels integrations
 folders = $(wildcard $(foreach name,$(1),tests/$(name) tests/unit/$(name)))
 
 .PHONY: help demo quick test lint bench versions coverage soak mutate screenshots clean

@@ -73,13 +73,10 @@ def run(
     drawn = scenarios(about, backends)
     figures = Figures()
     gc.collect()
-    gc.freeze()  # programs collect garbage: theirs
-    try:
-        while figures.steps < budget:
-            _run_batch(drawn, figures, budget, seed, shrink, tell)
-            seed += 1
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # for good: programs collect garbage, and it is theirs
+    while figures.steps < budget:
+        _run_batch(drawn, figures, budget, seed, shrink, tell)
+        seed += 1
     return figures
 
 
