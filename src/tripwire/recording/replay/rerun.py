@@ -120,7 +120,7 @@ class Rebuilt:
         options = Options(  # without `failures`: the record is there already
             find_backend(chosen),
             fullgraph,
-            eager_on_backend_error=not fullgraph,
+            eager_on_backend_error=not (fullgraph or callable(chosen)),
             check=compiled is not None and compiled.check,
             waits=fullgraph,
         )
