@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
+from typing import Any
 
 from tripwire.recording.format.container import Content, write_members
 
@@ -36,10 +38,59 @@ def seal(members: dict[str, bytes], level: int = 0) -> bytes:
 
 
 def lay_out(
-    roots: bytes = b"{}", nodes: bytes = b"", codes: bytes = b"", more: bytes = b""
+    roots: bytes = b"{}",
+    nodes: bytes = b"",
+    codes: bytes = b"",
+    packed: bytes = b"",
+    more: bytes = b"",
 ) -> bytes:
-    """The text of objects.json, of parts that may be anything."""
-    return b'{"roots":%s,"nodes":[%s],"codes":[%s]%s}' % (roots, nodes, codes, more)
+    """The text of objects.json, of parts that may be anything.
+
+    Each part is JSON with commas between its items, or lines.
+    """
+    parts = [_divide(part) for part in (packed, codes, nodes)]
+    sizes = [sum(not line.startswith(b" ") for line in lines) for lines in parts]
+    head = b'{"roots":%s,"packed":%d,"codes":%d,"nodes":%d%s}' % (roots, *sizes, more)
+    return b"\n".join((head, *parts[0], *parts[1], *parts[2], b""))
+
+
+def _divide(items: bytes) -> list[bytes]:
+    if b"\n" in items or not items:
+        return items.split(b"\n") if items else []
+    depth, start, found = 0, 0, []
+    for token in re.finditer(rb'"(?:[^"\\]++|\\.)*+"?|[][{},]', items):
+        if token[0] in b"[{":
+            depth += 1
+        elif token[0] in b"]}":
+            depth -= 1
+        elif token[0] == b"," and depth == 0:
+            found.append(items[start : token.start()])
+            start = token.end()
+    return [*found, items[start:]]
+
+
+def read_table(text: bytes) -> dict[str, Any]:
+    """The table of objects.json as one tree; no node of it may take several lines."""
+    head, *lines = map(json.loads, text.splitlines())
+    packed, codes = head.get("packed", 0), head.get("codes", 0)
+    return {
+        "roots": head["roots"],
+        "packed": lines[:packed],
+        "codes": lines[packed : packed + codes],
+        "nodes": lines[packed + codes :],
+    }
+
+
+def write_table(tree: dict[str, Any]) -> bytes:
+    """The text of objects.json of such a tree."""
+    rows = {name: _as_list(tree.get(name)) for name in ("packed", "codes", "nodes")}
+    head = {"roots": tree.get("roots"), **{name: len(found) for name, found in rows.items()}}
+    lines = (head, *rows["packed"], *rows["codes"], *rows["nodes"])
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+def _as_list(rows: object) -> list[Any]:
+    return rows if isinstance(rows, list) else [rows]
 
 
 # Values for places where others belong.

@@ -437,8 +437,9 @@ class ModuleDraft:
         else:
             taken = self._taken
         rows = {name: row for name, row in self._rows.items() if name not in shared}
-        keys = tuple(tuple(row) for row in rows.values())
-        form = nodes.ModuleForm(self._cls, tuple(taken), tuple(rows), keys)
+        tables = tuple((name, len(row)) for name, row in rows.items())
+        keys = tuple(key for row in rows.values() for key in row)
+        form = nodes.ModuleForm(self._cls, tuple(taken), tables, keys)
         values = (*taken.values(), *(slot for row in rows.values() for slot in row.values()))
         return nodes.ModuleObject(self._encoder.share(form), values)
 

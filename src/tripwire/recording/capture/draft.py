@@ -164,8 +164,7 @@ class Cleaner:
             case nodes.ModuleObject():
                 form = self._table.nodes[node.form[0]]
                 assert isinstance(form, nodes.ModuleForm)
-                names = (*form.names, *(key for keys in form.keys for key in keys))
-                yield from zip(names, node.values, strict=True)
+                yield from zip((*form.names, *form.keys), node.values, strict=True)
             case nodes.Class() | nodes.Namespace() | nodes.Module() | nodes.TensorExtras():
                 yield from zip(node.names, node.values, strict=True)
             case nodes.Function():

@@ -25,9 +25,9 @@ from tripwire.recording.capture.data import (
 )
 from tripwire.recording.capture.policy import Policy, Treatment
 from tripwire.recording.format import nodes
-from tripwire.recording.format.checks import MOST_MEMORY
 from tripwire.recording.format.manifest import Omission, encode_json
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
+from tripwire.recording.format.rows import MOST_MEMORY
 from tripwire.values.classes import class_name, is_kind, isinstance, short_name_of
 
 if TYPE_CHECKING:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
 
-from tripwire.recording.format.container import ByteSource, Content, Member, damaged
+from tripwire.recording.format.container import OBJECTS, ByteSource, Content, Member, damaged
 
 MOST_ENTRIES = 64
+_MOST_BLOBS = 1 << 31
 REST = "rest"
 MAX_HEADER = 1 << 16
 
@@ -143,34 +145,60 @@ def pack_blobs(blobs: Sequence[NewBlob], own: int) -> tuple[BlobRun, ...]:
 # --- reading ---
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRun:
-    """Blobs of one form that lie one after another in a file."""
+class BlobRuns:
+    """Runs of blobs that lie one after another in a file, kept as the text that says what they are.
 
-    first: Blob
-    count: int
+    So a run takes 16 bytes beside that text, where objects would take 300.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.end = start  # where the next one begins in the file
+        self._text = bytearray()
+        self._lines = array("I", [0])
+        self._counts = array("I", [0])  # of blobs, before each run
+        self._starts = array("Q")
+
+    def __len__(self) -> int:
+        return self._counts[-1]
+
+    def add(self, line: bytes, most: int) -> None:
+        """One more run, as a line of the table; it must end where the file does, or before."""
+        dtype, shape, count = _decode_run(line)
+        size = _place(dtype, shape, 0).size
+        if self.end + count * size > most or len(self) + count >= _MOST_BLOBS:
+            raise damaged("tensors.safetensors is shorter than its blobs")
+        self._starts.append(self.end)
+        self._counts.append(len(self) + count)
+        self._text += line
+        self._lines.append(len(self._text))
+        self.end += count * size
+
+    def __getitem__(self, number: int) -> Blob:
+        at = bisect.bisect_right(self._counts, number) - 1
+        dtype, shape, _ = _decode_run(bytes(self._text[self._lines[at] : self._lines[at + 1]]))
+        size = _place(dtype, shape, 0).size
+        return Blob(dtype, shape, self._starts[at] + (number - self._counts[at]) * size, size)
 
 
 class StoredBlobs:
     """The blobs of a file. Nothing of them is in memory until it is asked for."""
 
-    def __init__(self, source: ByteSource, runs: Sequence[ByteRun] = ()) -> None:
+    def __init__(
+        self, source: ByteSource, own: Sequence[Blob] = (), packed: BlobRuns | None = None
+    ) -> None:
         self._source = source
-        self._runs = runs
-        self._ends = list(itertools.accumulate(run.count for run in runs))
+        self._own = own
+        self._packed = packed or BlobRuns(0)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._own) + len(self._packed)
 
     def __getitem__(self, number: int) -> Blob:
         """Where a blob lies, and what it is."""
-        at = bisect.bisect_right(self._ends, number)
-        if number < 0 or at == len(self._runs):
+        if not 0 <= number < len(self):
             raise IndexError(number)
-        run = self._runs[at]
-        first = run.first
-        start = first.start + (number - self._ends[at] + run.count) * first.size
-        return Blob(first.dtype, first.shape, start, first.size)
+        own = len(self._own)
+        return self._own[number] if number < own else self._packed[number - own]
 
     def read_into(self, number: int, buffer: memoryview) -> None:
         """Copy a blob's bytes into a buffer of its size."""
@@ -200,35 +228,54 @@ def read_header(source: ByteSource, member: Member) -> tuple[dict[str, BlobEntry
 
 
 _HEADER = msgspec.json.Decoder(dict[str, BlobEntry])
+_RUN: msgspec.json.Decoder[BlobRun] = msgspec.json.Decoder(BlobRun)
 
 
-def find_blobs(source: ByteSource, member: Member, packed: tuple[BlobRun, ...]) -> StoredBlobs:
+def _decode_run(line: bytes) -> BlobRun:
+    try:
+        return _RUN.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"{OBJECTS}: {error}") from None
+
+
+def most_runs(size: int) -> int:
+    """How many runs a file of this size may have: where nothing is deflated, one takes 27 bytes."""
+    return 8192 + size // 16
+
+
+def find_blobs(source: ByteSource, member: Member, packed: Iterable[bytes]) -> StoredBlobs:
     """Every blob, each within the file, one after another without gaps."""
     entries, start = read_header(source, member)
-    own = len(entries) - (REST in entries)
-    if set(entries) - {REST} != {str(n) for n in range(own)} or (REST in entries) != bool(packed):
+    own = [_place_own(entries, start, number) for number in range(len(entries) - (REST in entries))]
+    if any(blob.start != before.start + before.size for before, blob in itertools.pairwise(own)):
+        raise damaged("the blobs of tensors.safetensors have gaps between them")
+    end = member.start + member.size
+    first = own[-1].start + own[-1].size if own else start
+    runs = BlobRuns(first)
+    for line in packed:
+        runs.add(line, end)
+    if (REST in entries) != bool(len(runs)):
         raise damaged("tensors.safetensors has other entries than objects.json says")
-    runs: list[ByteRun] = []
-    position = start
-    for number in range(own):
-        entry = entries[str(number)]
-        blob = _place(entry.dtype, entry.shape, position)
-        if entry.data_offsets != (position - start, position - start + blob.size):
-            raise damaged(f"blob {number} isn't where its shape says")
-        runs.append(ByteRun(blob, 1))
-        position += blob.size
-    first = position
-    for dtype, shape, count in packed:
-        runs.append(ByteRun(_place(dtype, shape, position), count))
-        position += count * runs[-1].first.size
-    if packed:
+    if REST in entries:
         rest = entries[REST]
-        offsets = (first - start, position - start)
-        if (rest.dtype, rest.shape, rest.data_offsets) != ("U8", (position - first,), offsets):
+        offsets = (first - start, runs.end - start)
+        if (rest.dtype, rest.shape, rest.data_offsets) != ("U8", (runs.end - first,), offsets):
             raise damaged("the shared blob isn't as long as objects.json says")
-    if position != member.start + member.size:
+    if runs.end != end:
         raise damaged("tensors.safetensors is longer or shorter than its blobs")
-    return StoredBlobs(source, runs)
+    return StoredBlobs(source, own, runs)
+
+
+def _place_own(entries: Mapping[str, BlobEntry], start: int, number: int) -> Blob:
+    """The blob of an entry: the first one begins where the data does."""
+    entry = entries.get(str(number))
+    if entry is None:
+        raise damaged("tensors.safetensors has entries with other names than numbers")
+    first, last = entry.data_offsets
+    blob = _place(entry.dtype, entry.shape, start + first)
+    if last - first != blob.size or (number == 0 and first != 0):
+        raise damaged(f"blob {number} isn't where its shape says")
+    return blob
 
 
 def _place(dtype: str, shape: tuple[int, ...], start: int) -> Blob:

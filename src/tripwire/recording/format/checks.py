@@ -1,8 +1,9 @@
 """Checks: what a file claims must be possible before anything is built from it.
 
-The text of the table is measured before it is held (files.py), and has a limit. Then every
-reference leads to a node, every blob exists, every view lies within its blob, every name has its
-value. The sums are Python ints, so no shape is too large to be refused.
+Every reference leads to a node, every blob exists, every view lies within its blob, every name has
+its value. A node is checked for itself, so that none of them is held: whether one that it refers to
+is of the right kind is seen when both are put together. The sums are Python ints, so no shape is
+too large to be refused.
 """
 
 from __future__ import annotations
@@ -11,42 +12,20 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from tripwire.errors import BadRecord
-from tripwire.files import LIST
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, StoredBlobs
-from tripwire.recording.format.container import damaged
-from tripwire.recording.format.nodes import Table
-
-# What the text of a table and all that is decoded from it may take. A Transformer of 1,000 layers
-# takes a third of it, the vocabulary of a tokenizer (250,000 words) most of it.
-MOST_MEMORY = 48 << 20
-# Less for a small file: so much, and so much for each of its bytes. A byte of JSON has no higher
-# price than that of `[` in a wide string, so a table that isn't deflated always fits.
-_SMALL, _PER_BYTE = 2 << 20, LIST + 2 + 3
-# The same for the manifest, unless the file is larger.
-MOST_MANIFEST = 1 << 19
+from tripwire.recording.format.container import OBJECTS, damaged
+from tripwire.recording.format.nodes import NODE_TYPES
+from tripwire.recording.format.rows import check_part, too_large
 
 _INT64 = 1 << 63
 _KINDS = ("", "grad", "graph", "inference", "param", "frozen")
 _HEX = frozenset("0123456789abcdef-")
-
-
-def most_memory(size: int) -> int:
-    """What the table of a file of this size may take, and so may what it says twice."""
-    return min(MOST_MEMORY, _SMALL + _PER_BYTE * size)
-
-
-def too_large(what: str) -> BadRecord:
-    """The error for a member that says too much."""
-    return BadRecord(
-        f"{what} would take more memory than a record may.\n"
-        "tripwire writes no such file; it may have been made to do harm.",
-        slug="record-too-large",
-    )
 
 
 # --- references ---
@@ -67,7 +46,6 @@ def find_slot_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     return tuple(found)
 
 
-NODE_TYPES: tuple[type[nodes.Node], ...] = typing.get_args(nodes.AnyNode)
 for _kind in NODE_TYPES:  # now: it compiles, and reading a record compiles nothing
     find_slot_fields(_kind)
 
@@ -84,62 +62,85 @@ def slots_of(node: nodes.Node) -> Iterator[nodes.Slot]:
 
 def _check_slot(slot: nodes.Slot, count: int) -> None:
     if type(slot) is tuple and slot[0] >= count:
-        raise damaged("objects.json refers to a node that it doesn't have")
+        raise damaged(f"{OBJECTS} refers to a node that it doesn't have")
     if type(slot) is int and not -_INT64 <= slot < _INT64:
-        raise damaged("a number in objects.json has more than 64 bits")
+        raise damaged(f"a number in {OBJECTS} has more than 64 bits")
 
 
 # --- tables ---
 
 
-def check_table(table: Table, blobs: StoredBlobs, members: Mapping[str, object], most: int) -> None:
-    """Raise `BadRecord` for a table that can't be built, or not in as much memory."""
-    for code in table.codes:
-        _check_member(code.source, "src/", members)
-        _check_member(code.marshalled, "code/", members)
-    count = len(table.nodes)
-    for slot in table.roots.values():
-        _check_slot(slot, count)
-    for node in table.nodes:
+class TableCheck:
+    """Goes through a table once, part by part, and raises `BadRecord` where it can't be built."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, nodes.Slot],
+        sizes: TableSizes,
+        blobs: StoredBlobs,
+        members: Mapping[str, object],
+    ) -> None:
+        self._roots = roots
+        self._sizes = sizes
+        self._blobs = blobs
+        self._members = members
+        self._copies = sizes.copies  # bytes that arrays may still take
+        self._begun: msgspec.Struct | None = None  # what is to go on
+        for name, slot in roots.items():
+            _check_slot(slot, sizes.nodes)
+            if name in _ROOTS and type(slot) is not tuple:
+                raise _no_root(name)
+
+    def check_code(self, code: nodes.Code, is_whole: bool) -> None:
+        """One part of the code of a function."""
+        self._check_begun(code, is_whole)
+        _check_member(code.source, "src/", self._members)
+        _check_member(code.marshalled, "code/", self._members)
+
+    def check_node(self, number: int, node: nodes.Node, is_whole: bool) -> None:
+        """One part of a node."""
+        self._check_begun(node, is_whole)
         for slot in slots_of(node):
-            _check_slot(slot, count)
+            _check_slot(slot, self._sizes.nodes)
         check = _CHECKS.get(type(node))
         if check is not None:
-            check(node, table, blobs)
-    _check_copies(table, blobs, most)
-    for name, wanted in _ROOTS.items():
-        if name in table.roots:
-            _check_root(name, wanted, table)
+            check(node, self._sizes, self._blobs)
+        if isinstance(node, nodes.Array):
+            self._copies -= self._blobs[node.blob].size
+            if self._copies < 0:
+                raise too_large("Copies of arrays")
+        for name, wanted in _ROOTS.items():
+            if self._roots.get(name) == (number,) and not isinstance(node, (wanted, nodes.Opaque)):
+                raise _no_root(name)
+
+    def _check_begun(self, part: msgspec.Struct, is_whole: bool) -> None:
+        if self._begun is not None:
+            check_part(self._begun, part)
+        self._begun = None if is_whole else self._begun or part
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """How many nodes and codes a table says that it has; how many bytes its arrays may take.
+
+    Each array has its own copy of its blob's bytes.
+    """
+
+    nodes: int
+    codes: int
+    copies: int
 
 
 def _check_member(name: str | None, folder: str, members: Mapping[str, object]) -> None:
     if name is not None and not (name.startswith(folder) and name in members):
-        raise damaged("a source or code that objects.json names isn't there")
+        raise damaged(f"a source or code that {OBJECTS} names isn't there")
 
 
-def _check_copies(table: Table, blobs: StoredBlobs, most: int) -> None:
-    """Each array has its own copy of the bytes; the first is as large as the file says."""
-    arrays = [node.blob for node in table.nodes if isinstance(node, nodes.Array)]
-    copied = sum(blobs[blob].size for blob in arrays) - sum(blobs[b].size for b in set(arrays))
-    if copied > most:
-        raise too_large("Copies of arrays")
+def _no_root(name: str) -> BadRecord:
+    return damaged(f"its {name} are no {_ROOTS[name].__name__.lower()}")
 
 
-def _node_of(slot: nodes.Slot, table: Table) -> nodes.Node | None:
-    return table.nodes[slot[0]] if type(slot) is tuple else None
-
-
-def _check_root(name: str, wanted: type[nodes.Node], table: Table) -> None:
-    node = _node_of(table.roots[name], table)
-    if not isinstance(node, (wanted, nodes.Opaque)):  # opaque: there was no room for it
-        raise damaged(f"its {name} are no {wanted.__name__.lower()}")
-    if name in _NAMED and isinstance(node, nodes.Dict):
-        for key in node.keys:
-            if type(key) is not str and not isinstance(_node_of(key, table), _TEXTS):
-                raise damaged("the name of an argument or of a generator isn't a text")
-
-
-# What the roots of a call are.
+# What the roots of a call are; or opaque, where there was no room for one.
 _ROOTS: Mapping[str, type[nodes.Node]] = {
     "args": nodes.Tuple,
     "kwargs": nodes.Dict,
@@ -149,8 +150,6 @@ _ROOTS: Mapping[str, type[nodes.Node]] = {
     "generators": nodes.Dict,
     "patches": nodes.List,
 }
-_NAMED = ("locals", "generators")  # with texts for keys; a keyword may be of a class of its own
-_TEXTS = (nodes.String, nodes.Text)
 
 
 # --- nodes ---
@@ -179,21 +178,9 @@ def _check_dict(node: nodes.Dict, *_: object) -> None:
         raise damaged("a dict has a form that isn't known")
 
 
-def _check_form(node: nodes.ModuleForm, *_: object) -> None:
-    _check_pairs(node.tables, node.keys)
-
-
-def _check_module(node: nodes.ModuleObject, table: Table, _: object) -> None:
-    form = _node_of(node.form, table)
-    if not isinstance(form, nodes.ModuleForm):
-        raise damaged("a module has a form that isn't one")
-    if len(node.values) != len(form.names) + sum(map(len, form.keys)):
-        raise damaged("a module has another number of values than of names")
-
-
-def _check_function(node: nodes.Function, table: Table, _: object) -> None:
-    if node.code >= len(table.codes):
-        raise damaged("objects.json refers to a code that it doesn't have")
+def _check_function(node: nodes.Function, sizes: TableSizes, _: object) -> None:
+    if node.code >= sizes.codes:
+        raise damaged(f"{OBJECTS} refers to a code that it doesn't have")
 
 
 def _check_digits(text: str, length: int | None = None) -> None:
@@ -245,7 +232,7 @@ def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...])
 
 def _check_blob(blob: int, blobs: StoredBlobs) -> None:
     if blob >= len(blobs):
-        raise damaged("objects.json refers to a blob that isn't there")
+        raise damaged(f"{OBJECTS} refers to a blob that isn't there")
 
 
 def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
@@ -344,7 +331,7 @@ WRAPPED: Mapping[str, int] = {
     "forward": 1,
 }
 
-_CHECKS: Mapping[type, Callable[[typing.Any, Table, StoredBlobs], None]] = {
+_CHECKS: Mapping[type, Callable[[typing.Any, TableSizes, StoredBlobs], None]] = {
     nodes.BigInt: _check_int,
     nodes.Bits: _check_bits,
     nodes.Complex: _check_complex,
@@ -357,8 +344,6 @@ _CHECKS: Mapping[type, Callable[[typing.Any, Table, StoredBlobs], None]] = {
     nodes.TensorExtras: _check_named,
     nodes.Array: _check_array,
     nodes.Object: _check_object,
-    nodes.ModuleForm: _check_form,
-    nodes.ModuleObject: _check_module,
     nodes.Function: _check_function,
     nodes.Wrapped: _check_wrapped,
     nodes.Class: _check_named,

@@ -30,7 +30,7 @@ from tripwire.files import (
 )
 
 MAX_MEMBERS = 1000  # each costs some 800 bytes of memory, and less in the file
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 OBJECTS = "objects.json"  # the one member that is deflated
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -41,7 +41,7 @@ _END = struct.Struct("<4s4H2IH")
 _BIG = 0xFFFFFFFF
 _EPOCH = 0x21  # 1 January 1980: the same record gives the same bytes
 _STORED, _DEFLATED = 0, 8  # methods
-_PIECE = 1 << 16  # bytes that are inflated together
+_PIECE = 1 << 15  # bytes that are inflated together
 _NAME = re.compile(
     rb"manifest\.json|objects\.json|tensors\.safetensors|src/\d{1,6}\.py|code/\d{1,6}"
 )
@@ -244,13 +244,19 @@ class ByteSource:
             yield piece
             start += len(piece)
 
-    def inflate(self, member: Member) -> Iterator[bytes]:
-        """What a deflated member holds, a piece at a time: exactly as much as it says."""
+    def inflate(self, member: Member, digest: str | None = None) -> Iterator[bytes]:
+        """What a deflated member holds, a piece at a time: exactly as much as it says.
+
+        digest: what its bytes in the file must have for a sha256.
+        """
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        sha = hashlib.sha256()
         pieces = self.chunks(member.start, member.size, _PIECE)
         waiting, left = b"", member.inflated or 0
         while not stream.eof:
             given = waiting or next(pieces, b"")
+            if not waiting:
+                sha.update(given)
             try:
                 found = stream.decompress(given, _PIECE)
             except zlib.error as error:
@@ -262,6 +268,8 @@ class ByteSource:
             yield found
         if left or not stream.eof or stream.unused_data or next(pieces, None) is not None:
             raise damaged(f"{member.name} holds more or less than it says")
+        if digest is not None and sha.hexdigest() != digest:
+            raise damaged(f"{member.name} isn't what the manifest says")
 
     def digest(self, member: Member) -> str:
         """The sha256 of a member."""

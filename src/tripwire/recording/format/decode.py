@@ -34,6 +34,7 @@ _MAX_WEIGHT = 10_000_000  # leaves of all keys, counted as often as they are rea
 _MAX_DEPTH = 1000  # of tuples in a key: hashing goes as deep in C
 _MAX_COMPARED = 2_000_000  # pairs of keys with one hash
 _UNMADE = object()
+_NAMED_ROOTS = ("locals", "generators")  # a keyword may be of a class of its own
 
 
 class Maker(Protocol):
@@ -83,7 +84,12 @@ class Decoder:
     def roots(self) -> dict[str, object]:
         """Every root, complete."""
         self._fill_all(self._make_all(self._roots.values()))
-        return {name: self.value(slot) for name, slot in self._roots.items()}
+        found = {name: self.value(slot) for name, slot in self._roots.items()}
+        for name in _NAMED_ROOTS:
+            root = found.get(name)
+            if isinstance(root, dict) and any(type(key) is not str for key in root):
+                raise damaged("the name of an argument or of a generator isn't a text")
+        return found
 
     def _take(self, node: nodes.Object, made: object) -> None:
         self._maker.take(node, made, self.value(node.content))

@@ -1,4 +1,4 @@
-"""File: a record as a file, version 5 of the format.
+"""File: a record as a file, version 6 of the format.
 
 A record is a manifest, a table of objects, the bytes of tensors, source and code. Opening one
 checks every byte of it against the manifest and every number against the file, and builds
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import os
 import re
 import zlib
@@ -32,14 +33,10 @@ from tripwire.recording.format.blobs import (
     build_content,
     build_header,
     find_blobs,
+    most_runs,
     pack_blobs,
 )
-from tripwire.recording.format.checks import (
-    MOST_MANIFEST,
-    check_table,
-    most_memory,
-    too_large,
-)
+from tripwire.recording.format.checks import TableCheck, TableSizes
 from tripwire.recording.format.container import (
     OBJECTS,
     ByteSource,
@@ -57,7 +54,8 @@ from tripwire.recording.format.manifest import (
     encode_json,
     encode_manifest,
 )
-from tripwire.recording.format.nodes import Table
+from tripwire.recording.format.nodes import AnyNode, Code, Index, Slot, Table
+from tripwire.recording.format.rows import Lines, decode, most_memory, too_large, weigh, write_rows
 
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 
@@ -68,6 +66,7 @@ _MEMBER, _ENDING = 220, 124  # what the zip and the manifest have for a member, 
 _TENSORS = (nodes.Tensor, nodes.TensorView, nodes.Withheld, nodes.Array)
 
 _PIECE = 1 << 16  # bytes of source that are looked at together
+_MOST_MANIFEST = 1 << 19  # what decoding a manifest may take, unless the file is larger
 
 _T = TypeVar("_T")
 
@@ -76,10 +75,16 @@ class _Schema(msgspec.Struct):
     schema: str
 
 
-class _Objects(Table, frozen=True, forbid_unknown_fields=True):
-    """objects.json: the table, and the blobs that share an entry of tensors.safetensors."""
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line of objects.json: where the record starts from, and how much follows.
 
-    packed: tuple[BlobRun, ...] = ()
+    First the runs of blobs that share an entry of tensors.safetensors, then codes, then nodes.
+    """
+
+    roots: dict[str, Slot]
+    nodes: Index = 0
+    codes: Index = 0
+    packed: Index = 0
 
 
 # --- writing ---
@@ -100,16 +105,17 @@ class NewRecord:
 
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
-        parts = _encode_parts(self.table)
-        packed = Content.deflate(_encode_objects(parts, pack_blobs(self.blobs, 0)))
+        rows = _encode_rows(self.table)
+        packed = Content.deflate(_encode_objects(self.table, rows, pack_blobs(self.blobs, 0)))
         own = self._count_entries(packed.size)
         contents = {
             TENSORS: build_content(self.blobs, own),
             **{name: Content.of(data) for name, data in self.files.items()},
         }
         size = sum(content.size for content in contents.values())
-        text = _encode_objects(parts, pack_blobs(self.blobs, own))
-        contents = {OBJECTS: _deflate(text, size), **contents}
+        runs = pack_blobs(self.blobs, own)
+        text = _encode_objects(self.table, rows, runs)
+        contents = {OBJECTS: _deflate(text, len(runs), size), **contents}
         digests = {name: content.digest() for name, content in contents.items()}
         members = {name: (contents[name].size, sha) for name, (sha, _) in digests.items()}
         head = encode_manifest(msgspec.structs.replace(self.manifest, members=members))
@@ -131,37 +137,22 @@ class NewRecord:
         return own
 
 
-def _encode_parts(table: Table) -> dict[str, object]:
-    return {
-        "roots": table.roots,
-        "nodes": [[node.__struct_config__.tag, *_shorten(node)] for node in table.nodes],
-        "codes": [_shorten(code) for code in table.codes],
-    }
+def _encode_rows(table: Table) -> list[bytes]:
+    return [*write_rows(table.codes), *write_rows(table.nodes)]
 
 
-def _encode_objects(parts: dict[str, object], packed: tuple[BlobRun, ...]) -> bytes:
-    return encode_json({**parts, "packed": packed} if packed else parts)
+def _encode_objects(table: Table, rows: list[bytes], packed: Sequence[BlobRun]) -> bytes:
+    head = _Head(table.roots, len(table.nodes), len(table.codes), len(packed))
+    return b"\n".join((encode_json(head), *map(encode_json, packed), *rows, b""))
 
 
-def _deflate(text: bytes, beside: int) -> Content:
+def _deflate(text: bytes, runs: int, beside: int) -> Content:
     """The table as small as a reader believes it: as it is, where a million zeros become 2 KB."""
     content = Content.deflate(text)
+    size = content.size + beside
     price = estimate_memory(text) + estimate_wide(text)
-    return content if price <= most_memory(content.size + beside) else Content.deflate(text, 0)
-
-
-def _shorten(node: msgspec.Struct) -> list[object]:
-    """A node's fields, without those at the end that have their default."""
-    fields = list(msgspec.structs.astuple(node))
-    defaults = type(node).__struct_defaults__
-    least = len(fields) - len(defaults)
-    while len(fields) > least and _is_equal(fields[-1], defaults[len(fields) - 1 - least]):
-        fields.pop()
-    return fields
-
-
-def _is_equal(value: object, default: object) -> bool:
-    return type(value) is type(default) and value == default
+    is_believed = price <= most_memory(size) and runs <= most_runs(size)
+    return content if is_believed else Content.deflate(text, 0)
 
 
 def stamp(path: str | os.PathLike[str], verdict: Verdict) -> None:
@@ -190,21 +181,30 @@ class _MemberPieces:
 
 
 class Record:
-    """A record's file, checked. It stays open: the bytes of tensors are read when asked for."""
+    """A record's file, checked. It stays open: table and tensors are read when asked for."""
 
     def __init__(
         self,
         source: ByteSource,
         members: Mapping[str, Member],
         manifest: Manifest,
-        table: Table,
         blobs: StoredBlobs,
     ) -> None:
         self.source = source
         self.members = members
         self.manifest = manifest
-        self.table = table
         self.blobs = blobs
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """All of its nodes: the one thing of a record that takes more memory than its file."""
+        lines, head = _begin_objects(self.source, self.members[OBJECTS], self.manifest)
+        for _ in range(head.packed):
+            lines.take()
+        codes = tuple(lines.read_whole(head.codes, _CODE))
+        table = Table(head.roots, tuple(lines.read_whole(head.nodes, _NODE)), codes)
+        lines.end()
+        return table
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Record:
@@ -259,11 +259,7 @@ def _read_record(source: ByteSource) -> Record:
             raise damaged(f"it has no {name}")
     manifest = _read_manifest(source, members[MANIFEST])
     _check_members(source, members, manifest)
-    objects = _read_objects(source, members[OBJECTS])
-    blobs = find_blobs(source, members[TENSORS], objects.packed)
-    table = Table(objects.roots, objects.nodes, objects.codes)
-    check_table(table, blobs, members, most_memory(source.size))
-    return Record(source, members, manifest, table, blobs)
+    return Record(source, members, manifest, _check_objects(source, members, manifest))
 
 
 def _read_manifest(source: ByteSource, member: Member) -> Manifest:
@@ -294,7 +290,8 @@ def _check_members(source: ByteSource, members: Mapping[str, Member], manifest: 
     if set(members) - {MANIFEST} != set(manifest.members):
         raise damaged("its manifest names other members than it has")
     for name, (size, sha) in manifest.members.items():
-        if members[name].size != size or source.digest(members[name]) != sha:
+        is_hashed = name == OBJECTS or source.digest(members[name]) == sha  # or when it is read
+        if members[name].size != size or not is_hashed:
             raise damaged(f"{name} isn't what the manifest says")
         if name.startswith("src/"):
             _check_text(source, members[name])
@@ -312,38 +309,46 @@ def _check_text(source: ByteSource, member: Member) -> None:
         raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
 
 
-def _read_objects(source: ByteSource, member: Member) -> _Objects:
-    """The table: its text is gone through once before any of it is held."""
+def _check_objects(
+    source: ByteSource, members: Mapping[str, Member], manifest: Manifest
+) -> StoredBlobs:
+    """Go through the table, which is never held as a whole; returns the blobs."""
     most = most_memory(source.size)
-    memory = size = 0
-    for piece in source.inflate(member):
-        memory += estimate_memory(piece)
-        size += len(piece)
-        if memory > most:
-            raise too_large(member.name)
-    text, position = bytearray(size), 0
-    for piece in source.inflate(member):
-        text[position : position + len(piece)] = piece
-        position += len(piece)
-    if memory + estimate_wide(text) > most:
-        raise too_large(member.name)
-    return _decode(text, member, _OBJECTS)
+    lines, head = _begin_objects(source, members[OBJECTS], manifest)
+    if head.packed > most_runs(source.size):
+        raise too_large("Runs of blobs")
+    packed = (lines.take() for _ in range(head.packed))
+    tensors = members[TENSORS]
+    blobs = find_blobs(source, tensors, packed)
+    sizes = TableSizes(head.nodes, head.codes, tensors.size + most)
+    check = TableCheck(head.roots, sizes, blobs, members)
+    for _, code, is_whole in lines.read(head.codes, _CODE):
+        check.check_code(code, is_whole)
+    for number, node, is_whole in lines.read(head.nodes, _NODE):
+        check.check_node(number, node, is_whole)
+    lines.end()
+    return blobs
+
+
+def _begin_objects(source: ByteSource, member: Member, manifest: Manifest) -> tuple[Lines, _Head]:
+    """The lines after the first, which is read; at their end they are what the manifest says.
+
+    So what is read again later is what was checked, whoever writes to the file meanwhile.
+    """
+    left = weigh(source.inflate(member), most_memory(source.size))
+    lines = Lines(source.inflate(member, manifest.members[OBJECTS][1]), left)
+    return lines, decode(lines.take(), _HEAD)
 
 
 def _read_json(source: ByteSource, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
     text = source.read(member.start, member.size)
-    if estimate_memory(text) + estimate_wide(text) > max(MOST_MANIFEST, source.size):
+    if estimate_memory(text) + estimate_wide(text) > max(_MOST_MANIFEST, source.size):
         raise too_large(member.name)
-    return _decode(text, member, decoder)
-
-
-def _decode(text: bytes | bytearray, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise damaged(f"{member.name}: {error}") from None
+    return decode(text, decoder, member.name)
 
 
 _SCHEMA = msgspec.json.Decoder(_Schema)
 _MANIFEST = msgspec.json.Decoder(Manifest)
-_OBJECTS = msgspec.json.Decoder(_Objects)
+_HEAD = msgspec.json.Decoder(_Head)
+_CODE = msgspec.json.Decoder(Code)
+_NODE: msgspec.json.Decoder[AnyNode] = msgspec.json.Decoder(AnyNode)

@@ -16,7 +16,7 @@ import msgspec
 from tripwire.recording.format.container import Content
 from tripwire.recording.format.nodes import Index
 
-SCHEMA = "5.0"
+SCHEMA = "6.0"
 _SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -165,15 +165,20 @@ _OMITTED = {
     "redacted": (),
 }
 _MOST_OMISSIONS, _LONGEST_PATH = 1000, 300
+_LONGEST_OMISSIONS = 1 << 15  # characters of all: a reader takes no manifest of any size
 
 
 def _tell_some(omissions: tuple[Omission, ...]) -> tuple[Omission, ...]:
     """As many as somebody may read; how many more there are."""
-    told = tuple(Omission(_cut(one.what), _cut(one.why)) for one in omissions)
-    more = len(told) - _MOST_OMISSIONS
-    if more <= 0:
-        return told
-    return (*told[:_MOST_OMISSIONS], Omission("...", f"and {more} more"))
+    told: list[Omission] = []
+    length = 0
+    for one in omissions[:_MOST_OMISSIONS]:
+        told.append(Omission(_cut(one.what), _cut(one.why)))
+        length += len(told[-1].what) + len(told[-1].why)
+        if length > _LONGEST_OMISSIONS:
+            break
+    more = len(omissions) - len(told)
+    return (*told, Omission("...", f"and {more} more")) if more else tuple(told)
 
 
 def _cut(text: str) -> str:

@@ -8,6 +8,7 @@ and stay data until a replay is trusted.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -248,14 +249,14 @@ class Object(Node, tag="object", frozen=True):
 class ModuleForm(Node, tag="nnform", frozen=True):
     """What nn.Modules of one class have in common: the names of their attributes.
 
-    `tables` are `_parameters`, `_buffers` and `_modules` where they hold something; `keys` are
-    the names in each.
+    `tables` are `_parameters`, `_buffers` and `_modules` where they hold something, each with how
+    many; `keys` are the names in them, one table after another.
     """
 
     cls: Reference
     names: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    keys: tuple[tuple[str, ...], ...] = ()
+    tables: tuple[tuple[str, Index], ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 class ModuleObject(Node, tag="nn", frozen=True):
@@ -417,6 +418,7 @@ AnyNode = (
     | Module
     | Opaque
 )
+NODE_TYPES: tuple[type[Node], ...] = typing.get_args(AnyNode)
 
 
 class Code(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

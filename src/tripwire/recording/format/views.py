@@ -7,14 +7,15 @@ be looked through without trust.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tripwire.errors import TripwireError
 from tripwire.recording.format import nodes
-from tripwire.recording.format.checks import most_memory
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import Slot
+from tripwire.recording.format.rows import most_memory
 
 Value = Callable[[Slot], object]
 
@@ -155,11 +156,23 @@ class OpaqueView(View):
 
 def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, object]:
     """The attributes of an nn.Module of that form."""
-    rest = iter(values)
+    given = tuple(values)
+    if sum(count for _, count in form.tables) != len(form.keys) or len(given) != len(
+        form.names
+    ) + len(form.keys):
+        raise ValueError("a module has another number of values than of names")
+    rest, keys = iter(given), iter(form.keys)
     state: dict[str, object] = {name: next(rest) for name in form.names}
-    for table, keys in zip(form.tables, form.keys, strict=True):
-        state[table] = {key: next(rest) for key in keys}
+    for table, count in form.tables:
+        state[table] = {key: next(rest) for key in itertools.islice(keys, count)}
     return state
+
+
+def _form_of(node: nodes.ModuleObject, value: Value) -> FormView | OpaqueView:
+    form = value(node.form)
+    if not isinstance(form, (FormView, OpaqueView)):
+        raise ValueError("a module has a form that isn't one")
+    return form
 
 
 class Viewer:
@@ -207,9 +220,8 @@ class Viewer:
             case nodes.ModuleForm():
                 return FormView(value(node.cls), node)
             case nodes.ModuleObject():
-                shape = value(node.form)
-                assert isinstance(shape, FormView)  # the table was checked
-                return ObjectView(shape.cls)
+                shape = _form_of(node, value)
+                return ObjectView(shape.cls) if isinstance(shape, FormView) else shape
             case nodes.EnumMember():
                 return MemberView(value(node.cls), node.name)
             case nodes.NamedTuple():
@@ -271,8 +283,8 @@ class Viewer:
                     made.parts.append(value(node.content))
             case nodes.ModuleObject(), ObjectView():
                 form = value(node.form)
-                assert isinstance(form, FormView)  # the table was checked
-                made.attributes.update(module_state(form.node, map(value, node.values)))
+                if isinstance(form, FormView):
+                    made.attributes.update(module_state(form.node, map(value, node.values)))
             case nodes.EnumMember(), MemberView():
                 made.value.append(value(node.value))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable
 
@@ -228,13 +229,13 @@ class _Writer:
 
     def module_object(self, node: nodes.ModuleObject, name: str) -> list[str]:
         form = self._nodes[node.form[0]]
-        assert isinstance(form, nodes.ModuleForm)  # the table was checked
-        values = iter(node.values)
+        assert isinstance(form, nodes.ModuleForm)  # the record was looked at before
+        values, keys = iter(node.values), iter(form.keys)
         state = ", ".join(f"{one!a}: {_spell(next(values))}" for one in form.names)
         fills = [f"{name}.__dict__.update({{{state}}})"]
-        for table, keys in zip(form.tables, form.keys, strict=True):
-            inner = ", ".join(f"{key!a}: {_spell(next(values))}" for key in keys)
-            fills.append(f"{name}.__dict__[{table!a}] = {{{inner}}}")
+        for table, count in form.tables:
+            inner = (f"{key!a}: {_spell(next(values))}" for key in itertools.islice(keys, count))
+            fills.append(f"{name}.__dict__[{table!a}] = {{{', '.join(inner)}}}")
         return [f"_nn_module({_spell(form.cls)})", *fills]
 
     def namespace(self, node: nodes.Namespace, name: str) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forging import ODD, find_places, lay_out, members_of, seal
+from forging import ODD, find_places, lay_out, members_of, read_table, seal, write_table
 from roundtrip import data_of
 from support import run_python
 
@@ -43,20 +43,14 @@ def look(data: bytes) -> object:
         return record.manifest, record.table, blobs
 
 
-CONSTANT = 3 << 19  # pieces to read with
+CONSTANT = 1 << 19  # pieces to read with
 
 
-def table_of(size: int) -> int:
-    """What the text of a table and all that is decoded from it may take."""
-    return min(48 << 20, (2 << 20) + 69 * size)
-
-
-def check_refused(data: bytes, table: int | None = None) -> BadRecord:
-    """A typed error, in under a second, in under twice the file's memory, and that of a table.
+def check_refused(data: bytes) -> BadRecord:
+    """A typed error, in under a second, in under twice the file's memory and half a MiB.
 
     The file's own bytes are in memory before and aren't counted: a file isn't read as a whole.
     """
-    table = table_of(len(data)) if table is None else table
     tracemalloc.start()
     try:
         start = time.monotonic()
@@ -67,7 +61,7 @@ def check_refused(data: bytes, table: int | None = None) -> BadRecord:
     finally:
         tracemalloc.stop()
     assert took < 30  # far below a second without tracemalloc; a machine may be busy
-    assert peak < 2 * len(data) + CONSTANT + table
+    assert peak < 2 * len(data) + CONSTANT
     return raised.value
 
 
@@ -125,6 +119,10 @@ def check_sealed_mutations(data: bytes, seeds: range) -> None:
                 raise
 
 
+def dumps(tree: object) -> bytes:
+    return json.dumps(tree).encode()
+
+
 def check_odd_values(data: bytes, seeds: range) -> None:
     """JSON that is JSON still, with odd values in odd places, and hashes that fit."""
     members = members_of(data)
@@ -132,7 +130,8 @@ def check_odd_values(data: bytes, seeds: range) -> None:
     for seed in seeds:
         random_ = random.Random(seed)
         name = random_.choice(["objects.json"] * 4 + ["manifest.json"])
-        tree = json.loads(members[name])
+        read, write = (read_table, write_table) if name == "objects.json" else (json.loads, dumps)
+        tree = read(members[name])
         places = find_places(tree)
         for _ in range(random_.choice([1, 1, 2, 4])):
             holder, key = random_.choice(places)
@@ -141,7 +140,7 @@ def check_odd_values(data: bytes, seeds: range) -> None:
                 holder[key] = json.loads(json.dumps(other[other_key]))
             else:
                 holder[key] = random_.choice(ODD)
-        changed = {**members, name: json.dumps(tree).encode()}
+        changed = {**members, name: write(tree)}
         try:
             look(seal(changed) if name == "objects.json" else zipped(list(changed.items())))
         except BadRecord:
@@ -260,7 +259,7 @@ def test_a_zip_bomb_is_never_held(tmp_path, says) -> None:
     members = members_of(valid(tmp_path))
     bomb = deflated(members, zlib.compress(b" " * 100_000_000, 9, -15), says)
     assert len(bomb) < 200_000
-    check_refused(bomb, table=0)
+    check_refused(bomb)
 
 
 def test_what_is_inflated_is_as_long_as_it_says(tmp_path) -> None:
@@ -336,23 +335,41 @@ CODES = b'["f","f.py",1,null,[1,0]],["g","f.py",2,null,[2,0],null,["a"]]'
 # By what the error says.
 TABLES: dict[str, list[bytes]] = {
     "objects.json: ": [
-        b"[" * 20_000,
-        b'{"a":' * 100_000,
-        lay_out() + b"x",
-        lay_out()[:-1],
-        b"\xff\xfe",
-        b"",
-        b"null",
-        b"[]",
-        b"{}",
-        b'{"roots":{}}',
+        b"[" * 1500 + b"\n",
+        b'{"a":' * 500 + b"\n",
+        b"\xff\xfe\n",
+        b"\n",
+        b"null\n",
+        b"[]\n",
+        b"{}\n",
         lay_out(nodes=b'["list"],'),
         lay_out(nodes=b'["list"]["list"]'),
         lay_out(nodes=b'["str","\\ud800"]'),
         lay_out(nodes=b'["str","\xff"]'),
         lay_out(nodes=b'["str","a\nb"]'),
     ],
+    "ends within a line": [lay_out() + b"x", lay_out()[:-1], lay_out(nodes=b'["list"]')[:-1]],
+    "fewer lines than it says": [
+        b"",
+        b'{"roots":{},"nodes":1}\n',
+        b'{"roots":{},"codes":9223372036854775807}\n',
+        b'{"roots":{},"packed":1}\n',
+    ],
+    "more lines than it says": [
+        b'{"roots":{}}\n["list"]\n',
+        b'{"roots":{},"nodes":1}\n["list"]\n["list"]\n',
+        lay_out(nodes=b'["list"]') + b"\n",
+        lay_out() + lay_out(),
+    ],
+    "goes on with another thing": [
+        lay_out(nodes=b'["list",[1]]\n ["tuple",[1]]'),
+        lay_out(nodes=b'["dict",[1],[2]]\n ["dict",[3],[4],"ordered"]'),
+        lay_out(nodes=b'["object",[0],["a"],[1]]\n ["object",[1],["b"],[2]]\n["list"]'),
+        lay_out(nodes=b'["tensor",0]\n ["tensor",1]'),
+        lay_out(codes=b'["f","f.py",1,null,[1,0]]\n ["g","f.py",1,null,[1,0]]'),
+    ],
     "refers to a node that it doesn't have": [
+        lay_out(nodes=b'["list",[1]]\n ["list",[[1]]]'),
         lay_out(b'{"x":[0]}'),
         lay_out(b'{"x":[99999999999999999999]}'),
         lay_out(nodes=b'["list",[[7]]]'),
@@ -369,8 +386,8 @@ TABLES: dict[str, list[bytes]] = {
     "Expected": [  # msgspec: it isn't what a table is made of
         lay_out(b'{"x":' + b"[" * 100 + b"]" * 100 + b"}"),
         lay_out(b"[]"),
-        lay_out(more=b',"packed":[["F32",[4],0]]'),
-        lay_out(more=b',"packed":[["F32",[0],9999999999]]'),
+        lay_out(packed=b'["F32",[4],0]'),
+        lay_out(packed=b'["F32",[0],9999999999]'),
         lay_out(b'{"x":[-1]}'),
         lay_out(b'{"x":[0,0]}', b'["list"]'),
         lay_out(b'{"x":[]}', b'["list"]'),
@@ -402,6 +419,9 @@ TABLES: dict[str, list[bytes]] = {
     ],
     "would take more memory": [
         lay_out(b'{"x":' + b"[" * 900_000 + b"]" * 900_000 + b"}"),
+        b"[" * 20_000 + b"\n",
+        b'{"a":' * 100_000,
+        lay_out(packed=b"\n".join([b'["U8",[0],1]'] * 60_000)),
         lay_out(nodes=b'["str","' + b"a" * 26_000_000 + b'"]'),
         lay_out(nodes=b'["str","' + b"a" * 12_000_000 + b'\xf0\x9f\x98\x80"]'),
         lay_out(nodes=b'["str","' + b"a" * 12_000_000 + b'\\uD83D\\uDE00"]'),
@@ -423,17 +443,19 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["object",[0],[],[],null,["a"]]'),
         lay_out(nodes=b'["object",[0],[],[],null,[],[1]]'),
         lay_out(nodes=b'["extras",[0],null,null,["a"]]'),
-        lay_out(nodes=b'["nnform",[0],[],["_modules"]]'),
-        lay_out(nodes=b'["nnform",[0],[],[],[["a"]]]'),
     ],
     "a module has another number of values than of names": [
-        lay_out(nodes=b'["nn",[1],[1]],["nnform",[0]]'),
-        lay_out(nodes=b'["nn",[1]],["nnform",[0],["a"]]'),
-        lay_out(nodes=b'["nn",[1],[1,2]],["nnform",[0],["a"],["_modules"],[["b","c"]]]'),
+        lay_out(b'{"x":[0]}', b'["nn",[1],[1]],["nnform",[2]],["class","A","A","m",[2],[]]'),
+        lay_out(b'{"x":[0]}', b'["nn",[1]],["nnform",[2],["a"]],["list"]'),
+        lay_out(b'{"x":[0]}', b'["nn",[1]],["nnform",[2],[],[["_modules",1]]],["list"]'),
+        lay_out(b'{"x":[0]}', b'["nn",[1],[1]],["nnform",[2],[],[],["a"]],["list"]'),
+        lay_out(
+            b'{"x":[0]}',
+            b'["nn",[1],[1,2]],["nnform",[2],["a"],[["_modules",2]],["b","c"]],["list"]',
+        ),
     ],
     "a module has a form that isn't one": [
-        lay_out(nodes=b'["nn",[0]]'),
-        lay_out(nodes=b'["nn",[1]],["list"]'),
+        lay_out(b'{"x":[0]}', b'["nn",[1]],["list"]'),
     ],
     "a dict has a form that isn't known": [lay_out(nodes=b'["dict",[],[],"list"]')],
     "has more than 64 bits": [
@@ -454,7 +476,7 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["function","f","f",0,[0]]'),
         lay_out(nodes=b'["function","f","f",2,[0]]', codes=CODES),
     ],
-    "tensors.safetensors": [lay_out(more=b',"packed":[["F32",[4],1]]')],
+    "tensors.safetensors": [lay_out(packed=b'["F32",[4],1]')],
     "its args are no tuple": [lay_out(b'{"args":[0]}', b'["list"]'), lay_out(b'{"args":1}')],
     "its locals are no dict": [lay_out(b'{"locals":[0]}', b'["list"]')],
     "isn't a text": [lay_out(b'{"locals":[0]}', b'["dict",[1],[1]]')],
@@ -501,18 +523,17 @@ def test_huge_numbers(tmp_path, count, sign) -> None:
 
 
 def test_of_a_name_that_is_there_twice_the_last_counts(tmp_path) -> None:
-    twice = b'{"roots":{"x":1},"nodes":[["nosuch"]],"roots":{"y":1,"y":2},"nodes":[],"codes":[]}'
-    check_refused(with_objects(tmp_path, twice))
-    data = with_objects(tmp_path, twice.replace(b'["nosuch"]', b'["list"]'))
-    with Record.of(data) as record:
+    twice = b'{"roots":{"x":1},"nodes":7,"roots":{"y":1,"y":2},"nodes":0,"codes":0}\n'
+    check_refused(with_objects(tmp_path, twice.replace(b"7", b'"x"')))
+    with Record.of(with_objects(tmp_path, twice)) as record:
         assert record.table.roots == {"y": 2} and not record.table.nodes
 
 
 def test_an_array_again_and_again_takes_its_bytes_each_time(tmp_path) -> None:
     members = members_of(data_of(tmp_path, np.ones(200_000)))
-    tree = json.loads(members["objects.json"])
+    tree = read_table(members["objects.json"])
     tree["nodes"] += [node for node in tree["nodes"] if node[0] == "array"] * 999
-    refused = seal({**members, "objects.json": json.dumps(tree).encode()})
+    refused = seal({**members, "objects.json": write_table(tree)})
     assert check_refused(refused).slug == "record-too-large"
 
 
@@ -526,10 +547,13 @@ def make_tuples(count: int, items: bytes) -> bytes:
     return b",".join((b'["set",[[1]]]', *chain, b'["tuple"]'))
 
 
-LARGE = b'["set",[[1]]],["tuple",[%s[2]]],["int","%s"]' % (b"[2]," * 999, b"f" * 300_000)
+LARGE = b'["set",[[1]]]\n["tuple",[%s[2]]]\n["int","f"]\n%s' % (
+    b"[2]," * 999,
+    b"\n".join([b' ["int","%s"]' % (b"f" * 30_000)] * 10),
+)
 SIGNS = [b",".join(b"-%d" % (1 + (i >> k) % 2) for k in range(12)) for i in range(4096)]
-ALL = b",".join(b"[%d]" % (i + 1) for i in range(4096))
-SAME = b",".join((b'["set",[%s]]' % ALL, *(b'["tuple",[%s]]' % one for one in SIGNS)))
+ALL = b"\n".join(b' ["set",[[%d]]]' % (i + 1) for i in range(4096))
+SAME = b"\n".join((b'["set"]', ALL, *(b'["tuple",[%s]]' % one for one in SIGNS)))
 KEYS = {
     "deep": (make_tuples(5000, b"[%d]"), "take too long to hash"),
     "wide": (make_tuples(24, b"[%d],[%d]"), "take too long to hash"),
@@ -576,7 +600,7 @@ def test_sources_are_shown_as_far_as_there_is_memory(tmp_path) -> None:
         b'["f","f.py",1,"src/0.py",[1,0],null,[],0,[%d,199000]]' % i for i in range(900)
     )
     many = b",".join(b'["function","f","f",%d,[0]]' % i for i in range(900))
-    roots = b"{%s}" % b",".join(b'"%d":[%d]' % (i, i) for i in range(900))
+    roots = b"{%s}" % b",".join(b'"%d":[%d]' % (i, i) for i in range(400))
     members = {**members_of(valid(tmp_path)), "src/0.py": source}
     data = seal({**members, "objects.json": lay_out(roots, many, codes)})
     with Record.of(data) as record, pytest.raises(BadRecord, match="more source than"):
@@ -599,9 +623,9 @@ def test_a_huge_expanded_view_allocates_nothing(tmp_path) -> None:
     "part", [b'["list",[]]', b'["list",[' + b"[0]," * 20 + b"[0]]]", b'["const","Ellipsis"]']
 )
 def test_more_nodes_than_a_record_may_have(tmp_path, part) -> None:
-    nodes = b",".join([part] * (15_000_000 // len(part)))
+    nodes = b"\n".join([part] * (15_000_000 // len(part)))
     data = with_objects(tmp_path, lay_out(nodes=nodes))
-    assert check_refused(data, table=0).slug == "record-too-large"
+    assert check_refused(data).slug == "record-too-large"
 
 
 # --- tensors ---
@@ -660,12 +684,13 @@ def test_a_large_file_is_refused_in_less_than_its_own_size(tmp_path) -> None:
 
 # --- memory ---
 
+WIDE = "\N{SNAKE}".encode()
 BAD = b'["nosuch"]'  # the last node: all before it has been decoded when it is found
 LATE = b'["int","xyz"]'  # and here all is decoded
 
 
 def repeat(node: bytes, size: int) -> bytes:
-    return b",".join([node] * (size // len(node)))
+    return b"\n".join([node] * (size // len(node)))
 
 
 def make_hoards(tmp_path: Path, size: int, level: int) -> dict[str, bytes]:
@@ -673,7 +698,7 @@ def make_hoards(tmp_path: Path, size: int, level: int) -> dict[str, bytes]:
     members = members_of(valid(tmp_path))
 
     def table(*parts: bytes, **more: bytes) -> bytes:
-        text = lay_out(nodes=b",".join(parts), **more)
+        text = lay_out(nodes=b"\n".join(parts), **more)
         return seal({**members, "objects.json": text}, level)
 
     def manifest(**changes: object) -> bytes:
@@ -690,7 +715,16 @@ def make_hoards(tmp_path: Path, size: int, level: int) -> dict[str, bytes]:
         "references": repeat(b'["list",[' + b"[999]," * 9 + b"[999]]]", size),
         "numbers": b'["list",[' + b",".join([b"1.5"] * (size // 4)) + b"]]",
         "lists": b'["withheld","shape","int8",[' + b"9999," * (size // 5) + b'1],[1],"cpu"]',
-        "keys": b'["nnform",[0],[],[],[' + b"[]," * (size // 3) + b"[]]]",
+        "tables": b'["nnform",[0],[],[' + b'["",0],' * (size // 7) + b'["",0]]]',
+        "forms": repeat(b'["nnform",[0]]', size),
+        "modules": repeat(b'["nn",[0]]', size),
+        "arrays": repeat(b'["array",0,"|u1",[256],false,false]', size),
+        "large ints": b'["int","' + b"f" * size + b'"]',
+        "large numbers": b'["list",[' + b"9" * size + b"]]",
+        "parts": b'["list"]\n' + repeat(b' ["list",[[0],[0],[0],[0],[0],[0],[0],[0]]]', size),
+        "parts of nothing": b'["list"]\n' + repeat(b' ["list"]', size),
+        "empty lines": repeat(b" ", size),
+        "long parts": repeat(b'["str","%s"]' % (b"a" * 60_000), size),
         "texts": repeat(b'["list",[' + b'"abc",' * 99 + b'"x"]]', size),
         "empty texts": repeat(b'["list",[' + b'"",' * 99 + b'""]]', size),
         "wide texts": repeat('["list",["€","😀","é"]]'.encode(), size),
@@ -709,12 +743,32 @@ def make_hoards(tmp_path: Path, size: int, level: int) -> dict[str, bytes]:
         **{name: table(part, BAD) for name, part in parts.items()},
         **{f"{name}, decoded": table(part, LATE) for name, part in parts.items()},
         "tensors": table(LATE, repeat(b'["tensor",0]', size)),
-        "blobs": table(BAD, more=b',"packed":[["U8",[0],2147483647]]'),
-        "many blobs": table(BAD, more=b',"packed":[' + repeat(b'["",[],1]', size) + b"]"),
+        "blobs": table(BAD, packed=b'["U8",[0],2147483647]'),
+        "many blobs": table(BAD, packed=repeat(b'["",[],1]', size)),
+        "many empty blobs": table(BAD, packed=repeat(b'["U8",[0],1]', size)),
+        "as many blobs as there may be": table(
+            repeat(b'["tensor",0]', size), BAD, packed=repeat(b'["U8",[0],1]', min(size, 100_000))
+        ),
         "codes": table(BAD, codes=repeat(codes, size)),
         "roots": table(BAD, roots=b"{" + b",".join(b'"%d":1' % i for i in range(size // 9)) + b"}"),
         "omissions": manifest(omissions=[*[["a", "b"]] * (size // 20), 5]),
         "members": manifest(members={f"src/{i}.py": [0, "0" * 64] for i in range(size // 100)}),
+        "sources": seal(
+            {
+                **members,
+                **{f"src/{i}.py": b"" for i in range(min(size // 200, 990))},
+                "objects.json": lay_out(nodes=BAD),
+            },
+            level,
+        ),
+        "one source": seal(
+            {**members, "src/0.py": b"x" * size + WIDE, "objects.json": lay_out(nodes=BAD)}, level
+        ),
+        "tensors of bytes": seal(
+            {**members, "tensors.safetensors": b"\0" * size, "objects.json": lay_out(nodes=BAD)}
+        ),
+        "keys of the manifest": manifest(**{f"k{i}": i for i in range(size // 15)}, schema=5),
+        "wide note": manifest(notes=["n" * size + WIDE.decode(), 5]),
         "notes": manifest(notes=[*["ab"] * (size // 8), 5]),
         "header": with_header(
             tmp_path,
@@ -724,10 +778,17 @@ def make_hoards(tmp_path: Path, size: int, level: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("level", [0, 9])
-@pytest.mark.parametrize("size", [50_000, 3_000_000, 20_000_000])
-def test_a_file_that_is_refused_takes_less_than_twice_its_size_and_a_table(
-    tmp_path, size, level
-) -> None:
+@pytest.mark.parametrize(
+    "size",
+    [
+        2_000,
+        50_000,
+        300_000,
+        pytest.param(3_000_000, marks=pytest.mark.slow),
+        pytest.param(20_000_000, marks=pytest.mark.slow),
+    ],
+)
+def test_a_record_of_any_content_costs_at_most_twice_its_size(tmp_path, size, level) -> None:
     for name, data in make_hoards(tmp_path, size, level).items():
         try:
             check_refused(data)
@@ -761,7 +822,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_the_process_takes_less_than_twice_the_file_and_a_table_too(tmp_path) -> None:
+def test_the_process_takes_less_than_twice_the_file_too(tmp_path) -> None:
     """By what the system says of a process: after a small file of the kind, a large one."""
     names = []
     sizes = {}
@@ -775,7 +836,7 @@ def test_the_process_takes_less_than_twice_the_file_and_a_table_too(tmp_path) ->
     out = run_python(f"import sys; sys.argv[1:] = {names!r}\n{MEASURE}")
     for line in out.splitlines():
         name, grown = line.rsplit(" ", 1)
-        most = 2 * sizes[name] + 2 * CONSTANT + table_of(sizes[name])
+        most = 2 * sizes[name] + CONSTANT
         assert int(grown) < most, (name, sizes[name], grown)
 
 
@@ -798,7 +859,8 @@ def look(path):
     return "opened"
 look(files[0])  # what torch and Python do the first time isn't the file's doing
 seen = []
-ALLOWED = {"ctypes.cdata", "ctypes.cdata/buffer", "object.__getattr__", "sys._getframe"}
+ALLOWED = {"array.__new__", "ctypes.cdata", "ctypes.cdata/buffer"}
+ALLOWED |= {"object.__getattr__", "sys._getframe"}
 def hook(event, args):
     if event == "open" and args[1] in ("rb", "r", None) and not args[2] & 3:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import json
+import threading
 import tracemalloc
 import types
 import zipfile
@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from forging import read_table
 from roundtrip import again, encode, write
 from torch import nn
 
 import tripwire
+from tripwire.errors import BadRecord
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import NewBlob
 from tripwire.recording.format.decode import view
@@ -33,7 +35,7 @@ def test_a_node_is_a_list_of_its_tag_and_fields_without_those_that_have_their_de
     tmp_path,
 ) -> None:
     path = write(tmp_path, [{}, set(), frozenset({1}), [2], (3, "x")])
-    tree = json.loads(objects_of(path))
+    tree = read_table(objects_of(path))
     assert tree["roots"] == {"value": [0]}
     wanted = [["dict"], ["set"], ["set", [1], True], ["list", [2]], ["tuple", [3, "x"]]]
     assert tree["nodes"][1:] == wanted
@@ -492,3 +494,98 @@ def test_a_module_and_an_object_of_many_parts_come_back(tmp_path) -> None:
     assert [type(m) for m in found[0]] == [type(m) for m in model]
     assert [m.scale for m in list(found[0])[-2:]] == [1, 2]
     assert list(vars(found[1]).items()) == list(vars(plain).items())
+
+
+def test_a_call_with_a_great_many_things_that_are_left_out_can_be_opened(tmp_path) -> None:
+    """Each of them is a line of the manifest, which a reader doesn't take at any size."""
+    locks = [threading.Lock() for _ in range(3000)]
+    path = tripwire.record_call(tmp_path / "x.rec")(len, locks)
+    omissions = tripwire.load_record(path).manifest.omissions
+    assert 100 < len(omissions) <= 1001
+    assert omissions[-1].what == "..."
+
+
+LONG = {
+    "list": list(range(30_000)),
+    "tuple": tuple(map(str, range(30_000))),
+    "set": set(range(30_000)),
+    "frozenset": frozenset(range(30_000)),
+    "deque": collections.deque(range(30_000), 40_000),
+    "dict": {str(i): -i for i in range(30_000)},
+    "ordered": collections.OrderedDict((i, [i]) for i in range(3_000)),
+    "text": "a long text, " * 30_000,
+    "wide text": "a long text, " * 30_000 + "\N{SNAKE}",
+    "half a character": "a long text, " * 30_000 + "\ud800",
+    "bytes": bytes(range(256)) * 2_000,
+    "bytearray": bytearray(range(256)) * 2_000,
+    "int": -(3**300_000),
+}
+
+
+@pytest.mark.parametrize("value", LONG.values(), ids=LONG)
+def test_what_takes_several_lines_comes_back(tmp_path, value) -> None:
+    path = write(tmp_path, [value, value])
+    assert any(line.startswith(b" ") for line in objects_of(path).splitlines())
+    found = again(tmp_path, [value, value])
+    assert found[0] == value and type(found[0]) is type(value)
+    assert found[0] is found[1]
+    assert getattr(found[0], "maxlen", None) == getattr(value, "maxlen", None)
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = nn.ModuleDict({f"part{i}": nn.Identity() for i in range(3_000)})
+        for i in range(3_000):
+            setattr(self, f"name{i}", i)
+
+    def forward(self, x):
+        return sum((getattr(self, f"name{i}") for i in range(3_000)), x + len(self.many))
+
+
+def test_a_module_that_takes_several_lines_is_replayed(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path / "x.rec")(Wide(), torch.ones(2))
+    assert sum(line.startswith(b' ["nn') for line in objects_of(path).splitlines()) > 2
+    assert tripwire.replay(path, trust=True).tolist() == [4_501_501.0] * 2
+
+
+def test_a_file_that_changes_after_it_was_checked_is_refused(tmp_path) -> None:
+    """What is read later is what was checked, whoever writes to the file meanwhile."""
+    path = write(tmp_path, list(range(30_000)))  # more than is read ahead
+    with Record.open(path) as record:
+        objects = record.members["objects.json"]
+        with path.open("r+b") as file:
+            file.seek(objects.start + 20_000)
+            file.write(b"x" * 9_000)
+        with pytest.raises(BadRecord):
+            assert record.table
+
+
+def test_another_sound_table_in_the_place_of_the_checked_one_is_refused(tmp_path) -> None:
+    path = write(tmp_path, list(range(30_000)))
+    other = write(tmp_path / "other", list(range(1_000, 31_000))).read_bytes()
+    with Record.open(path) as record:
+        path.write_bytes(other)
+        with Record.of(other) as sound:
+            record.members = sound.members
+        with pytest.raises(BadRecord, match="isn't what the manifest says"):
+            assert record.table
+
+
+def named(kind: str) -> object:
+    name = "n" * 200_000
+    if kind == "class":
+        return type(name, (), {})()
+    if kind == "Python module":
+        return types.ModuleType(name)
+    module = nn.Module()
+    module.add_module(name, nn.Identity())
+    return module
+
+
+@pytest.mark.parametrize("kind", ["class", "Python module", "module"])
+def test_a_name_that_is_too_long_for_a_line_is_left_out_and_the_rest_is_read(
+    tmp_path, kind
+) -> None:
+    path = tripwire.record_call(tmp_path / "x.rec")(len, [named(kind), 7])
+    assert tripwire.load_record(path).args[0][1] == 7

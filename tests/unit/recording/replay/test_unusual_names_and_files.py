@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from forging import ODD, find_places, lay_out, members_of, seal
+from forging import ODD, find_places, lay_out, members_of, read_table, seal, write_table
 from replaying import check_reproduces, fail, only, raised_in, run_elsewhere
 
 import tripwire
@@ -209,12 +209,12 @@ def test_files_with_odd_values_are_refused_or_shown(tmp_path, capsys) -> None:
     opened = 0
     for seed in range(300):
         random_ = random.Random(seed)
-        tree = json.loads(members["objects.json"])
+        tree = read_table(members["objects.json"])
         places = find_places(tree)
         for _ in range(random_.choice([1, 1, 2])):
             holder, key = random_.choice(places)
             holder[key] = random_.choice([*ODD, None, "os", "__class__", [[0]], [2]])
-        path.write_bytes(seal({**members, "objects.json": json.dumps(tree).encode()}))
+        path.write_bytes(seal({**members, "objects.json": write_table(tree)}))
         try:
             print_record(load_record(path), source=True)
             write_repro(path)
