@@ -19,7 +19,9 @@ from collections.abc import Iterable
 _NAMES = (
     r"password|passwd|pwd|passphrase|passcode|secret|secrets|credential|credentials|authorization"
     r"|(?:api|access|private|secret|signing|encryption|account|auth|ssh)_?keys?"
-    r"|(?:secret|client_secret|password)_(?:value|text|string|hash)"
+    r"|(?:secret|client_secret|password)_(?:value|text|string|hash)|secret_key_base"
+    r"|(?:db|database|smtp|mail|email|ftp|ssh|user|admin|root|redis|mysql|pg|proxy|login)_?pass"
+    r"|(?:seed|recovery)_phrase"
     r"|(?:access|auth|api|bearer|refresh|session|hf|hub|github|gitlab|slack|bot|use_auth|secret|csrf"
     r"|private|personal|jwt|oauth|aws_session|id|wandb|hugging_face_hub)_?tokens?|cookie|set_cookie"
 )
@@ -32,7 +34,8 @@ _NAME_ALONE = re.compile(_NAMES)  # `password="password"` is a form's, and no se
 _PERHAPS = re.compile(
     r"(?:.*_)?(?:token|auth|pass|credentials?_\w+|salt|pepper"
     r"|(?:hmac|aes|rsa|master|session|cipher|crypto|encrypt|decrypt|webhook|app|application|consumer"
-    r"|license|licence|shared|root|deploy|server|storage|service|jwt|session|fernet|storage)_?key)"
+    r"|license|licence|shared|root|deploy|server|storage|service|jwt|session|fernet|storage|openai"
+    r"|azure|anthropic|google|stripe|wandb|subscription)_?key)"
 )
 _FORMS = re.compile(
     r"""
@@ -54,6 +57,12 @@ _FORMS = re.compile(
     | (?<=://)(?P<user>[^\s:/@'"]*):(?P<url>[^\s/@'"]+)(?=@)          # user:password@
     | \b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)+password\s+(?P<netrc>\S+)
     | (?i:\b(?:bearer|basic)\s+)(?P<bearer>[A-Za-z0-9+/=_.~-]{12,})
+    | \b(?i:authorization:[ ]*(?:token|apikey|key|digest)[ ]+)(?P<header>[^\s"',;]{6,})
+    | \b(?i:(?:set-)?cookie:[ ]*)(?P<cookie>[\w.-]+=[^\n"']{6,})
+    | \bcurl\b[^\n]*?[ ](?:-u|--user)[ =]["']?[\w.@-]+:(?P<curl>[^\s"']+)
+    | <(?P<tag>[\w-]+)>(?P<tagged>[^<>\n]+)</(?P=tag)>
+    | \bname:[ ]*["']?(?P<listed>[\w-]+)["']?[ ]*\n[ ]*value:[ ]*(?P<held>[^\s"']+)     # YAML
+    | (?<![\w-])--(?P<option>[\w-]+)[ ]["']?(?P<optional>[^\s"'<>|-][^\s"'<>|]*)
     | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)                                # --password=x, ?token=x
       (?![rbufRBUF]{1,2}['"])(?P<given>[^\s&'",;)\]}]+)
     """,
@@ -61,6 +70,10 @@ _FORMS = re.compile(
 )
 # `password: x-1` in a message or in YAML. In prose and annotations words follow, so it has a digit.
 _STATED = re.compile(r"\b([\w-]+):[ \t]+([^\s'\",;(){}\[\]=|]{6,})(?=[\s,;]|\Z)")
+# A line of an INI file; what could be an expression of Python's isn't one.
+_ASSIGNED = re.compile(
+    r"^[ \t]*([\w.-]+)[ \t]+=[ \t]+(?!\d)([^\s'\",;(){}\[\]=|]{5,})[ \t]*$", re.MULTILINE
+)
 # JSON in a string: `"{\\"password\\": \\"x\\"}"`, escaped once or more often.
 _ESCAPED = re.compile(
     r"""(?P<open>\\+["'])(?P<name>[\w-]+)(?P=open)\s*[:=,]\s*(?P<quote>\\+["'])"""
@@ -77,15 +90,23 @@ _NO_CODE = re.compile(rf"(?P<comment>\#[^\n]*)|{_LITERAL.pattern}", re.DOTALL)
 _FORMATTED = re.compile(r"(?:\b[fF][rR]?|\b[rR][fF])\Z")
 _IN_BRACES = re.compile(r"(\{\{|\}\}|\{[^{}]*\})")
 _BEFORE = re.compile(
-    r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w+))"""
+    r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w[\w-]*))"""
     r"""\s*(?:\)\s*)?(?::[\w.| ]*+(?:\[[^=:'"\n]{0,80}\][\w.| ]*+)?=(?!=)"""
-    r"""|[=!]=|:(?:[^\n→]{0,160}→)?|=(?!=)"""
-    r"""|\bis(?:\s+not)?\b)\s*\(?\s*\Z"""
+    r"""|[=!]=|:(?:[^\n→]{0,160}→)?|=>|=(?!=)"""
+    r"""|\bis(?:\s+not)?\b)\s*\(?\s*(?P<formatted>[fF][rR]?|[rR][fF])?\Z"""
 )
 # ("password", "x"), and a call with both: `setdefault("API_KEY", "x")`, `setattr(cfg, "key", "x")`.
 _PAIR = re.compile(
-    r"""(?:[(\[]|\bsetattr\([^()'"]*,)\s*[rbuRBU]{0,2}(?P<quote>['"])(?P<name>[\w-]+)(?P=quote)"""
-    r"""\s*,\s*\Z"""
+    r"""(?:[(\[]|\b(?:setattr|set)\([^()]*,)\s*[rbuRBU]{0,2}"""
+    r"""(?P<quote>['"])(?P<name>[\w-]+)(?P=quote)\s*,\s*\Z"""
+)
+# {"name": "password", "value": "x"}, <add key="password" value="x">; auth=("me", "x").
+_TOLD = re.compile(
+    r"""(?:['"](?:name|key)['"]\s*:\s*['"](?P<json>[\w-]+)['"]\s*,\s*['"]value['"]\s*:"""
+    r"""|\b(?:name|key)=['"](?P<xml>[\w-]+)['"]\s+value=)\s*\Z"""
+)
+_LOG_IN = re.compile(
+    r"""(?:\bauth\s*=\s*\(|\bHTTP(?:Basic|Digest|Proxy)Auth\()\s*(?:['"][^'"\n]*['"]|[\w.]+)\s*,\s*\Z"""
 )
 _END_OF_PAIR = re.compile(r"\s*,?\s*[)\]]")
 _BARE_WORDS = re.compile(r"[A-Za-z_][A-Za-z_ -]*")  # in a pair this is another name, or prose
@@ -109,6 +130,8 @@ _VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9A-F]{32}")  # in a name: `group__STREAM_1g9d05...`
 # What code hands on under a name: `key=self.key`, `key=find(`, `key=os.environ[`, `f"key={key}"`.
 _HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[]")
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?:[ +*/%@&^<>.-]+\w+)*")
+_SURE = ("pem", "token", "url", "netrc", "bearer")  # the forms that prose never has
 _CODE_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\(\))?\.)*([A-Za-z_]\w*)")
 _MARK = re.compile(r"<redacted \d+>\n*")
 _EMPTY = re.compile(
@@ -167,6 +190,7 @@ class Redactor:
             return text
         text = _FORMS.sub(self._replace_form, text)
         text = _STATED.sub(self._replace_stated, text) if ": " in text else text
+        text = _ASSIGNED.sub(self._replace_assigned, text) if " = " in text else text
         text = _ESCAPED.sub(self._replace_escaped, text) if "\\" in text else text
         if "'" in text or '"' in text:
             text = self._sub_literals(text)
@@ -231,17 +255,28 @@ class Redactor:
         return found[0][:start] + self._mark(found[group], why) + found[0][end:]
 
     def _replace_form(self, found: re.Match[str]) -> str:
-        for group in ("pem", "token", "url", "netrc", "bearer"):
-            if found[group] and (group != "bearer" or _is_mixed(found[group])):
-                return self._hide(found, group)
-        given, name = found["given"], found["name"]
-        if given and _is_given(given, name):
-            return self._hide(found, "given", name)
+        for group in ("pem", "token", "url", "netrc", "bearer", "header", "cookie", "curl"):
+            value = found[group]
+            if value and _MARK.search(value) is None and (group in _SURE or _has_digits(value)):
+                if group != "bearer" or _is_mixed(value):
+                    return self._hide(found, group)
+        if found["given"] and _is_given(found["given"], found["name"]):
+            return self._hide(found, "given", found["name"])
+        for told, group in (("tag", "tagged"), ("listed", "held"), ("option", "optional")):
+            value = found[group]
+            if value and _has_digits(value) and _is_given(value, found[told]):
+                return self._hide(found, group, found[told])
         return found[0]
 
     def _replace_stated(self, found: re.Match[str]) -> str:
         is_one = _has_digits(found[2]) and _is_given(found[2], found[1])
         return self._hide(found, 2, found[1]) if is_one else found[0]
+
+    def _replace_assigned(self, found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        is_code = _CODE_NAME.fullmatch(value) or (_CODE.fullmatch(value) and not _is_mixed(value))
+        is_one = _has_digits(value) and not is_code and _is_given(value, name)
+        return self._hide(found, 2, name) if is_one else found[0]
 
     def _replace_escaped(self, found: re.Match[str]) -> str:
         name, given = found["name"], found["given"]
@@ -254,16 +289,20 @@ class Redactor:
 
     def _replace_literal(self, found: re.Match[str], whole: bool = False) -> str:
         before = _BEFORE.search(found.string, max(0, found.start() - 160), found.start())
-        name = before and (before["item"] or before["key"] or before["name"])
-        name = name or _find_pair(found)
+        name = _find_pair(found)
+        is_beside = name is not None
+        if name is None and before is not None:
+            name = before["item"] or before["key"] or before["name"]
         spelled = found["text"]
+        if before and before["formatted"] and "{" in spelled:
+            name = None
         quote = spelled[:3] if spelled.startswith(("'''", '"""')) else spelled[0]
         try:
             value = ast.literal_eval(found[0])
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return found[0]
         value = value.decode("latin-1") if isinstance(value, bytes) else value
-        if before is None and not is_paired(value):
+        if is_beside and not is_paired(value):
             name = None
         if value not in self._marks and not is_secret(value, name):
             inside = spelled[len(quote) : -len(quote)]  # a docstring, or code as a text
@@ -305,8 +344,16 @@ def is_secret(value: str, name: str | None) -> bool:
 
 def _find_pair(found: re.Match[str]) -> str | None:
     """The name in a pair of literals whose second one was found."""
-    before = _PAIR.search(found.string, max(0, found.start() - 160), found.start())
-    return before["name"] if before and _END_OF_PAIR.match(found.string, found.end()) else None
+    text, start, end = found.string, max(0, found.start() - 160), found.start()
+    told = _TOLD.search(text, start, end)
+    if told is not None:
+        return told["json"] or told["xml"]
+    if not _END_OF_PAIR.match(text, found.end()):
+        return None
+    if _LOG_IN.search(text, start, end):
+        return "password"
+    before = _PAIR.search(text, start, end)
+    return before["name"] if before else None
 
 
 def is_paired(value: str) -> bool:
