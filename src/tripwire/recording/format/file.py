@@ -55,7 +55,14 @@ from tripwire.recording.format.manifest import (
     encode_manifest,
 )
 from tripwire.recording.format.nodes import AnyNode, Code, Index, Slot, Table
-from tripwire.recording.format.rows import Lines, decode, most_memory, too_large, weigh, write_rows
+from tripwire.recording.format.rows import (
+    TableLines,
+    decode,
+    most_memory,
+    too_large,
+    weigh,
+    write_rows,
+)
 
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 
@@ -75,7 +82,7 @@ class _Schema(msgspec.Struct):
     schema: str
 
 
-class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _FirstLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first line of objects.json: where the record starts from, and how much follows.
 
     First the runs of blobs that share an entry of tensors.safetensors, then codes, then nodes.
@@ -142,7 +149,7 @@ def _encode_rows(table: Table) -> list[bytes]:
 
 
 def _encode_objects(table: Table, rows: list[bytes], packed: Sequence[BlobRun]) -> bytes:
-    head = _Head(table.roots, len(table.nodes), len(table.codes), len(packed))
+    head = _FirstLine(table.roots, len(table.nodes), len(table.codes), len(packed))
     return b"\n".join((encode_json(head), *map(encode_json, packed), *rows, b""))
 
 
@@ -330,14 +337,16 @@ def _check_objects(
     return blobs
 
 
-def _begin_objects(source: ByteSource, member: Member, manifest: Manifest) -> tuple[Lines, _Head]:
+def _begin_objects(
+    source: ByteSource, member: Member, manifest: Manifest
+) -> tuple[TableLines, _FirstLine]:
     """The lines after the first, which is read; at their end they are what the manifest says.
 
     So what is read again later is what was checked, whoever writes to the file meanwhile.
     """
     left = weigh(source.inflate(member), most_memory(source.size))
-    lines = Lines(source.inflate(member, manifest.members[OBJECTS][1]), left)
-    return lines, decode(lines.take(), _HEAD)
+    lines = TableLines(source.inflate(member, manifest.members[OBJECTS][1]), left)
+    return lines, decode(lines.take(), _FIRST_LINE)
 
 
 def _read_json(source: ByteSource, member: Member, decoder: msgspec.json.Decoder[_T]) -> _T:
@@ -349,6 +358,6 @@ def _read_json(source: ByteSource, member: Member, decoder: msgspec.json.Decoder
 
 _SCHEMA = msgspec.json.Decoder(_Schema)
 _MANIFEST = msgspec.json.Decoder(Manifest)
-_HEAD = msgspec.json.Decoder(_Head)
+_FIRST_LINE = msgspec.json.Decoder(_FirstLine)
 _CODE = msgspec.json.Decoder(Code)
 _NODE: msgspec.json.Decoder[AnyNode] = msgspec.json.Decoder(AnyNode)

@@ -167,7 +167,7 @@ def weigh(pieces: Iterable[bytes], most: int) -> int:
     return most
 
 
-class Lines:
+class TableLines:
     """The lines of a table, one after another: each, and all of them, within what they may take.
 
     `weigh` has said what all of them take but for wide texts, and what is left for those.
