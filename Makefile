@@ -8,6 +8,13 @@ BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output
 # Folders of tests that have a process of their own, the longest first. All others share one. In a
 # process that has fewer tests, collections of garbage have less to look through.
 ALONE := dispatch recording laws backends property training models channels integrations
+# What `make quick` runs in two processes; and files that it leaves out.
+core := $(addprefix tests/unit/,dispatch channels validity values)
+around := $(filter-out $(core) %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) tests/unit/test_ground.py
+LONGEST := $(addprefix tests/unit/,channels/test_share.py dispatch/test_figures_of_compiles.py \
+	dispatch/test_no_waste.py dispatch/test_objects_that_lie.py dispatch/test_open_identity.py \
+	recording/capture/test_entry_values.py recording/capture/test_failures.py \
+	recording/capture/test_secrets.py recording/format/test_hostile.py)
 folders = $(wildcard $(foreach name,$(1),tests/$(name) tests/unit/$(name)))
 
 .PHONY: help demo quick test lint bench versions coverage soak mutate screenshots clean
@@ -30,12 +37,12 @@ $(BUILT): $(READY) setup.py src/tripwire/native.h $(wildcard src/tripwire/*/_*.c
 demo: $(BUILT)  ## a story in forty lines: compiled, changed, failed, replayed; ARGS=--graph prints a graph
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-quick: $(BUILT)  ## ruff, then the core: values to dispatch, and channels; leaves out mypy, AOTAutograd, Inductor and all other folders
+quick: $(BUILT)  ## ruff, then most of the unit tests; leaves out mypy, AOTAutograd, Inductor and the longest files
 	$(BIN)/ruff check .
-	$(MAKE) $(BESIDE) quick-dispatch-validity-writes quick-channels-tracing-reading-rulebook-values
+	$(MAKE) $(BESIDE) quick-core quick-around
 
 quick-%: $(BUILT)
-	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(call folders,$(subst -, ,$*))
+	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(addprefix --ignore=,$(LONGEST)) $($*)
 
 test: lint  ## lint, then every test but the slow ones
 	$(MAKE) $(BESIDE) $(addprefix test-,$(ALONE)) test-others
