@@ -21,6 +21,7 @@ from unittest.mock import NonCallableMock
 import torch
 
 from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.values.numbers import is_open
 
 _PLAIN = (type(None), int, float, complex, str, bytes, range, slice, torch.dtype, type(...))
 TOOLS = frozenset({"new", "tagged", "take", "modes"})  # what players put into a world
@@ -92,6 +93,8 @@ class Writer:
         if dispatcher is not None:
             value = dispatcher.target
         kind = type(value).__name__
+        if is_open(value):  # nothing else may tell: it looks like a number
+            return f"open {kind} {value!r}"
         if _lies(type(value)):
             return self._once(value, kind, lambda: self._dict(_own(value)))
         if isinstance(value, Enum):

@@ -122,6 +122,7 @@ def needs_plain_numbers(code: CodeType) -> bool:
 _TAKE_PLAIN_NUMBERS = frozenset(
     {
         *("datetime", "timedelta", "fromtimestamp", "gmtime", "localtime", "strftime"),
+        *("datetime64", "timedelta64"),
         *("decimal", "Decimal", "statistics", "ldexp", "deque", "manual_seed", "pickle"),
     }
 )

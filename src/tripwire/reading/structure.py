@@ -390,7 +390,9 @@ def _is_constant(value: object) -> bool:
     if module_of(cls) == "numpy":
         return not isinstance(value, Sized)  # a scalar
     is_plain = issubclass(cls, (int, float, complex, str, bytes)) and not own_dict(value)
-    return is_plain or module_of(cls).partition(".")[0] in _IMMUTABLE_MODULES
+    if is_plain or module_of(cls).partition(".")[0] not in _IMMUTABLE_MODULES:
+        return is_plain
+    return not any(is_open(held) for _, held in filled_slots(value))
 
 
 Parts = tuple[list[Any], Callable[[list[Any]], object]]
@@ -417,6 +419,9 @@ def _take_apart(value: Any) -> Parts | None:
         return [], lambda _: copy.copy(kept)
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
+    if cls is slice:
+        bounds = value.start, value.stop, value.step
+        return None if all(id(type(b)) in PLAIN for b in bounds) else (bounds, lambda p: slice(*p))
     if any(cls is kind for kind in (dict, OrderedDict, defaultdict)):
         return _take_dict_apart(value)
     if find_in_class(cls, "__new__") in _CONTAINERS and _holds_no_more(cls):

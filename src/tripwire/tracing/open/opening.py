@@ -7,12 +7,23 @@ then on (`Sweep`).
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FrameType
+from types import (
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+)
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +32,7 @@ from tripwire.env import LOCALS_ARE_COPIES, is_installed_file, is_library_file, 
 from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
+from tripwire.reading.kinds import MEMO, is_link
 from tripwire.reading.names import needs_plain_numbers
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
@@ -159,6 +171,15 @@ class NumberInput:
 
 
 _TupleIterator = type(iter(()))
+_OF_ERRORS = ("args", "value", "code")  # of StopIteration, of SystemExit
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+# What can't be changed is made again.
+_REBUILT: dict[type, Callable[[Any, Callable[[object], Any]], object]] = {
+    frozenset: lambda held, find: frozenset(map(find, held)),
+    slice: lambda held, find: slice(find(held.start), find(held.stop), find(held.step)),
+    MethodType: lambda held, find: MethodType(held.__func__, find(held.__self__)),
+}
 
 
 class Sweep:
@@ -181,6 +202,9 @@ class Sweep:
             for holder in holders:
                 self._replace_in(holder, fresh)
             holders.clear()
+        for variable, value in copy_context().items():
+            if id(value) in self._replaced:
+                variable.set(self._find(value))
         return self._replaced.get(id(result), result)
 
     def run_in(self, frame: FrameType | None, end: CodeType) -> None:
@@ -213,6 +237,37 @@ class Sweep:
                 return
         dict.__setitem__(space, key, value)
 
+    def _replace_parts(self, holder: Any) -> None:
+        """What an object holds besides attributes and slots."""
+        if isinstance(holder, BaseException):
+            for name in _OF_ERRORS:
+                held = getattr(type(holder), name, None)
+                if (
+                    type(held) in _DESCRIPTORS
+                    and id(value := held.__get__(holder)) in self._replaced
+                ):
+                    held.__set__(holder, self._find(value))
+        elif isinstance(holder, FunctionType):
+            if id(holder.__defaults__) in self._replaced:
+                holder.__defaults__ = self._find(holder.__defaults__)
+        elif isinstance(holder, GeneratorType) and holder.gi_frame is not None:
+            self._replace_variables(holder.gi_frame)
+
+    def _replace_in_link(self, link: Any) -> None:
+        """In an entry of an lru_cache: its key and its result are the last that it has."""
+        words = type(link).__basicsize__ // _WORD
+        held = (ctypes.c_void_p * words).from_address(id(link))
+        for place in (words - 2, words - 1):
+            old = held[place]
+            if old in self._replaced:
+                new = ctypes.py_object(self._replaced[old])
+                ctypes.pythonapi.Py_IncRef(new)
+                held[place] = id(new.value)
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._alive(old)))
+
+    def _alive(self, identity: int) -> object:
+        return next(old for old in self._old if id(old) == identity)
+
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
         if isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
@@ -223,6 +278,17 @@ class Sweep:
                 self._replaced[id(holder)] = made if known is holder else known
                 self._old.append(holder)
                 fresh.append(holder)
+        elif type(holder) in _REBUILT:
+            if id(holder) not in self._replaced:
+                self._replaced[id(holder)] = _REBUILT[type(holder)](holder, self._find)
+                self._old.append(holder)
+                fresh.append(holder)
+        elif isinstance(holder, functools.partial):
+            args = self._find(holder.args)
+            holder.__setstate__((holder.func, args, holder.keywords, own_dict(holder)))
+        elif isinstance(holder, functools._lru_cache_wrapper):
+            for link in filter(is_link, MEMO.space_of(holder).values()):
+                self._replace_in_link(link)
         elif type(holder) is _TupleIterator:
             parts: Any = holder.__reduce__()
             _, (held,), at = parts
@@ -254,6 +320,7 @@ class Sweep:
         elif isinstance(holder, CellType):
             holder.cell_contents = self._find(holder.cell_contents)
         else:
+            self._replace_parts(holder)
             space = own_dict(holder)
             if space is not None:
                 self._replace_in(space, fresh)

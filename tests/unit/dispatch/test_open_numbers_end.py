@@ -1,0 +1,129 @@
+"""No open number outlives its run, whatever the program put it into."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import fractions
+import functools
+import json
+import types
+import uuid
+
+import numpy
+import pytest
+import torch
+
+import tripwire
+from tripwire.values.numbers import is_open
+
+VARIABLE: contextvars.ContextVar = contextvars.ContextVar("number")
+Pair = collections.namedtuple("Pair", "low high")
+
+
+class Slots:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+def _count(n):
+    yield n
+    yield n
+
+
+def _start(n):
+    numbers = _count(n)
+    next(numbers)
+    return numbers
+
+
+def _with_defaults(n):
+    def function(a=n, *, b=n):
+        return a + b
+
+    return function
+
+
+# What a run makes of a number, and how to look into it.
+KEPT = {
+    "argument of a partial": (lambda n: functools.partial(max, n), lambda v: v.args),
+    "keyword of a partial": (
+        lambda n: functools.partial(max, key=n),
+        lambda v: v.keywords.values(),
+    ),
+    "an error": (ValueError, lambda v: v.args),
+    "an error's attribute": (lambda n: StopIteration(n), lambda v: (v.value, *v.args)),
+    "slice": (lambda n: slice(n, None, n), lambda v: (v.start, v.step)),
+    "frozenset": (lambda n: frozenset([n]), list),
+    "tuple in a frozenset": (lambda n: frozenset([(n, 1)]), lambda v: next(iter(v))),
+    "set": (lambda n: {n}, list),
+    "key": (lambda n: {n: 1}, list),
+    "tuple as a key": (lambda n: {(n, 1): 1}, lambda v: next(iter(v))),
+    "named tuple": (lambda n: Pair(n, (n,)), lambda v: (v.low, *v.high)),
+    "generator": (_count, list),
+    "generator that began": (_start, list),
+    "closure": (lambda n: lambda: n, lambda v: (v(),)),
+    "defaults": (_with_defaults, lambda v: (*v.__defaults__, *v.__kwdefaults__.values())),
+    "slot": (Slots, lambda v: (v.held,)),
+    "bound method": (lambda n: types.MethodType(max, n), lambda v: (v.__self__,)),
+    "property": (
+        lambda n: property(functools.partial(max, n)),
+        lambda v: v.fget.args,
+    ),
+    "proxy of a dict": (lambda n: types.MappingProxyType({"a": n}), lambda v: v.values()),
+    "identifier": (lambda n: uuid.UUID(int=int(n)), lambda v: (v.int,)),
+    "fraction": (lambda n: fractions.Fraction(int(n)), lambda v: (v.numerator,)),
+    "moment": (lambda n: numpy.datetime64(int(n), "s"), lambda v: (int(v.astype(int)),)),
+    "context variable": (VARIABLE.set, lambda v: (VARIABLE.get(),)),
+    "tuple in a context variable": (lambda n: VARIABLE.set((n,)), lambda v: VARIABLE.get()),
+}
+
+
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_is_plain(name, kind) -> None:
+    make, look = KEPT[name]
+    kept = []
+
+    def call(x, n):
+        kept.append(make(n))
+        return x * n
+
+    compiled = tripwire.compile(call, backend="eager")
+    for n in map(kind, range(2, 7)):
+        kept.clear()
+        compiled(torch.ones(2), n)
+        found = list(look(kept[0]))
+        assert found
+        assert not any(map(is_open, found))
+        json.dumps(found)
+        assert n in found
+
+
+@pytest.mark.parametrize("cache", [functools.lru_cache, functools.cache, functools.lru_cache(2)])
+@pytest.mark.parametrize("number", [2.0, 2, (2.0, 3), [2.0]])
+def test_what_a_cached_function_remembers_is_plain(cache, number) -> None:
+    space = {"number": number}
+    exec("def read(): return number", space)
+    read = cache(space["read"])
+
+    def call(x):
+        value = read()
+        first = value if isinstance(value, (int, float)) else value[0]
+        return x * first, value
+
+    compiled = tripwire.compile(call, backend="eager")
+    for turn in range(6):
+        if turn in (2, 4):
+            space["number"] = type(number)(
+                number + turn if isinstance(number, (int, float)) else [n + turn for n in number]
+            )
+            read.cache_clear()
+        want, got = call(torch.ones(2)), compiled(torch.ones(2))
+        torch.testing.assert_close(got[0], want[0])
+        assert json.dumps(got[1]) == json.dumps(want[1]) == json.dumps(space["number"])
+        assert read() == space["number"]
+        assert not is_open(read())
+        assert read.cache_info().currsize == 1
