@@ -420,7 +420,7 @@ def _take_apart(value: Any) -> Parts | None:
     if cls is deque:
         return list(value), lambda parts: deque(parts, value.maxlen)
     if cls is slice:
-        bounds = value.start, value.stop, value.step
+        bounds = [value.start, value.stop, value.step]
         return None if all(id(type(b)) in PLAIN for b in bounds) else (bounds, lambda p: slice(*p))
     if any(cls is kind for kind in (dict, OrderedDict, defaultdict)):
         return _take_dict_apart(value)

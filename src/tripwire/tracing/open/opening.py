@@ -284,8 +284,8 @@ class Sweep:
                 self._old.append(holder)
                 fresh.append(holder)
         elif isinstance(holder, functools.partial):
-            args = self._find(holder.args)
-            holder.__setstate__((holder.func, args, holder.keywords, own_dict(holder)))
+            state = holder.func, self._find(holder.args), holder.keywords, own_dict(holder)
+            holder.__setstate__(state)  # type: ignore[attr-defined]
         elif isinstance(holder, functools._lru_cache_wrapper):
             for link in filter(is_link, MEMO.space_of(holder).values()):
                 self._replace_in_link(link)
