@@ -241,12 +241,10 @@ class Sweep:
         """What an object holds besides attributes and slots."""
         if isinstance(holder, BaseException):
             for name in _OF_ERRORS:
-                held = getattr(type(holder), name, None)
-                if (
-                    type(held) in _DESCRIPTORS
-                    and id(value := held.__get__(holder)) in self._replaced
-                ):
-                    held.__set__(holder, self._find(value))
+                part: Any = getattr(type(holder), name, None)
+                value = part.__get__(holder) if type(part) in _DESCRIPTORS else None
+                if id(value) in self._replaced:
+                    part.__set__(holder, self._find(value))
         elif isinstance(holder, FunctionType):
             if id(holder.__defaults__) in self._replaced:
                 holder.__defaults__ = self._find(holder.__defaults__)
