@@ -124,7 +124,7 @@ _IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, stru
 BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
 # What a call must find unchanged itself, not an equal one.
-PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType)
+PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, _MEMO_TYPE)
 _TABLES = {
     (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES

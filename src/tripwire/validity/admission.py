@@ -310,6 +310,12 @@ class Admission:
             if holder.anchored and isinstance(holder.kind, _MUTABLE)
         }
         anchored -= self._alike.keys()
+        for key, kept in writer.members.items():
+            variable = writer.variables.get(key) or writer.tensors.get(key)
+            if variable is None:
+                anchored.add(key)
+            else:
+                writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
         if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
             anchored |= self.reach.find_anchored((tuple, frozenset))
         known = set(writer.tensors) | set(writer.variables)

@@ -12,7 +12,7 @@ import functools
 import operator
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
 from keyword import iskeyword
@@ -56,6 +56,7 @@ from tripwire.values.contents import (
     PROXIES,
     behind_proxy,
     dict_behind,
+    elements_of,
     own_dict,
     slots_of,
     spell_key,
@@ -104,6 +105,7 @@ class GuardWriter:
         self._forms_seen: list[_Form] = []  # of tensors that torch compares all at once
         self.variables: dict[int, str] = {}  # fresh objects met so far
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
+        self.members: dict[int, str] = {}  # objects that are keys, or in sets: what compares them
         self.plain: list[tuple[str, object]] = []  # values of which Python can have several
         self.opened: set[str] = set()  # labels of open numbers met so far
         self._alive: list[object] = []
@@ -205,6 +207,8 @@ class GuardWriter:
         elif cls is int or cls is str:
             condition = f"type({name}) is {cls.__name__} and {name} == {value!r}"
             row = TableRow("equal", name, x=value)
+        elif value != value:  # one nan isn't another to `in`
+            condition, row = f"{name} is {self.constant(value)}", TableRow("is", name, x=value)
         else:
             condition = f"_same({name}, {self.constant(value)})"
             row = TableRow("test", name, x=functools.partial(same_plain, value))
@@ -445,6 +449,7 @@ class GuardWriter:
                 condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
             expected = f"keys {spell_key(list(before)):.80}"
             self.check(path, condition, expected, f"list({keys}({name}))", *rows)
+        self._note_members(before)
         for key in wanted or ():
             present = key in before
             condition = f"{has}({name}, {self.constant(key)}) is {present}"
@@ -457,11 +462,25 @@ class GuardWriter:
                 row = TableRow("get", name, x=key)
                 self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item, row)
 
+    def _note_members(self, members: Iterable[object]) -> None:
+        """Objects that are found by which they are: something that is passed may be one of them."""
+        found = [*members]
+        while found:
+            value = found.pop()
+            if is_exactly(value, tuple, frozenset):
+                found += elements_of(value)
+            elif isinstance(value, weakref.ReferenceType):
+                found.append(value())
+            elif id(type(value)) not in PLAIN:
+                self.members[id(value)] = self.constant(Kept(value))
+
     def _add_members(self, path: str, name: str, value: Any) -> None:
         """Equal sets can be walked through in different orders."""
         held = self._holders.get((id(value), MEMBERS))
         kind: Any = set if isinstance(value, set) else frozenset
         members = kind.__iter__(value) if held is None else held.before().values()
+        members = tuple(members)
+        self._note_members(members)
         kept, walk = self.constant(list(map(Kept, members))), self.constant(kind.__iter__)
         condition = f"{self.constant(_same_keys)}(list({walk}({name})), {kept})"
         self.check(path, condition, "equal values in one order", "'other values'")

@@ -1076,6 +1076,121 @@ def go(f, see):
         f(k, T(1))
         see([k is h.k for k in ks])
 """,
+    "a dict that is passed, keyed by what is passed": """
+class K:
+    pass
+
+a, b = K(), K()
+D = {a: T(2), b: T(3)}
+
+def call(k, d, x):
+    return x * d[k]
+
+def go(f, see):
+    for i in range(6):
+        see(f((a, b)[i % 2], D, T(1)))
+""",
+    "a set that is passed, asked for what is passed": """
+class K:
+    pass
+
+a, b = K(), K()
+
+def call(k, s, x):
+    return x * 2 if k in s else x
+
+def go(f, see):
+    one = {a}
+    for i in range(6):
+        see(f((a, b)[i % 2], one, T(1)))
+""",
+    "a dict that is passed, keyed by a tuple of what is passed": """
+class K:
+    pass
+
+a, b = K(), K()
+
+def call(d, k, x):
+    return x * d[k, 1]
+
+def go(f, see):
+    d = {(a, 1): 2, (b, 1): 3}
+    for i in range(6):
+        see(f(d, (a, b)[i % 2], T(1)))
+""",
+    "a dict that is passed, keyed by a tensor that is passed": """
+a, b = T(4), T(4)
+
+def call(d, k, x):
+    return x * d[k]
+
+def go(f, see):
+    d = {a: 2, b: 3}
+    for i in range(6):
+        see(f(d, (a, b)[i % 2], T(1)))
+""",
+    "weakkeydict that is passed": """
+class K:
+    pass
+
+a, b = K(), K()
+W = weakref.WeakKeyDictionary()
+W[a] = T(2)
+W[b] = T(3)
+
+def call(k, w, x):
+    return x * w[k]
+
+def go(f, see):
+    for i in range(6):
+        see(f((a, b)[i % 2], W, T(1)))
+""",
+    "lru_cache that is passed": """
+@functools.lru_cache
+def cfg():
+    return {"s": 2}
+
+def call(x, memo):
+    return x * memo()["s"]
+
+def go(f, see):
+    for i in range(6):
+        see(f(T(1), cfg))
+        cfg()["s"] = 5 if i == 2 else cfg()["s"]
+    cfg.cache_clear()
+    for i in range(3):
+        see(f(T(1), cfg))
+""",
+    "lru_cache in an object that is passed": """
+@functools.lru_cache
+def cfg():
+    return [2]
+
+class H:
+    memo = None
+
+def call(x, h):
+    return x * h.memo()[0]
+
+def go(f, see):
+    h = H()
+    h.memo = cfg
+    for i in range(6):
+        see(f(T(1), h))
+        cfg()[0] = i
+""",
+    "one nan in a list, and another": """
+nan = float("nan")
+
+def call(x, items, one):
+    return x * 2 if nan in items else x * 3 if one in HELD else x
+
+HELD = [nan]
+
+def go(f, see):
+    for i in range(6):
+        see(f(T(1), [nan if i % 2 else float("nan")], nan if i % 3 else float("nan")))
+""",
     "lru_cache dict result": """
 @functools.lru_cache
 def cfg():
