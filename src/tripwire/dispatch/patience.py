@@ -32,6 +32,7 @@ from torch import nn
 
 from tripwire.dispatch.entry import Entry
 from tripwire.reading.effects import Volatile
+from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import Mismatch, Refusal
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 # A call that was refused this often rests.
 REFUSALS_ALLOWED = 3
+# A call that fills or lengthens what it reads, so often in a row.
+STEPS_ALLOWED = 16
 # What a trace takes, times this, passes until the next that nothing paid for.
 SHARE = 10
 # How long calls rest, in seconds: where the reason is the moment, at most; else at first, at most.
@@ -245,18 +248,18 @@ class Patience:
     ) -> Refusal | None:
         """A run wrote over what it read. A reason to make no entry, where that doesn't end.
 
-        What settles after a few calls is compiled then, and so is what goes in circles.
+        What settles after a few calls is compiled then, and so is what goes in circles. A memo
+        that is filled, or a window that grows, settles later.
         """
         if hits > self._hits_when_unsettled:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
-        if not self._may_settle(key):
-            return _refuse_volatile(volatile[0])
-        return None
+        allowed = STEPS_ALLOWED if all(map(_moves_on, volatile)) else REFUSALS_ALLOWED
+        return None if self._may_settle(key, allowed) else _refuse_volatile(volatile[0])
 
-    def _may_settle(self, key: object) -> bool:
+    def _may_settle(self, key: object, allowed: int = REFUSALS_ALLOWED) -> bool:
         self._unsettled[key] += 1
-        return self._unsettled[key] < REFUSALS_ALLOWED
+        return self._unsettled[key] < allowed
 
     # --- what changes ---
 
@@ -293,6 +296,14 @@ class Patience:
             f"it was traced {traces} times for {hits} hits. {self.changes} Of calls that no "
             "compiled code fits, few are traced from now on; others run compiled code as before.",
         )
+
+
+def _moves_on(volatile: Volatile) -> bool:
+    """Whether something was put where nothing was, or at the end of a list."""
+    before, after = volatile.before, volatile.after
+    if type(before) is list and type(after) is list:
+        return len(after) > len(before)
+    return before is ABSENT
 
 
 def _refuse_volatile(first: Volatile) -> Refusal:
