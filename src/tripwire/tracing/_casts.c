@@ -1,4 +1,5 @@
-/* Calls of `float` and `int`, and of functions behind lru_cache, answered by the run: see casts.py.
+/* Calls of `float` and `int`, of functions behind lru_cache, and items of lists and tuples, answered by
+   the run: see casts.py.
 
    While any thread wants that, the two classes are called through cast(). It asks the answering
    function of the calling thread about one argument of the classes that were named, and makes the
@@ -6,7 +7,9 @@
    objects that they are; who calls them from C gets an answer, too.
 
    A function behind lru_cache keeps a single int as it is, and anything else in a tuple: an open number
-   would find nothing of what a plain one left there. remember() asks for the arguments to use. */
+   would find nothing of what a plain one left there. remember() asks for the arguments to use.
+
+   A list takes the value of an index and gives what is there. find_item() asks what to give first. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -20,6 +23,8 @@ static THREAD_LOCAL PyObject *classes; /* a tuple: of which arguments it is aske
 static THREAD_LOCAL PyObject *closing; /* a function of a call's arguments: with which to make it */
 static PyTypeObject *memo_type;        /* functools._lru_cache_wrapper */
 static ternaryfunc plain_memo;
+static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an index */
+static binaryfunc plain_list_item, plain_tuple_item;
 
 static int is_asked(PyObject *argument) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
@@ -105,6 +110,19 @@ static PyObject *remember(PyObject *memo, PyObject *args, PyObject *named) {
     return found;
 }
 
+static PyObject *find_item(PyObject *owner, PyObject *index) {
+    if (picking != NULL && is_asked(index)) {
+        PyObject *asked = Py_NewRef(picking);
+        PyObject *found = PyObject_CallFunctionObjArgs(asked, owner, index, NULL);
+        Py_DECREF(asked);
+        if (found != Py_NotImplemented) {
+            return found;
+        }
+        Py_DECREF(found);
+    }
+    return (PyList_Check(owner) ? plain_list_item : plain_tuple_item)(owner, index);
+}
+
 static int find_memo_type(void) {
     if (memo_type == NULL) {
         PyObject *functools = PyImport_ImportModule("functools");
@@ -128,17 +146,20 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
             PyFloat_Type.tp_vectorcall = plain_float;
             PyLong_Type.tp_vectorcall = plain_int;
             memo_type->tp_call = plain_memo;
+            PyList_Type.tp_as_mapping->mp_subscript = plain_list_item;
+            PyTuple_Type.tp_as_mapping->mp_subscript = plain_tuple_item;
         }
         Py_CLEAR(answer);
         Py_CLEAR(classes);
         Py_CLEAR(closing);
+        Py_CLEAR(picking);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *start(PyObject *module, PyObject *args) {
-    PyObject *function, *asked_of, *close;
-    if (!PyArg_ParseTuple(args, "OO!O:start", &function, &PyTuple_Type, &asked_of, &close)
+    PyObject *function, *asked_of, *close, *pick;
+    if (!PyArg_ParseTuple(args, "OO!OO:start", &function, &PyTuple_Type, &asked_of, &close, &pick)
         || find_memo_type() < 0) {
         return NULL;
     }
@@ -156,10 +177,15 @@ static PyObject *start(PyObject *module, PyObject *args) {
         PyLong_Type.tp_vectorcall = cast;
         plain_memo = memo_type->tp_call;
         memo_type->tp_call = remember;
+        plain_list_item = PyList_Type.tp_as_mapping->mp_subscript;
+        plain_tuple_item = PyTuple_Type.tp_as_mapping->mp_subscript;
+        PyList_Type.tp_as_mapping->mp_subscript = find_item;
+        PyTuple_Type.tp_as_mapping->mp_subscript = find_item;
     }
     answer = Py_NewRef(function);
     classes = Py_NewRef(asked_of);
     closing = Py_NewRef(close);
+    picking = Py_NewRef(pick);
     Py_RETURN_NONE;
 }
 

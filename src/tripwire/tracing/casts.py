@@ -8,6 +8,9 @@ the C module such a call closes the number.
 A function behind `lru_cache` gets plain numbers, and closes them: what was computed for a plain one
 would not be found by an open one.
 
+What lies in a list or a tuple of numbers at an open index is open, too: `sigmas[i]`. The guard
+function has the numbers, which are part of what the run read, and picks one.
+
 Functions of `math` are replaced in that module while any run has something open; who imported one
 by name calls it itself, which closes the number.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +32,7 @@ from torch.overrides import _get_current_function_mode
 from tripwire.rulebook.rules import Target
 from tripwire.tracing.recorder import Recorder
 from tripwire.tracing.state import CURRENT
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
@@ -50,7 +54,7 @@ def casting(user: object) -> Iterator[None]:
     try:
         _OF_MATH.enter(id(user))
         if _casts is not None:
-            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat), _close_given)
+            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat), _close_given, _pick)
         yield
     finally:
         stop(user)
@@ -91,6 +95,24 @@ def _answer(cls: type, value: Any) -> Any:
         return NotImplemented
     number = mode.take_out(state.shadow, "item", value)
     return state.shadow.cast(cls, number) if is_open(number) else cls(number)
+
+
+def _pick(owner: Any, index: Any) -> Any:
+    """What a list or tuple of numbers has at an open index; NotImplemented: that is closed."""
+    if not is_exactly(index, OpenInt) or is_taken(index) or not index.ledger.is_live():
+        return NotImplemented
+    if not is_exactly(owner, list, tuple) or not 1 < len(owner) <= _LONGEST_TABLE:
+        return NotImplemented
+    table, size = tuple(owner), len(owner)
+    is_one_kind = all(is_exactly(one, type(table[0])) and may_be_open(one) for one in table)
+    if not is_one_kind or not -size <= index.value < size:
+        return NotImplemented
+    index.ledger.decide(operator.lt, index, size, True)
+    index.ledger.decide(operator.ge, index, -size, True)
+    return index.ledger.compute((operator.getitem, table, index), table[index.value])
+
+
+_LONGEST_TABLE = 4096  # numbers of a list, which are compared on each call
 
 
 def _close_given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:

@@ -209,7 +209,7 @@ class Admission:
         for number in shadow.numbers.values():
             if number.label not in writer.opened:  # nobody read it
                 writer.open_number(number.label, repr(number.symbol.node.hint))
-        writer.space |= {"math": math, "torch": torch}
+        writer.space |= {"math": math, "torch": torch, **shadow.symbols.tables}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
         inputs = [
             f"_as_tensor({number.expression})" if number.is_float else number.expression

@@ -191,7 +191,9 @@ class Shadow:
                 number = self._wrap_taken(value, made)
                 self.formulas.note_made(number)
                 return number
-            if is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:]):
+            is_picked = made[0] is operator.getitem
+            of_floats = is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:])
+            if is_picked or of_floats:
                 if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
                     return self._close_operands(made, value)
                 if is_exactly(value, float) and value == 0:  # no symbol knows which sign it has

@@ -16,6 +16,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open
+from tripwire.values.sameness import same_plain
 
 Place = tuple[str, int | None]  # a path, and which of the sizes there
 
@@ -41,6 +42,7 @@ class Symbols:
         self._carriers: dict[type, Any] = {}
         self.computed: dict[str, Any] = {}  # floats that Python computes, by expression
         self._leaves: dict[Any, frozenset[Any]] = {}  # of those: the symbols that they come of
+        self.tables: dict[str, tuple[Any, ...]] = {}  # of which an open index picks one
 
     def make(self, value: Any, expression: str) -> Any:
         """A symbol for an int or a float that an expression gives."""
@@ -140,7 +142,16 @@ class Symbols:
         """The same by symbols."""
         return _spell(made, self.spell)
 
+    def _name_table(self, numbers: tuple[Any, ...]) -> str:
+        """What the guard function calls numbers of which it picks one."""
+        known = (name for name, one in self.tables.items() if same_plain(one, numbers))
+        name = next(known, f"table{len(self.tables)}")
+        self.tables[name] = numbers
+        return name
+
     def _compose(self, number: Any, write: Callable[[Any], str]) -> str:
+        if is_exactly(number, tuple):
+            return self._name_table(number)
         if not is_open(number):
             return repr(number)
         if not is_open_symbol(number.symbol):
@@ -168,6 +179,7 @@ _SPELLED = {
     operator.neg: "(-{})",
     operator.pos: "(+{})",
     operator.abs: "abs({})",
+    operator.getitem: "{}[{}]",
 }
 
 
