@@ -93,6 +93,7 @@ from tripwire.values.classes import is_exactly, isinstance
 
 if TYPE_CHECKING:
     from tripwire.dispatch.dispatcher import Dispatcher
+    from tripwire.tracing.open.shadow import Shadow
 
 
 # Entries without a hit, after which the next is compiled when it is first hit.
@@ -296,6 +297,7 @@ class Pipeline:
         with PLAN:
             if trace.shadow is not None:
                 admit_open(planned.plan, trace.shadow, standing)
+                self._check_marks(trace.shadow)
                 self.variation.note_closed(trace.shadow)
                 trace.shadow.forget()
             entry = Entry(trace, planned.plan, standing, runtime)
@@ -304,6 +306,22 @@ class Pipeline:
         elif not (planned.waits or self.options.background):
             self._run_ahead(entry, planned)
         return entry
+
+    def _check_marks(self, shadow: Shadow) -> None:
+        """Say which sizes were marked as dynamic, and are part of the compiled code."""
+        unmet = self.variation.find_unmet(shadow)
+        if not unmet:
+            return
+        which = ", ".join(f"{path}.shape[{dim}]" for path, dim in unmet)
+        why = "; ".join(str(one) for one in shadow.decisions if one.closed_by)
+        reason = f"{which} is marked as dynamic, and fixed all the same{why and ': '}{why}."
+        if self.options.fullgraph:
+            raise Refused("mark-unmet", reason)
+        self.teller.warn_once("%s: %s [mark-unmet]", self.teller.name, reason)
+
+    def _note_retired(self, causes: tuple[Cause, ...], compile_id: str | None) -> None:
+        self.tally.note_retired(causes, compile_id)
+        self.variation.note_causes(causes)
 
     # --- observe ---
 

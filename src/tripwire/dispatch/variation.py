@@ -42,9 +42,10 @@ from tripwire.reading.sources import (
     TypeOf,
 )
 from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
-from tripwire.tracing.open.opening import Opening
+from tripwire.tracing.open.opening import Opening, Range
 from tripwire.values.classes import find_in_class, ids_of, is_exactly, isinstance
 from tripwire.values.contents import at_once, bound_cells, own_dict
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
@@ -53,6 +54,10 @@ from tripwire.values.sameness import PLAIN
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
 
+_MARKED_OPEN = (
+    *("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices"),
+)
+_FEW = 8  # places that are written at once, and may all be exchanged again
 _LONG = 1000  # a list of which the numbers aren't looked at one by one
 Spot = tuple[int, Any]  # where a value lies: see Kind.spot
 # Classes of most values that a run comes to: of numbers, they hold none that could be open.
@@ -72,6 +77,7 @@ class Variation:
         self._numbers: dict[str, object] = {}
         self._held: dict[str, Source] = {}  # where arguments hold numbers
         self._dims: dict[str, set[int]] = defaultdict(set)  # that vary
+        self._ranges: dict[tuple[str, int | None], Range] = {}  # of dims that are marked
         self._sizes: set[int] = set()  # of dims that vary
         self._varying: set[str] = set()  # numbers
         self._world: dict[Spot, _Held] = {}  # numbers that it holds
@@ -132,6 +138,7 @@ class Variation:
             known=frozenset((*self._shapes, *self._numbers)),
             everything=bool(self._dynamic) and not self._asks_for_types,
             sizes=frozenset(self._sizes),
+            ranges=dict(at_once(self._ranges.items)),
         )
         return opening or None
 
@@ -184,10 +191,14 @@ class Variation:
     def _look_at_marks(self, path: str, tensor: torch.Tensor) -> None:
         """What users said of a tensor with torch's own functions."""
         marks: Any = own_dict(tensor) or {}
-        for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"):
+        wanted = marks.get("_dynamo_dynamic_indices", ())
+        for name in _MARKED_OPEN:
             self._dims[path].update(marks.get(name, ()))
+        for one in marks.get("_dynamo_dynamic_range", ()):
+            self._ranges[path, one.dim] = one.min, one.max
         for dim in marks.get("_dynamo_static_indices", ()):
-            self._static.add((path, dim))
+            if dim not in wanted:
+                self._static.add((path, dim))
 
     def note(self, trace: Trace) -> None:
         """Remember what a trace found."""
@@ -228,6 +239,10 @@ class Variation:
         if shadow is None:
             return False
         return (shadow.has_tuples and reads.compares_identity) or reads.compares_numbers
+
+    def find_unmet(self, shadow: Shadow) -> list[tuple[str, int | None]]:
+        """Sizes that are marked as dynamic, and that a run, or its compiler, had to close."""
+        return [place for place in shadow.symbols.find_fixed() if place in self._ranges]
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""

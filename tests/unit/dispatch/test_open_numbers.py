@@ -832,3 +832,53 @@ def test_an_argument_keeps_the_marks_that_it_came_with(mark) -> None:
         compiled(x)
         assert vars(x) == {mark: {1}}
         assert getattr(x, mark) is dims
+
+
+def choose(x):
+    return x.sum(0) if x.shape[0] <= 8 else x.mean(0)
+
+
+def check_marked(fn, sizes, traces, *, backend="eager", **marks):
+    fast = tripwire.compile(fn, backend=backend)
+    for size in sizes:
+        x = torch.randn(size, 3)
+        torch._dynamo.mark_dynamic(x, 0, **marks)
+        torch.testing.assert_close(fast(x), fn(x))
+    assert fast.statistics().traces == traces
+    return fast
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_range_is_traced_once_and_what_is_beyond_once_more(backend) -> None:
+    check_marked(choose, [3, 4, 8, 2, 5], 1, backend=backend, min=2, max=8)
+    check_marked(choose, [3, 9, 4, 20, 5, 12], 2, backend=backend, min=2, max=8)
+    check_marked(choose, [3, 2, 5, 6, 3], 2, backend=backend, min=4)
+
+
+def test_code_for_a_range_takes_no_other_sizes() -> None:
+    fast = check_marked(lambda x: x * 2, [3, 8], 1, min=2, max=8)
+    fast(torch.ones(9, 3))
+    assert fast.statistics().traces == 2
+
+
+def test_a_mark_that_the_code_cant_meet_is_told(caplog) -> None:
+    def count(x):
+        return x * len(range(x.shape[0]))
+
+    check_marked(count, [3, 4], 2)
+    assert "L['x'].shape[0] is marked as dynamic" in caplog.text
+    assert "[mark-unmet]" in caplog.text
+    x = torch.ones(3)
+    torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(tripwire.CannotTrace, match="marked as dynamic"):
+        tripwire.compile(count, backend="eager", fullgraph=True)(x)
+
+
+def test_who_marks_a_size_as_static_and_as_dynamic_gets_it_open() -> None:
+    fast = tripwire.compile(lambda x: x * 2, backend="eager")
+    for size in (3, 4, 5):
+        x = torch.ones(size)
+        torch._dynamo.mark_static(x)
+        torch._dynamo.mark_dynamic(x, 0)
+        fast(x)
+    assert fast.statistics().traces == 1

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
-from tripwire.tracing.open.opening import Opening, OpenTensor
+from tripwire.tracing.open.opening import Opening, OpenTensor, Range
 from tripwire.tracing.open.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.tracing.state import TracingState
 from tripwire.values.classes import is_exactly, isinstance
@@ -91,11 +91,20 @@ class Fakes:
             note = self._symbols.note
             for index, size in enumerate(fake.size()):
                 note(size, f"{label}.size()[{index}]", (path, index))
+                self._stay_within(size, self._opening.ranges.get((path, index)))
             for index, stride in enumerate(fake.stride()):
                 note(stride, f"{label}.stride()[{index}]")
             note(fake.storage_offset(), f"{label}.storage_offset()")
             self.opened[path] = OpenTensor(label, fake, weakref.ref(tensor))
             self.put(tensor, fake)
+
+    def _stay_within(self, size: Any, marked: Range | None) -> None:
+        """Ask whether a size is in its range: what is beyond has code of its own."""
+        low, high = marked or (None, None)
+        if low is not None:
+            bool(size >= low)
+        if high is not None:
+            bool(size <= high)
 
     def find_opened(self, tensor: torch.Tensor) -> OpenTensor | None:
         """What of a tensor of the call is open."""

@@ -48,6 +48,9 @@ FAKE = "tripwire_fake"  # of a call: its result in the shadow, where it has open
 NUMBER = "tripwire_number"  # of a number that is open: its NumberInput, or None
 
 
+Range = tuple[int | None, int | None]  # from, to; None: without an end
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What of a call is left open, by the paths that lead there."""
@@ -57,6 +60,7 @@ class Opening:
     # Of the world, which is the same on every call: what lies where, before the call.
     spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
     takes: bool = False  # numbers out of tensors
+    ranges: Mapping[tuple[str, int | None], Range] = field(default_factory=dict)  # of sizes
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
     # Of what no trace has found before, and is passed in an object: whether all of it is open;

@@ -114,6 +114,11 @@ class Symbols:
         count: int = self._origins.get(expr, "").count("(") + expr.count_ops()
         return count
 
+    def find_fixed(self) -> list[Place]:
+        """What was to be open, and is fixed."""
+        is_open = {symbol: self.env.replace(symbol).free_symbols for symbol in self._places}
+        return [place for symbol, place in self._places.items() if not is_open[symbol]]
+
     def list_open(self) -> tuple[str, ...]:
         """What is still open, each with its symbol."""
         return tuple(
