@@ -81,7 +81,7 @@ from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figure
 from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
-from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
 from tripwire.tracing.open.opening import Opening
@@ -222,7 +222,8 @@ class Pipeline:
         """Make a call, and plan an entry of it, beside those that there are after it."""
         with TRACE:
             opening = self.variation.look(self.target, args, kwargs)
-        run, originals, counters = self.observe(args, kwargs, opening)
+            exchanged = self.variation.find_exchanged()
+        run, originals, counters = self.observe(args, kwargs, opening, exchanged)
         self.tally.traces += 1
         count_frame("total")
         if run.trace is None:
@@ -230,11 +231,11 @@ class Pipeline:
             if run.refusal.slug == TOLD:
                 self.variation.note_told(run.refusal.where)
                 return Made(run, None)
-            return self._refuse(run, run.refusal, opening is not None)
+            return self._refuse(run, run.refusal, bool(opening or exchanged))
         try:
             planned = self._plan(run, originals, counters, key, entries())
         except Refused as refused:
-            return self._refuse(run, _refusal_of(refused), opening is not None)
+            return self._refuse(run, _refusal_of(refused), bool(opening or exchanged))
         return planned if isinstance(planned, Planned) else Made(run, planned)
 
     def finish(self, planned: Planned) -> Made:
@@ -274,7 +275,7 @@ class Pipeline:
             refusal = self.patience.note_volatile(volatile, key, hits)
             if refusal is not None or not all(map(_can_return, volatile)):
                 return refusal
-        standing = Standing(self.tally.note_retired)
+        standing = Standing(self._note_retired)
         plan = build_plan(trace, run.torch_state, standing)
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
@@ -326,7 +327,11 @@ class Pipeline:
     # --- observe ---
 
     def observe(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opening: Opening | None,
+        exchanged: frozenset[str],
     ) -> tuple[Run, Originals | None, Counters | None]:
         """Make the call, observed; and keep its inputs as they were where code will get them."""
         with BACKEND:
@@ -340,7 +345,9 @@ class Pipeline:
             if CURRENT.kept is not None:
                 with RECORD:
                     CURRENT.kept.before_run()
-            run = _TRACER.run(self.target, args, kwargs, complete=True, opening=opening)
+            run = _TRACER.run(
+                *(self.target, args, kwargs), complete=True, opening=opening, exchanged=exchanged
+            )
             return run, originals, counters
         finally:
             CURRENT.kept = outer

@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
@@ -85,6 +85,10 @@ class Variation:
         self._fixed: set[Spot] = set()  # those that a run had to close
         self._static: set[tuple[str, int | None]] = set()  # what a run had to close, or is marked
         self._namespaces: dict[str, dict[str, Any]] = {}
+        self._replaced: Counter[str] = Counter()  # how often something was put there
+        self._exchanged: set[str] = set()  # paths of what is exchanged from call to call
+        self._may_exchange = True
+        self._left: dict[str, tuple[Source, int]] = {}  # what runs left changed, by path: its spot
         self._gave_up = False
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._may_take = True
@@ -125,6 +129,7 @@ class Variation:
             for path in self._varying
             if (path, None) not in self._static and not self._asks_for_types
         )
+        self._look_at_left(roots)
         found = self._look_at_world(roots)
         may_plant_there = not self._asks_for_types and _is_alone()
         moving = self._moving - self._fixed if may_plant_there else set()
@@ -171,11 +176,21 @@ class Variation:
                 self._world.pop(spot, None)  # an identity may come again
                 self._moving.discard(spot)
                 self._fixed.discard(spot)
+                self._note_exchanged(held.path)
                 continue
             now = found[spot] = held.kind.get(owner, held.key)
             if are_variants(now, held.value) and now != held.value and self._may_open(now):
                 self._moving.add(spot)
         return found
+
+    def _look_at_left(self, roots: Roots) -> None:
+        """See whether others put something else in the place of what a run left changed."""
+        for path, (source, spot) in at_once(self._left.items):
+            owner = _find(source, roots)
+            space = own_dict(owner)
+            if owner is not None and spot != id(owner if space is None else space):
+                self._left.pop(path, None)
+                self._note_exchanged(source)
 
     def _may_open(self, value: object) -> bool:
         """Whether a run may get another object for it: a tuple's identity may matter."""
@@ -223,9 +238,35 @@ class Variation:
         self._takes |= any(branch.op in TAKING for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
+            base = volatile.source.base
+            if spot is not None and base is not None:
+                self._left[str(base)] = base, spot[0]
             may_open = self._may_open(volatile.before)
             if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
+
+    def note_causes(self, causes: tuple[Cause, ...]) -> None:
+        """Somebody put something else where entries read: it may be exchanged again and again.
+
+        A model that is moved or loaded gets all its buffers at once, and then perhaps never again.
+        """
+        for cause in causes:
+            path = str(cause.source)
+            self._replaced[path] += 1
+            if len(causes) <= _FEW or self._replaced[path] > 1:
+                self._exchanged.add(path)
+                if cause.new == GONE and isinstance(cause.source, Source):
+                    self._note_exchanged(cause.source)
+
+    def _note_exchanged(self, source: Source | None) -> None:
+        """Another one is there now: its own place was written, or one above it."""
+        while source is not None:
+            self._exchanged.add(str(source))
+            source = source.base
+
+    def find_exchanged(self) -> frozenset[str]:
+        """Paths of what others put in its place from call to call."""
+        return frozenset(at_once(self._exchanged.copy)) if self._may_exchange else frozenset()
 
     def note_told(self, where: SourceRange) -> None:
         """Open numbers came near a function that could tell them: none are, from now on."""
@@ -281,7 +322,10 @@ class Variation:
         return all(one.spot in opening for one in volatile)
 
     def give_up(self) -> None:
-        """Leave less open: no numbers out of tensors, then nothing at all."""
+        """Leave less open: nothing that is exchanged, no numbers out of tensors, then nothing."""
+        if self._exchanged and self._may_exchange:
+            self._may_exchange = False
+            return
         takes, self._may_take = self._takes and self._may_take, False
         self._gave_up |= not takes
 
@@ -309,6 +353,7 @@ def _iter_files(frame: FrameType | None) -> Iterator[str]:
 class _Held:
     """A number that something of the world holds."""
 
+    path: Source | None  # of what holds it
     find_owner: Callable[[Roots], object]
     kind: Kind
     key: Any
@@ -317,9 +362,10 @@ class _Held:
 
 def _hold(holder: Holder, key: Any, value: object) -> _Held:
     if isinstance(holder.kind, (ItemsKind, ElementsKind)):  # nothing refers to these weakly
-        return _Held(functools.partial(_find, holder.path), holder.kind, key, value)
+        find = functools.partial(_find, holder.path)
+        return _Held(holder.path, find, holder.kind, key, value)
     refer = refer_to(holder.owner)
-    return _Held(lambda roots: refer(), holder.kind, key, value)
+    return _Held(holder.path, lambda roots: refer(), holder.kind, key, value)
 
 
 def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:

@@ -8,7 +8,8 @@ recorded call has no known origin.
 
 What is reached through a module, a class or a function is *anchored*: the same things on every
 call, as long as nobody writes to what leads there. What is reached through other arguments
-comes anew with every call, by its path.
+comes anew with every call, by its path. So does what lies in a place of the world where others
+proved to put something else from call to call (`exchanged`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ from tripwire.reading.kinds import (
     CODE,
     MEMBERS,
     SLOTS,
+    AttributesKind,
+    CellsKind,
+    ClassDictKind,
+    ElementsKind,
+    ItemsKind,
     NamesKind,
+    SlotsKind,
     TableKind,
 )
 from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached
@@ -67,6 +74,7 @@ from tripwire.values.belongings import CONTAINERS, is_librarys, is_pythons
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
+    is_exactly,
     isinstance,
     mro,
 )
@@ -78,6 +86,7 @@ from tripwire.values.contents import (
     name_of_module,
     own_dict,
 )
+from tripwire.values.numbers import holds_numbers
 from tripwire.writes.patches import unhooked
 
 # Functions of nn.Module that go through its tables key by key.
@@ -85,6 +94,11 @@ _TABLE_WALKERS = words(
     "named_modules modules named_children children _named_members named_parameters "
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
+)
+# Kinds of what has its values under names and positions.
+_PLACES = (
+    *(AttributesKind, SlotsKind, TableKind, ClassDictKind),
+    *(ItemsKind, ElementsKind, CellsKind, NamesKind),
 )
 _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
@@ -119,6 +133,8 @@ class Reach(Meeting):
         self._taken: dict[int, _Taken] = {}  # of Python modules
         self._asked_unmet = False  # `getattr` asked what wasn't met for what Python makes
         self.paths: dict[int, list[Source]] = {}  # every path of a container
+        self.exchanged: frozenset[str] = frozenset()  # paths of what others exchange between calls
+        self.exchanged_met: list[tuple[Holder, Any, object]] = []  # and what the run found there
         self.aliases: list[object] = []  # arguments, and below them, that are state as well
         self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
         self._passed: dict[str, str] = {}  # names that are handed to calls, and where
@@ -242,6 +258,11 @@ class Reach(Meeting):
                 continue
             if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
                 self._hide_names()
+            if anchored and self.exchanged and str(path) in self.exchanged:
+                place = self._find_exchanged(item, str(path))
+                if place is not None:
+                    self.exchanged_met.append(place)
+                    anchored = False
             if id(type(item)) in PROXIES:
                 item = behind_proxy(item)
                 if item is None:
@@ -279,6 +300,24 @@ class Reach(Meeting):
                 (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
                 for v, p in self._children(item, path, below)
             )
+
+    def _find_exchanged(self, item: object, path: str) -> tuple[Holder, Any, object] | None:
+        """Where it lies, if guards can compare another one with it, by what it is and holds."""
+        if isinstance(item, torch.Tensor):
+            if id(type(item)) not in PLAIN_TENSORS or isinstance(item, nn.Parameter):
+                return None
+        elif self.is_anchored(item) or isinstance(item, (*PINNED, types.ModuleType)):
+            return None  # another path leads there, or it counts which one it is
+        elif holds_numbers(item):
+            return None  # a tuple, in whose place another may be planted
+        for holder in self.holders.all:
+            if not holder.anchored or not isinstance(holder.kind, _PLACES):
+                continue
+            for key, kept in zip(holder.keys, holder.kept, strict=True):
+                if strong(kept) is item and is_exactly(key, str, int):
+                    if str(holder.step(key)) == path:
+                        return holder, key, item
+        return None
 
     def _below_tensor(self, tensor: torch.Tensor, path: Source) -> Reached:
         """What a tensor's own attributes lead to. That they are there is the state's to note."""

@@ -85,6 +85,9 @@ _TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
 _NUMBER = re.compile(r"-?(\d.*|inf|nan)")
 
 
+GONE = "gone"  # what is there in the place of something that died
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why an entry was retired: what was written, and by whom where that is known."""

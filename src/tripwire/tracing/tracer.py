@@ -101,12 +101,14 @@ class Tracer:
         *,
         complete: bool = False,
         opening: Opening | None = None,
+        exchanged: frozenset[str] = frozenset(),
         callers: SourceRange | None = None,
     ) -> Run:
         """Run once, observed.
 
         complete: refuse what can't be repeated or whose reads can't be seen, and plan effects,
         so that the trace can stand for later calls.
+        exchanged: paths of what others put in its place from call to call.
         callers: the stack around the run, which is the end of each node's.
         """
         if CURRENT.tracing:
@@ -131,6 +133,7 @@ class Tracer:
             state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
             state.outer = state.callers = callers
             state.quiet = complete
+            state.reach.exchanged = exchanged
             function = binding.function
             if function is not None and opening and opening.is_told_by(function.__code__):
                 opening = None

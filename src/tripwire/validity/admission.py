@@ -13,12 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tripwire.imports import UNCOUNTED, count_registrations
-from tripwire.reading.effects import Carried, Counted
+from tripwire.reading.effects import Carried, Counted, WrittenHolder, place_of
+from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import ArrayKind, ElementsKind, ItemsKind, MembersKind
 from tripwire.reading.sources import Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
@@ -60,6 +61,7 @@ class Admission:
         pulled: Sequence[PulledWire],
         held: Held,
         alike: Mapping[int, tuple[Alike, ...]],
+        exchanged: Sequence[tuple[Holder, Any, object]],
     ) -> None:
         self.trace = trace
         self.reads = trace.reads
@@ -70,6 +72,7 @@ class Admission:
         self._pulled = pulled
         self._held = held
         self._alike = alike
+        self._exchanged = exchanged
         self._carried_variables: dict[str, str] = {}
 
     def write(self, sentry: Sentry, standing: Standing) -> Guards:
@@ -163,6 +166,9 @@ class Admission:
         for counted in completion.effects.counted:
             self._write_counted(writer, counted)
         self._write_planted(writer)
+        for holder, key, value in self._exchanged:
+            fetch = writer.constant(functools.partial(_fetch_from, place_of(holder), key))
+            writer.add(str(holder.step(key)), f"{fetch}()", value)
         for item in self.reach.aliases:  # an argument that is state as well
             kept = writer.constant(Kept(item))
             if id(item) in writer.variables:
@@ -432,9 +438,12 @@ def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int |
 
 
 def _fetch(item: Carried | Counted | Planted) -> object:
-    owner = item.place.owner
-    assert owner is not None
-    return item.place.kind.get(owner(), item.key)
+    return _fetch_from(item.place, item.key)
+
+
+def _fetch_from(place: WrittenHolder, key: Any) -> object:
+    assert place.owner is not None
+    return place.kind.get(place.owner(), key)
 
 
 def _has_facts(value: object, facts: tuple[TensorMeta, Traits]) -> bool:

@@ -106,7 +106,8 @@ def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing
             planner.check_alone()
             pulled = tuple(planner.pulled)
             admission = Admission(
-                trace, completion, planner.forms, torch_state, pulled, held, planner.alike
+                *(trace, completion, planner.forms, torch_state, pulled, held, planner.alike),
+                planner.exchanged,
             )
             plan = Plan(
                 guards=admission.write(sentry, standing),
@@ -152,12 +153,30 @@ class _Planner:
         for one, key in self.reach.holders.planted:
             if one.anchored and key not in self.before.get(id(one), ()):
                 self.written.setdefault(id(one), set()).add(key)
+        self.exchanged = self._find_exchanged()
+        for one, key, _ in self.exchanged:
+            self.written.setdefault(id(one), set()).add(key)
         self.facts = [(wanted.meta, wanted.traits) for wanted in trace.inputs]
         # By tensor: what the run found, whatever it made of it.
         self.forms = dict(zip(map(id, completion.tensors), self.facts, strict=True))
         self.pulled: list[PulledWire] = []
         # Containers in whose place equal ones may come, by place.
         self.alike: dict[int, tuple[Alike, ...]] = {}
+
+    def _find_exchanged(self) -> list[tuple[Holder, Any, object]]:
+        """Places of the world that others write between calls, and what the run found there."""
+        found: list[tuple[Holder, Any, object]] = []
+        carried = {str(c.source) for c in self.completion.effects.carried}
+        for holder, key, value in self.reach.exchanged_met:
+            path = str(holder.step(key))
+            if path in carried:
+                continue
+            if (id(holder), key) in self.completion.effects.written:
+                raise Refused(
+                    "volatile-source", f"the run replaces {path}, and so does other code."
+                )
+            found.append((holder, key, value))
+        return found
 
     def find_inputs(self) -> tuple[Held, tuple[int, ...]]:
         """Which inputs of the graph are state, and which come with each call."""

@@ -29,7 +29,7 @@ from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.sources import Attr, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
-from tripwire.rulebook.refusals import Cause, Writer
+from tripwire.rulebook.refusals import GONE, Cause, Writer
 from tripwire.validity.kept import (
     ITSELF,
     VALUE_SLOT,
@@ -227,7 +227,7 @@ class ObjectWire:
 
     def gone(self) -> Cause:
         """What to say when the object died."""
-        return Cause(self._path, _class(self._cls), "gone", None)
+        return Cause(self._path, _class(self._cls), GONE, None)
 
     def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people."""
