@@ -45,7 +45,7 @@ from tripwire.reading.reader import swap
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
-from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.classes import ids_of, is_exactly, isinstance
 from tripwire.values.contents import elements_of, name_of_module
 from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
@@ -154,6 +154,12 @@ class _Planted(NamedTuple):
     key: Any
     number: object
     plain: object
+
+
+_PLACES = (
+    *(AttributesKind, SlotsKind, TableKind, ClassDictKind),
+    *(ItemsKind, ElementsKind, CellsKind, NamesKind),
+)
 
 
 class Holders:
@@ -277,6 +283,16 @@ class Holders:
             if known == key and type(kept) is weakref.ref:
                 facts = self._facts.get(id(kept))
                 return None if facts is None else TensorFacts(*facts, kept)
+        return None
+
+    def find_place(self, value: object, path: str) -> tuple[Holder, Any] | None:
+        """What holds a value under the name or position that a path says, on every call."""
+        for holder in self.all:
+            if holder.anchored and isinstance(holder.kind, _PLACES):
+                for key, kept in zip(holder.keys, holder.kept, strict=True):
+                    if strong(kept) is value and is_exactly(key, str, int):
+                        if str(holder.step(key)) == path:
+                            return holder, key
         return None
 
     def find_library_writes(self, names: frozenset[str]) -> Iterator[tuple[Holder, str]]:

@@ -38,13 +38,7 @@ from tripwire.reading.kinds import (
     CODE,
     MEMBERS,
     SLOTS,
-    AttributesKind,
-    CellsKind,
-    ClassDictKind,
-    ElementsKind,
-    ItemsKind,
     NamesKind,
-    SlotsKind,
     TableKind,
 )
 from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached
@@ -74,7 +68,6 @@ from tripwire.values.belongings import CONTAINERS, is_librarys, is_pythons
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
-    is_exactly,
     isinstance,
     mro,
 )
@@ -94,11 +87,6 @@ _TABLE_WALKERS = words(
     "named_modules modules named_children children _named_members named_parameters "
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
-)
-# Kinds of what has its values under names and positions.
-_PLACES = (
-    *(AttributesKind, SlotsKind, TableKind, ClassDictKind),
-    *(ItemsKind, ElementsKind, CellsKind, NamesKind),
 )
 _GETS_ATTRIBUTES = object.__getattribute__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
@@ -310,14 +298,8 @@ class Reach(Meeting):
             return None  # another path leads there, or it counts which one it is
         elif holds_numbers(item):
             return None  # a tuple, in whose place another may be planted
-        for holder in self.holders.all:
-            if not holder.anchored or not isinstance(holder.kind, _PLACES):
-                continue
-            for key, kept in zip(holder.keys, holder.kept, strict=True):
-                if strong(kept) is item and is_exactly(key, str, int):
-                    if str(holder.step(key)) == path:
-                        return holder, key, item
-        return None
+        place = self.holders.find_place(item, path)
+        return None if place is None else (*place, item)
 
     def _below_tensor(self, tensor: torch.Tensor, path: Source) -> Reached:
         """What a tensor's own attributes lead to. That they are there is the state's to note."""
