@@ -79,13 +79,14 @@ from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figures
 from tripwire.reading.effects import Volatile
+from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
 from tripwire.tracing.open.opening import Opening
-from tripwire.tracing.session import TOLD
+from tripwire.tracing.session import NO_TENSORS, TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
@@ -267,6 +268,9 @@ class Pipeline:
         self.variation.note(trace)
         if self.variation.has_changed(trace):
             return None  # the run asked which one it got; the next gets those that are there
+        is_written = any(wanted.written for wanted in trace.inputs)
+        if not (run.outputs or trace.completion.effects.steps or is_written):
+            return None if self.variation.will_take() else self._refuse_numbers(run.result)
         volatile = trace.completion.effects.volatile
         if volatile and self.variation.will_open(volatile):
             return None  # the next call's entry is for every value
@@ -281,6 +285,9 @@ class Pipeline:
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
         return Planned(run, originals, counters, plan, standing, waits, sample_contexts())
+
+    def _refuse_numbers(self, result: object) -> Refusal:
+        return Refusal("no-tensors", NO_TENSORS.format(self.teller.name, fingerprint(result)))
 
     def _build(self, planned: Planned) -> Entry | None:
         trace, standing = planned.trace, planned.standing

@@ -321,6 +321,11 @@ class Variation:
         opening = self._moving - self._fixed
         return all(one.spot in opening for one in volatile)
 
+    def will_take(self) -> bool:
+        """Whether numbers out of tensors will be open next."""
+        may_open = self._dynamic is not False and not (self._gave_up or self._asks_for_types)
+        return may_open and self._takes and self._may_take and not self._compares_numbers
+
     def give_up(self) -> None:
         """Leave less open: nothing that is exchanged, no numbers out of tensors, then nothing."""
         if self._exchanged and self._may_exchange:

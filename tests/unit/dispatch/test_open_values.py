@@ -68,6 +68,20 @@ def power(x):
     return x * (1 - 0.9**exponent) ** 0.5
 
 
+def average(x):
+    return x.mean().item()
+
+
+def measure(x):
+    hits, size = (x > 0).sum().item(), x.shape[0]
+    precision = hits / (hits + 2)
+    return precision, float(x.std()), 2 * precision / (precision + 1), size
+
+
+def perplexity(x):
+    return math.exp(x.abs().mean().item())
+
+
 class Best(nn.Module):
     def __init__(self):
         super().__init__()
@@ -100,6 +114,9 @@ MAKERS = {
     "a clip": lambda: clip,
     "an int": lambda: count,
     "a power": lambda: power,
+    "a number alone": lambda: average,
+    "metrics": lambda: measure,
+    "a number of a number": lambda: perplexity,
     "the best so far": Best,
     "a running mean": Mean,
 }
@@ -144,6 +161,14 @@ def test_inductor_compiles_numbers_out_of_tensors(name) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_size_out_of_a_tensor_is_closed(backend) -> None:
     play(lambda: size, backend)
+
+
+def test_a_call_that_gives_no_tensor_is_refused_where_nothing_is_open() -> None:
+    fast = tripwire.compile(average, backend="eager", fullgraph=True, dynamic=False)
+    with pytest.raises(tripwire.CannotTrace, match="returned no tensor"):
+        fast(torch.ones(3))
+    with pytest.raises(tripwire.CannotTrace, match="returned no tensor"):
+        tripwire.compile(lambda x: x.shape[0], backend="eager", fullgraph=True)(torch.ones(3))
 
 
 def test_a_history_gets_this_calls_number() -> None:
