@@ -25,6 +25,7 @@ from collections import defaultdict, deque, namedtuple
 from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -124,7 +125,7 @@ _IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, stru
 BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
 # What a call must find unchanged itself, not an equal one.
-PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, _MEMO_TYPE)
+PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, Enum, _MEMO_TYPE)
 _TABLES = {
     (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES

@@ -64,7 +64,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
-from tripwire.values.belongings import CONTAINERS, is_librarys, is_pythons
+from tripwire.values.belongings import CONTAINERS, hides_state, is_librarys, is_pythons
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
@@ -78,6 +78,7 @@ from tripwire.values.contents import (
     elements_of,
     name_of_module,
     own_dict,
+    slots_of,
 )
 from tripwire.values.numbers import holds_numbers
 from tripwire.writes.patches import unhooked
@@ -296,8 +297,8 @@ class Reach(Meeting):
                 return None
         elif self.is_anchored(item) or isinstance(item, (*PINNED, types.ModuleType)):
             return None  # another path leads there, or it counts which one it is
-        elif holds_numbers(item):
-            return None  # a tuple, in whose place another may be planted
+        elif holds_numbers(item) or not (isinstance(item, CONTAINERS) or _shows_all(item)):
+            return None  # a tuple in whose place another may be planted, or it hides what it holds
         place = self.holders.find_place(item, path)
         return None if place is None else (*place, item)
 
@@ -582,6 +583,12 @@ def _is_plain_class(item: object) -> bool:
         and type(item).__eq__ is type.__eq__
         and type(item).__hash__ is type.__hash__
     )
+
+
+def _shows_all(item: object) -> bool:
+    """Whether an object's attributes are all that there is to it."""
+    cls = type(item)
+    return not hides_state(cls) and (own_dict(item) is not None or bool(slots_of(cls)))
 
 
 def _ignore(*_: object) -> None:

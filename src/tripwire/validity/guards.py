@@ -14,7 +14,6 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from enum import Enum
 from keyword import iskeyword
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -336,7 +335,7 @@ class GuardWriter:
     def _add_object(self, path: str, name: str, value: Any) -> None:
         self.variables[id(value)] = name
         cls = type(value)
-        if isinstance(value, (*PINNED, Enum)) or self._is_opaque(value):
+        if isinstance(value, PINNED) or self._is_opaque(value):
             self._pin(path, name, value)
             return
         self.check(

@@ -1179,6 +1179,21 @@ def go(f, see):
         see(f(T(1), h))
         cfg()[0] = i
 """,
+    "enum member that is passed, and written": """
+import enum
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+def call(x, mode):
+    return x * 2 if mode is Mode.FAST else x * mode.value
+
+def go(f, see):
+    for i in range(8):
+        see(f(T(1), (Mode.FAST, Mode.SLOW)[i % 2]))
+        Mode.SLOW._value_ = 2 + i // 4
+""",
     "one nan in a list, and another": """
 nan = float("nan")
 
