@@ -46,8 +46,8 @@ quick: $(BUILT)  ## ruff, then most of the unit tests; leaves out mypy, AOTAutog
 quick-%: $(BUILT)
 	$(BIN)/python -m pytest -k "not aot_eager and not inductor" $(addprefix --ignore=,$(LONGEST)) $($*)
 
-test: lint  ## lint, then every test but the slow ones
-	$(MAKE) $(BESIDE) $(addprefix test-,$(ALONE)) test-others
+test: $(BUILT)  ## lint, and every test but the slow ones
+	$(MAKE) $(BESIDE) test-others $(addprefix test-,$(ALONE)) lint
 
 test-others: $(BUILT)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(call folders,$(ALONE)))
