@@ -11,12 +11,14 @@ ALONE := dispatch recording laws backends property training models channels inte
 # What `make quick` runs in two processes; and files that it leaves out.
 core := $(addprefix tests/unit/,dispatch channels validity values)
 around := $(filter-out $(core) %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) tests/unit/test_ground.py
-LONGEST := $(addprefix tests/unit/,backends/test_backends.py backends/test_floats.py \
-	channels/test_share.py dispatch/test_figures_of_compiles.py dispatch/test_no_waste.py \
-	dispatch/test_objects_that_lie.py dispatch/test_open_identity.py \
-	dispatch/test_training_steps.py recording/capture/test_data.py \
+LONGEST := $(addprefix tests/unit/,auditing/test_judge.py backends/test_backends.py \
+	backends/test_floats.py channels/test_share.py dispatch/test_figures_of_compiles.py \
+	dispatch/test_no_waste.py dispatch/test_objects_that_lie.py dispatch/test_open_identity.py \
+	dispatch/test_open_memos.py dispatch/test_training_steps.py recording/capture/test_blocks.py \
+	recording/capture/test_call_dependencies.py recording/capture/test_data.py \
 	recording/capture/test_entry_values.py recording/capture/test_failures.py \
-	recording/capture/test_secrets.py recording/format/test_hostile.py)
+	recording/capture/test_secrets.py recording/format/test_hostile.py \
+	recording/format/test_table.py)
 folders = $(wildcard $(foreach name,$(1),tests/$(name) tests/unit/$(name)))
 
 .PHONY: help demo quick test lint bench versions coverage soak mutate screenshots clean
