@@ -70,6 +70,13 @@ def find_plain(compiled: Any) -> Callable[..., Any] | None:
     return None
 
 
+def prepare() -> None:
+    """Have Dynamo patch nn.Module now, and not in its first compile of the process."""
+    from torch._dynamo.mutation_guard import install_generation_tagging_init
+
+    install_generation_tagging_init()
+
+
 class DynamoCompiles:
     """What Dynamo compiles inside the `with`, in this process."""
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tripwire.backends.dynamo import DynamoCompile, DynamoCompiles, find_plain
+from tripwire.backends.dynamo import DynamoCompile, DynamoCompiles, find_plain, prepare
 from tripwire.backends.registry import out_of_dynamo
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Options
@@ -283,7 +283,9 @@ class Sighting:
         return bool(self.difference)
 
     def __str__(self) -> str:
-        changed = "; ".join(map(str, self.causes)) or "nothing that the plain call reads changed"
+        changed = (
+            "; ".join(map(str, self.causes)) or "nothing that the call reads was seen to change"
+        )
         if self.compiles:
             reasons = " | ".join(one.reason for one in self.compiles if one.reason)
             return f"torch.compile compiled again: {changed}. Dynamo says: {reasons or 'nothing'}"
@@ -333,6 +335,7 @@ class WatchedCompile:
         return self._run(args, kwargs, causes) if causes else self._observe(args, kwargs)
 
     def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        prepare()  # what the call reads of nn.Module is as it will be
         run = Tracer().run(self._plain, args, kwargs, complete=True)
         self.refusal = run.refusal
         if run.trace is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import run_python
 from torch import nn
 
 import tripwire
@@ -49,6 +50,22 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     for _ in range(3):
         assert torch.equal(watched(X), net(X))
     assert len(watched.sightings) == 1
+
+
+def test_the_first_compile_of_a_process_loses_no_watch() -> None:
+    program = """
+import torch, tripwire
+from torch import nn
+net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))
+watched = tripwire.watch_torch_compile(torch.compile(net, backend="eager"))
+for _ in range(2):  # observed, then compiled: Dynamo patches nn.Module
+    watched(torch.ones(2, 3))
+net.eval()
+watched(torch.ones(2, 3))
+for sighting in watched.sightings:
+    print([str(cause.source) for cause in sighting.causes], len(sighting.compiles))
+"""
+    assert run_python(program) == """["L['self'][1].training"] 1"""
 
 
 def test_a_write_that_torch_compile_does_not_see_is_stale() -> None:
