@@ -70,6 +70,7 @@ except ImportError:  # torch can't write compiled code as a whole yet
 Runtime = Callable[..., Any]
 _EARLY = "force_non_lazy_backward_lowering"  # AOTAutograd's option: the backward isn't put off
 _HAS_EARLY = hasattr(torch._functorch.config, _EARLY)
+_CACHEABLE = "unsafe_marked_cacheable_functions"  # Inductor's option, by name: a key
 _log = logging.getLogger("tripwire.backends")
 
 
@@ -175,7 +176,11 @@ def _compile(
         compiler = functools.partial(compiler, on_failed_backward=None)
     handed = handing_over(module, example_inputs, shape_env=ShapeEnv())
     began = time.perf_counter_ns()
-    with torch._functorch.config.patch(whole), handed as (copied, examples):
+    with (
+        torch._functorch.config.patch(whole),
+        torch._inductor.config.patch(_find_cacheable()),
+        handed as (copied, examples),
+    ):
         is_folded = folds and fold_blocks(copied, example_inputs)
         try:
             compiled = cast(
@@ -201,6 +206,16 @@ def _compile(
             with CACHE_PUT:
                 _keep(store, key, compiled, (time.perf_counter_ns() - began) // 1000)
     return compiled
+
+
+def _find_cacheable() -> dict[str, Any]:
+    """Let AOTAutograd keep graphs that enter autocast: with which options is in the graph's text.
+
+    It keeps none by itself: these functions are private ones of torch's.
+    """
+    known = getattr(torch._inductor.config, _CACHEABLE, None)
+    names = [f"torch.amp.autocast_mode.{name}" for name in ("_enter_autocast", "_exit_autocast")]
+    return {} if known is None else {_CACHEABLE: known | dict.fromkeys(names, "tripwire")}
 
 
 def _compile_inner(

@@ -16,6 +16,7 @@ from support import forking, run_with_torch
 from torch import nn
 
 import tripwire
+import tripwire.backends.inductor
 from tripwire.backends.handover import in_rounds
 from tripwire.backends.registry import inductor
 from tripwire.dispatch.compiled import find_dispatcher
@@ -285,6 +286,38 @@ def test_a_damaged_artifact_is_written_anew_and_serves_the_next_start(built) -> 
     path.write_bytes(path.read_bytes()[:-10])
     assert "autograd_cache_hit" in start(own, shared)
     assert start(own, shared) == "[]"  # torch was asked nothing
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_code_with_autocast_inside_is_in_the_store(trains, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path))
+    weight, x = nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8)
+
+    def call(x, dtype):
+        with torch.autocast("cpu", dtype=dtype):
+            y = x @ weight
+            with torch.autocast("cpu", enabled=False):
+                y = y.float() @ weight
+        return y.relu()
+
+    def check(dtype) -> None:
+        fast = tripwire.compile(call, backend="inductor", fullgraph=True)
+        for _ in range(3):
+            with torch.set_grad_enabled(trains):
+                got, expected = fast(x, dtype), call(x, dtype)
+            torch.testing.assert_close(got, expected)
+            if trains:
+                gradients = [torch.autograd.grad(y.sum(), weight) for y in (got, expected)]
+                torch.testing.assert_close(*gradients, rtol=0.02, atol=0.05)
+
+    check(torch.bfloat16)
+    check(torch.float16)
+    assert len(list(tmp_path.rglob("*.bin"))) == 2
+    monkeypatch.setattr(
+        tripwire.backends.inductor, "import_compiler", lambda: pytest.fail("it is compiled")
+    )
+    check(torch.bfloat16)
+    check(torch.float16)
 
 
 EVIL = """
