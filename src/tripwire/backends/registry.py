@@ -5,6 +5,7 @@ Nothing of Inductor or Dynamo is imported before one of torch's own is used.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ logger = logging.getLogger("tripwire.trace")
 Runtime = Callable[..., Any]
 Backend = Callable[..., Runtime]
 Function = TypeVar("Function", bound=Callable[..., Any])
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # they use CUDA graphs
 INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -142,6 +144,20 @@ def find_known(name: str) -> Backend | None:
 def takes_graphs_as_they_are(backend: Backend) -> bool:
     """Whether a back end is a user's own, which nobody hands over to but the pipeline."""
     return backend is not eager and backend is not inductor and type(backend) is not _HandedOver
+
+
+def takes_other_state(backend: Backend, options: Mapping[str, Any]) -> bool:
+    """Whether code that was compiled takes other tensors of the same form for state.
+
+    Weights that Inductor froze are constants of the code. CUDA graphs use weights where they were.
+    """
+    if backend is not inductor:
+        return True
+    config = importlib.import_module("torch._inductor.config")
+    chosen: Mapping[str, Any] = options.get("options") or {}
+    freezes = chosen.get("freezing", config.freezing)
+    has_graphs = chosen.get("triton.cudagraphs", config.triton.cudagraphs)
+    return not (freezes or has_graphs or options.get("mode") in _GRAPH_MODES)
 
 
 def prepare(backend: Backend) -> None:

@@ -61,6 +61,7 @@ from tripwire.backends.registry import (
     name_of,
     prepare,
     takes_graphs_as_they_are,
+    takes_other_state,
 )
 from tripwire.dispatch.ahead import Counters, can_run_ahead, run_ahead
 from tripwire.dispatch.entry import Entry, Later
@@ -279,8 +280,9 @@ class Pipeline:
             refusal = self.patience.note_volatile(volatile, key, hits)
             if refusal is not None or not all(map(_can_return, volatile)):
                 return refusal
-        standing = Standing(self._note_retired)
-        plan = build_plan(trace, run.torch_state, standing)
+        standing = Standing(self._note_retired, self.tally.note_rebound)
+        rebinds = takes_other_state(self.options.backend, dict(self.options.backend_options))
+        plan = build_plan(trace, run.torch_state, standing, rebinds=rebinds)
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED

@@ -27,6 +27,7 @@ class Statistics:
     entries: int
     causes: tuple[Cause, ...]  # of the latest retirements
     saved_us: int | None = None  # estimated, see `Saving`; None before enough hits were timed
+    rebound: int = 0  # how often an entry took over tensors of the same form for replaced ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Tally:
         self.calls = self.traces = self.refusals = 0  # calls: without hits
         self.made = 0  # entries
         self._retired = 0
+        self._rebound = 0
         self.causes: list[Cause] = []  # of the latest retirements
         self._hits = 0  # of entries that were dropped
         self._unused = 0  # entries that were dropped without a hit
@@ -93,6 +95,10 @@ class Tally:
         self._retired += 1
         self.causes = [*self.causes, *causes][-_CAUSES_KEPT:]
         tell_retired(causes, compile_id)
+
+    def note_rebound(self) -> None:
+        """An entry took over tensors that replaced its state."""
+        self._rebound += 1
 
     def note_dropped(self, entry: Entry) -> None:
         """Keep the hits of an entry that goes."""
@@ -128,4 +134,5 @@ class Tally:
             sum(entry.standing.is_in_use for entry in entries),
             tuple(self.causes),
             None if balance is None else (balance.saved_ns - balance.lost_ns) // 1000,
+            self._rebound,
         )

@@ -65,6 +65,18 @@ _HIDDEN_STEPS = words(
 )
 
 
+# What tells one tensor from another of the same form, as names of attributes or functions.
+_OF_ONE_TENSOR = words(
+    "_version grad _grad grad_fn _base output_nr retains_grad _cdata is_shared is_pinned "
+    "_post_accumulate_grad_hooks _is_view storage_offset"
+)
+_TELLING_FUNCTIONS = words(
+    "id hash __hash__ set frozenset _backward_hooks ref getweakrefs getrefcount WeakKeyDictionary "
+    "WeakSet WeakValueDictionary"
+)
+_SET_MAKERS = frozenset({dis.opmap["BUILD_SET"], dis.opmap["SET_ADD"]})
+
+
 def _join(codes: list[CodeType]) -> Uses:
     """What code uses together. A callable that is traced again runs the same, mostly."""
     key = tuple(map(id, codes))
@@ -161,6 +173,22 @@ class ReadSet:
         pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
         found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == variable.name]
         return bool(found) and all(isinstance(v, (FunctionType, type, ModuleType)) for v in found)
+
+    @cached_property
+    def tells_tensors_apart(self) -> bool:
+        """Whether a tensor could be told from another of the same form, but for its values.
+
+        By who it is, by where it is (sets walk through tensors by address), by its gradient, its
+        hooks and its count of changes.
+        """
+        if self.compares_identity or self.is_dynamic or not _OF_ONE_TENSOR.isdisjoint(self.names):
+            return True
+        users = [code for code in self._codes if not is_library_file(code.co_filename)]
+        return any(
+            not _TELLING_FUNCTIONS.isdisjoint((*uses.globals, *uses.attributes))
+            or not _SET_MAKERS.isdisjoint(code.co_code[::2])
+            for code, uses in zip(users, map(find_uses, users), strict=True)
+        )
 
     @cached_property
     def compares_numbers(self) -> bool:

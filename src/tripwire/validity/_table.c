@@ -629,8 +629,32 @@ static void table_dealloc(Table *self) {
     Py_DECREF(type);
 }
 
+static PyObject *swap_others(Table *self, PyObject *ids) {
+    if (!PyTuple_Check(ids)) {
+        PyErr_SetString(PyExc_TypeError, "a tuple of addresses is needed");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < self->n_rows; i++) {
+        Row *row = &self->rows[i];
+        if (row->op == op_others) {
+            size_t n_ids;
+            const void **now = read_ids(ids, &n_ids), **before = row->ids;
+            if (now == NULL || PyErr_Occurred()) {
+                PyMem_Free((void *)now);
+                return NULL;
+            }
+            row->ids = now;
+            row->n_ids = n_ids;
+            PyMem_Free((void *)before);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef table_methods[] = {
     {"ask", (PyCFunction)ask, METH_O, "Ask this sentry from now on."},
+    {"swap_others", (PyCFunction)swap_others, METH_O,
+     "Compare with the objects at these addresses from now on."},
     {NULL, NULL, 0, NULL},
 };
 

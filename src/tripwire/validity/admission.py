@@ -35,7 +35,7 @@ from tripwire.tracing.open.opening import Planted
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept
-from tripwire.validity.table import Guards, TableRow
+from tripwire.validity.table import STATE_IDS, Guards, TableRow
 from tripwire.validity.wires import NOBODY, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import Sentry
@@ -74,6 +74,9 @@ class Admission:
         self._alike = alike
         self._exchanged = exchanged
         self._carried_variables: dict[str, str] = {}
+        # Of memory that state has, where the run changes arguments in place.
+        self.storages: dict[int, int] = {}
+        self.shares_memory = False  # what the run changes in place may be memory of state
 
     def write(self, sentry: Sentry, standing: Standing) -> Guards:
         """The function that admits a call. Cheap questions first, arguments last."""
@@ -335,8 +338,8 @@ class Admission:
             condition = f"len({{{ids}}}) == {len(fresh)}"
             writer.check("arguments", condition, "different objects", "'one twice'", row)
         if fresh and anchored:
-            names = writer.constant(frozenset(anchored))
-            ids = " and ".join(f"id({name}) not in {names}" for name in fresh)
+            writer.space[STATE_IDS] = frozenset(anchored)
+            ids = " and ".join(f"id({name}) not in {STATE_IDS}" for name in fresh)
             row = TableRow("others", all_of=(*fresh,), ids=(*anchored,))
             found = "'one that is state as well'"
             writer.check("arguments", ids, "objects of their own", found, row)
@@ -395,8 +398,12 @@ class Admission:
             condition = f"{pattern}({listed}) == {seen!r}"
             writer.check("arguments", condition, "memory shared as traced", "'not'")
         if passed and state:
-            find = functools.partial(_find_storages, {s: i for i, s in enumerate(state)})
-            condition = f"{writer.constant(find)}({listed}) == {find(*passed)!r}"
+            self.storages.update((storage, index) for index, storage in enumerate(state))
+            find = functools.partial(_find_storages, self.storages)
+            found = find(*passed)
+            is_held = len(state) == len(self._held.tensors)  # else some is found on each call
+            self.shares_memory = not is_held or any(index is not None for index in found)
+            condition = f"{writer.constant(find)}({listed}) == {found!r}"
             writer.check("arguments", condition, "memory shared with state as traced", "'not'")
         storages = Counter(map(storage_of, by_id.values()))
         for tensor in passed:  # those that share memory: where each begins says what overlaps

@@ -33,20 +33,21 @@ from tripwire.writes.twin import Hidden
 class Held:
     """The tensors of one entry: held strongly while it is in use, weakly while it is retired."""
 
-    __slots__ = ("_are_plain", "_indices", "_weak", "tensors")
+    __slots__ = ("_indices", "_weak", "are_plain", "tensors")
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self.tensors = tensors
         self._weak: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._indices = {id(tensor): index for index, tensor in enumerate(tensors)}
-        self._are_plain = all(id(type(tensor)) in PLAIN_TENSORS for tensor in tensors)
+        self.are_plain = all(id(type(tensor)) in PLAIN_TENSORS for tensor in tensors)
 
     def refer_to(self, value: object) -> Callable[[], object] | None:
         """A reference to one of the tensors; None for anything else."""
         index = self._indices.get(id(value))
-        return None if index is None else functools.partial(self._get, index)
+        return None if index is None else functools.partial(self.find, index)
 
-    def _get(self, index: int) -> torch.Tensor | None:
+    def find(self, index: int) -> torch.Tensor | None:
+        """The tensor at a position; None where it is gone."""
         if self.tensors:
             return self.tensors[index]
         return self._weak[index]() if self._weak else None
@@ -54,7 +55,7 @@ class Held:
     def wants_grad(self, indices: tuple[int, ...]) -> bool:
         """Whether one of these wants a gradient by now: arithmetic in place can bring that."""
         tensors = self.tensors
-        if not self._are_plain:
+        if not self.are_plain:
             with torch._C.DisableTorchFunctionSubclass():
                 return any(tensors[i].requires_grad for i in indices) if tensors else False
         return any(tensors[i].requires_grad for i in indices) if tensors else False
@@ -75,6 +76,15 @@ class Held:
             return False
         self.tensors, self._weak = found, ()
         return True
+
+    def replace(self, others: Mapping[int, torch.Tensor]) -> None:
+        """Have others in the places of some, by position: whoever refers to these gets them."""
+        if self.tensors:
+            now = enumerate(self.tensors)
+            self.tensors = tuple(others.get(index, tensor) for index, tensor in now)
+        else:
+            weak = enumerate(self._weak)
+            self._weak = tuple(Hidden(others[i]) if i in others else ref for i, ref in weak)
 
     def has_lost(self) -> bool:
         """Whether one of them died while the entry was retired."""

@@ -28,6 +28,7 @@ from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
 from tripwire.validity.probes import Probe, build_probe
+from tripwire.validity.rebinding import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
 from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
@@ -60,6 +61,8 @@ class Plan:
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
     contexts: Contexts | None  # as they are for every call that is admitted, where it enters some
+    storages: dict[int, int]  # memory of state, which guards compare with that of arguments
+    rebinding: Rebinding | None  # what may take the places of state; None: nothing
 
     def wires(self) -> list[tuple[Source, str]]:
         """Everything of the world that is compared: sources, and what was seen."""
@@ -88,8 +91,13 @@ def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
 
 
-def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing) -> Plan:
-    """What must hold for a complete trace, under watch from now on. Its entry stands by it."""
+def build_plan(
+    trace: Trace, torch_state: tuple[object, ...], standing: Standing, *, rebinds: bool = False
+) -> Plan:
+    """What must hold for a complete trace, under watch from now on. Its entry stands by it.
+
+    rebinds: the compiled code takes other tensors of the same form for state.
+    """
     completion = trace.completion
     assert completion is not None
     collects = gc.isenabled()
@@ -109,8 +117,9 @@ def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing
                 *(trace, completion, planner.forms, torch_state, pulled, held, planner.alike),
                 planner.exchanged,
             )
+            guards = admission.write(sentry, standing)
             plan = Plan(
-                guards=admission.write(sentry, standing),
+                guards=guards,
                 dicts=tuple(dicts),
                 objects=tuple(objects),
                 sentry=sentry,
@@ -120,6 +129,8 @@ def build_plan(trace: Trace, torch_state: tuple[object, ...], standing: Standing
                 suspects=tuple(i for i, wire in enumerate(dicts) if wire.was_changed),
                 fetched=fetched,
                 contexts=sample_contexts() if trace.has_contexts else None,
+                storages=admission.storages,
+                rebinding=planner.find_rebinding(held, admission) if rebinds else None,
             )
             standing.begin(plan)
             del planner, admission, watched  # in here: they take time to die
@@ -206,6 +217,14 @@ class _Planner:
                 state.append(tensor)
         count = len(self.trace.numbers)
         return Held(tuple(state)), (*range(count), *(count + index for index in fetched))
+
+    def find_rebinding(self, held: Held, admission: Admission) -> Rebinding | None:
+        """What may take the places of state."""
+        if admission.shares_memory or not may_rebind(self.trace, self.completion, held):
+            return None
+        pairs = zip(self.completion.tensors, self.completion.sources, strict=True)
+        sources = {id(tensor): found for tensor, found in pairs}
+        return Rebinding([sources[id(tensor)] for tensor in held.tensors])
 
     # --- wires ---
 

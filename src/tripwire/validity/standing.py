@@ -72,7 +72,7 @@ def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 class Standing:
     """Of one entry. Made before its plan, whose guard function asks it."""
 
-    def __init__(self, on_retired: Retired) -> None:
+    def __init__(self, on_retired: Retired, on_rebound: Callable[[], None] | None = None) -> None:
         me = weakref.ref(self)  # the guard function is the plan's, and that is mine: no cycle
 
         def settle() -> bool:
@@ -91,6 +91,7 @@ class Standing:
         self.held = Held(())
         self.admits: Admits = _admit_nothing
         self._on_retired = on_retired
+        self._on_rebound = on_rebound
         self._compile_id = current_compile()
         self._told = ""
         self._lock = threading.RLock()  # a death may come while settling
@@ -140,7 +141,7 @@ class Standing:
             if causes:
                 self._causes[True, index] = causes
         if self._causes:  # until the value comes back that the run found
-            self.held.release()
+            self._release(self.plan)
         self._settle()
 
     def look_at_pulled(self) -> None:
@@ -160,14 +161,18 @@ class Standing:
 
     def _settle_alone(self) -> bool:
         plan = self.plan
+        if plan is not None and plan.rebinding is not None and plan.rebinding.is_torn:
+            self.close()
+        plan = self.plan
         if plan is None:
             return False
         retired = bool(self._causes)
+        self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
+        self._pending.extend(plan.sentry.take())
+        plan = self._rebind(plan)
         if retired and self.held.has_lost():  # what it was traced with can't come back
             self.close()
             return False
-        self._pending.append(_ANYTHING)  # other threads wait, and an interrupt loses nothing
-        self._pending.extend(plan.sentry.take())
         if plan.sentry.is_spent:  # it names everything each time: for the last time now
             plan = self.plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
@@ -177,12 +182,37 @@ class Standing:
                 self._compare(plan, touch, owners)
         self._pending.clear()
         if self._causes and not retired:
-            self.held.release()
+            self._release(plan)
             self._on_retired(self.causes, self._compile_id)
         elif retired and not self._causes:
             if not self.held.restore():
                 self.close()
         return not self._causes and not self.is_gone
+
+    def _release(self, plan: Plan) -> None:
+        """Let state die while this is retired: where it lay is known, and others may come there."""
+        if plan.rebinding is not None:
+            plan.rebinding.prepare(plan)
+        self.held.release()
+
+    def _rebind(self, plan: Plan) -> Plan:
+        """The plan, with tensors that took the places of others."""
+        rebinding = plan.rebinding
+        if rebinding is None:
+            return plan
+        alive = []  # a sentry that something died of would name everything
+        while True:
+            touches = [touch for touch in self._pending if touch is not _ANYTHING]
+            alive.append(self.held.tensors)
+            with RETIRE if touches else nullcontext():
+                rebound = rebinding.rebind(plan, None if self.held.has_lost() else touches)
+            if rebound is None:
+                return plan
+            self._pending.extend(plan.sentry.take())  # what was written meanwhile
+            plan = self.plan = rebound
+            rebinding.is_torn = False
+            if self._on_rebound is not None:
+                self._on_rebound()
 
     def _compare(self, plan: Plan, touch: Touch, owners: dict[int, Touch]) -> None:
         """Whether what was touched is as it was."""

@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Protocol
@@ -21,6 +21,8 @@ import torch
 from tripwire.rulebook.refusals import Cause, Mismatch
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import spell_key
+
+STATE_IDS = "_state"  # among a guard function's globals: identities of what is state
 
 # What isn't there, or can't be computed from this call's numbers: a division by a size of zero.
 CAUGHT = (LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)
@@ -259,6 +261,13 @@ class Guards:
         self._space["_quiet"] = is_quiet
         if not isinstance(self.admits, FunctionType):
             self.admits.ask(is_quiet)  # type: ignore[attr-defined]  # it is a table
+
+    def swap_state(self, gone: Set[int], come: Set[int]) -> None:
+        """Take other objects for state from now on, by identity: no argument may be one of them."""
+        if STATE_IDS in self._space:
+            now = self._space[STATE_IDS] = (self._space[STATE_IDS] - gone) | come
+            if not isinstance(self.admits, FunctionType):
+                self.admits.swap_others(tuple(now))  # type: ignore[attr-defined]  # it is a table
 
     def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Which checks fail, with expected and found values."""

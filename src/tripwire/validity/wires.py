@@ -152,6 +152,28 @@ class DictWire:
         """What is compared, for people: sources, and what was seen."""
         return [(self._step(key), _describe_kept(kept)) for key, kept in self._kept.items()]
 
+    def spell(self, key: object) -> Source:
+        """How a value of the dict is reached."""
+        return self._step(key)
+
+    @property
+    def has_plain_keys(self) -> bool:
+        """Whether no key can be a tensor, or hold one."""
+        return all(map(_is_plain_key, self._kept)) and all(map(_is_plain_key, self._wanted or ()))
+
+    def list_tensors(self) -> list[tuple[Any, torch.Tensor]]:
+        """Tensors that were seen, and are alive, with their keys."""
+        pairs = [(key, kept.get()) for key, kept in self._kept.items() if isinstance(kept, Kept)]
+        return [(key, value) for key, value in pairs if isinstance(value, torch.Tensor)]
+
+    def fits(self, space: dict[Any, Any]) -> bool:
+        """Whether another dict holds what was seen in this one."""
+        before, self.space = self.space, space
+        try:
+            return not self.find_causes(NOBODY)
+        finally:
+            self.space = before
+
     def find_causes(self, writers: Writers) -> tuple[Cause, ...]:
         """Every key that holds something else now."""
         now = self._read()
@@ -175,6 +197,10 @@ class DictWire:
         """The keys as they follow one another; of those that the run writes, the old ones."""
         new = self._ignored.difference(before)
         return tuple(key for key in copy_dict(self.space) if key not in new)
+
+
+def _is_plain_key(key: object) -> bool:
+    return id(type(key)) in PLAIN or isinstance(key, (type, FunctionType))
 
 
 def _is_kept(kept: object, value: object) -> bool:
@@ -220,6 +246,21 @@ class ObjectWire:
         """The object, or None where it is gone and wasn't to die."""
         value = self._ref()
         return _NOTHING if value is None and self._may_die else value
+
+    @property
+    def refer(self) -> Callable[[], object]:
+        """What gives the object; None once it is gone."""
+        return self._ref
+
+    def fits(self, value: object) -> bool:
+        """Whether another object is what this one was, its own dict aside."""
+        if type(value) is not self._cls:
+            return False
+        return all(map(_same_fact, _facts_of(value), self._facts))
+
+    def follow(self, value: object) -> None:
+        """Be about another object from now on, which the reference leads to already."""
+        self._space = id(own_dict(value))
 
     def is_about(self, ref: object) -> bool:
         """Whether this is the reference to the object."""
@@ -345,6 +386,16 @@ class PulledWire:
             if (wanted is None or k in wanted) and k not in ignored
         ]
         return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
+
+    @property
+    def has_plain_keys(self) -> bool:
+        """Whether no key can be a tensor, or hold one."""
+        return all(map(_is_plain_key, self._keys))
+
+    def list_tensors(self) -> list[torch.Tensor]:
+        """Tensors that were seen, and are alive."""
+        values = [kept.get() for kept in self._kept]
+        return [value for value in values if isinstance(value, torch.Tensor)]
 
     def spell(self, constant: Callable[[object], str]) -> str | None:
         """A quick test of the same, as an expression; a miss proves nothing."""

@@ -30,12 +30,14 @@ def T(value=1.0):
 """
 
 
-def check_twins(source: str, backend: str, folder: Path, *, hits: int = 0) -> None:
+def check_twins(source: str, backend: str, folder: Path, *, hits: int = 0) -> tripwire.Explanation:
     """Plain and compiled see the same, and at least so many calls ran compiled code."""
     expected, _ = _play(source, None, folder)
     got, compiled = _play(source, backend, folder)
     assert got == expected
-    assert tripwire.explain(compiled).hits >= hits
+    explained = tripwire.explain(compiled)
+    assert explained.hits >= hits
+    return explained
 
 
 def _play(source: str, backend: str | None, folder: Path) -> tuple[list[Any], Any]:

@@ -151,7 +151,9 @@ def check_follows(model, write, backend) -> None:
     for _ in range(3):
         torch.testing.assert_close(compiled(X), plain(X))
     statistics = compiled.statistics()
-    assert (statistics.traces, statistics.hits) == (2, 4)
+    is_taken = write is replace_bias and model is not ByGetter  # whose names are computed
+    traces = 1 if is_taken else 2
+    assert (statistics.traces, statistics.hits) == (traces, 6 - traces)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -297,8 +297,16 @@ def test_a_trace_that_was_spoilt_leaves_open_what_varies(swaps_in_runs: Any) -> 
     assert found.hits >= 14
 
 
+class Asking(Net):
+    """Asks which weight it has, so that no other can take its place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_tied = self.layers[0].weight is self.layers[1].weight
+        return super().forward(x) * (2 if is_tied else 3)
+
+
 def test_code_for_weights_that_are_gone_is_dropped_and_is_no_burden() -> None:
-    net = Net()
+    net = Asking()
     compiled = tripwire.compile(net, backend="eager")
     for _ in range(5):
         net.load_state_dict(Net().state_dict(), assign=True)
@@ -311,7 +319,7 @@ def test_code_for_weights_that_are_gone_is_dropped_and_is_no_burden() -> None:
 
 
 def test_weights_that_somebody_keeps_bring_their_code_back() -> None:
-    net = Net()
+    net = Asking()
     compiled = tripwire.compile(net, backend="eager")
     weights = [nn.Parameter(torch.randn(3, 3)) for _ in range(3)]
     for _ in range(3):
