@@ -174,6 +174,7 @@ class Standing:
             self.close()
             return False
         if plan.sentry.is_spent:  # it names everything each time: for the last time now
+            self._pending.extend(plan.sentry.take())
             plan = self.plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
