@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.imports import UNCOUNTED, count_registrations
-from tripwire.reading.effects import Carried, Counted, WrittenHolder, place_of
-from tripwire.reading.holders import Holder
-from tripwire.reading.kinds import ArrayKind, ElementsKind, ItemsKind, MembersKind
+from tripwire.reading.effects import Carried, Counted, WrittenHolder, place_of, refer_to
+from tripwire.reading.holders import Holder, strong
+from tripwire.reading.kinds import (
+    ArrayKind,
+    AttributesKind,
+    ElementsKind,
+    ItemsKind,
+    MembersKind,
+    SlotsKind,
+)
 from tripwire.reading.sources import Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
 from tripwire.reading.torchstate import (
@@ -184,6 +191,7 @@ class Admission:
             if id(tensor) in writer.tensors:
                 self._write_itself(writer, tensor, path)
         self._check_written(writer)
+        self._write_stored(writer)
         self._write_distinctness(writer)
         return writer.build(self._add_numbers(writer, fetched))
 
@@ -198,6 +206,28 @@ class Admission:
                     f"the run writes to {holder.path}, and reads it another way. Pass it, or keep "
                     "it in a global, not both.",
                 )
+
+    def _write_stored(self, writer: GuardWriter) -> None:
+        """What is passed may lie already where the run puts it: that write wasn't seen.
+
+        So it must lie there again, or the call is traced, and its write with it.
+        """
+        stored, written = self.reads.stored, self.completion.effects.written
+        for holder in self.reads.holders if stored else ():
+            if not isinstance(holder.kind, (AttributesKind, SlotsKind)):
+                continue
+            for key in stored.intersection(holder.keys):
+                value = strong(holder.kept[holder.keys.index(key)])
+                passed = writer.variables.get(id(value)) or writer.tensors.get(id(value))
+                if passed is None or value is None or (id(holder), key) in written:
+                    continue
+                owner = writer.variables.get(id(holder.owner))
+                if holder.anchored:
+                    owner = f"{writer.constant(refer_to(holder.owner))}()"
+                if owner is not None:
+                    found = f"{writer.constant(holder.kind.get)}({owner}, {key!r})"
+                    where = str(holder.step(key))
+                    writer.check(where, f"{found} is {passed}", "what is passed", "'another'")
 
     def _write_planted(self, writer: GuardWriter) -> None:
         """Numbers of the world that are open: each call's own."""

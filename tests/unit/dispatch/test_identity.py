@@ -1194,6 +1194,53 @@ def go(f, see):
         see(f(T(1), (Mode.FAST, Mode.SLOW)[i % 2]))
         Mode.SLOW._value_ = 2 + i // 4
 """,
+    "stores what lies there already": """
+class Box:
+    out = None
+
+box = Box()
+
+def call(x, h):
+    box.out = h
+    return x * 2
+
+def go(f, see):
+    for first, second in ((T(1), T(2)), ({"a": 1}, {"a": 1}), (Box(), Box())):
+        box.out = first
+        for h in (first, second, first, second):
+            see(f(T(1), h), box.out is h)
+""",
+    "stores into what is passed what lies there already": """
+class Box:
+    out = None
+
+def call(x, h, box):
+    box.out = h
+    return x * 2
+
+def go(f, see):
+    a, b, box = T(1), T(2), Box()
+    box.out = a
+    for h in (a, b, a, b):
+        see(f(T(1), h, box), box.out is h)
+""",
+    "may store, and doesn't": """
+class Box:
+    out = None
+
+box = Box()
+
+def call(x, h, n):
+    if n > 4:
+        box.out = h
+    return x * 2
+
+def go(f, see):
+    a, b = T(1), T(2)
+    box.out = a
+    for i in range(8):
+        see(f(T(1), (a, b)[i % 2], i), box.out is a)
+""",
     "one nan in a list, and another": """
 nan = float("nan")
 
