@@ -267,6 +267,14 @@ PLACES = (
         ("d%n['beside'] = 1", "d%n = dict(d%n)", "d%n['k'] = d%n.pop('k')"),
     ),
     Place(
+        "item of a dict that fills gaps",
+        "d%n.get('k', 7.0)",
+        "d%n = collections.defaultdict(float, k=%v, z=1.0)",
+        ("d%n['k'] = %v", "d%n = collections.defaultdict(float, k=%v)"),
+        ("d%n.clear()", "d%n.pop('k', None)"),
+        ("d%n['beside'] = 1", "d%n.pop('z', None)", "d%n = d%n.copy()"),
+    ),
+    Place(
         "ordered dict item",
         "next(iter(d%n.values()))",
         "d%n = collections.OrderedDict(k=%v, z=1.0)",
@@ -480,6 +488,16 @@ PLACES = (
         ("a%n['beside'] = 1", "a%n = dict(a%n)"),
         scope="argument",
         outside="a%n['k']",
+    ),
+    Place(
+        "argument's item, of a dict that fills gaps",
+        "p%n.get('k', 7.0)",
+        "a%n = collections.defaultdict(float, k=%v, z=1.0)",
+        ("a%n['k'] = %v", "a%n = collections.defaultdict(float, k=%v)"),
+        ("a%n.clear()", "a%n.pop('k', None)"),
+        ("a%n['beside'] = 1", "a%n.pop('z', None)", "a%n = a%n.copy()"),
+        scope="argument",
+        outside="a%n.get('k', 7.0)",
     ),
 )
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.utils import _pytree as pytree
 
@@ -23,7 +24,7 @@ from tripwire.values.classes import (
     find_in_class,
     isinstance,
 )
-from tripwire.values.contents import cells_of, spell_key
+from tripwire.values.contents import cells_of, held_item, spell_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,10 @@ class Item(Source):
         return self.owner
 
     def fetch(self, roots: Roots) -> object:
-        return self.owner.fetch(roots)[self.key]  # type: ignore[index]  # containers only
+        owner: Any = self.owner.fetch(roots)
+        if isinstance(owner, dict) and hasattr(type(owner), "__missing__"):
+            return held_item(owner, self.key)
+        return owner[self.key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ from tripwire.values.contents import (
     behind_proxy,
     dict_behind,
     elements_of,
+    held_item,
     own_dict,
     slots_of,
     spell_key,
@@ -436,7 +437,7 @@ class GuardWriter:
         before = dict(value) if holder is None else holder.before()
         wanted = None if holder is None else self._reads.filter_of(holder)
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        get, has = self.constant(dict.__getitem__), self.constant(dict.__contains__)
+        get, has = self.constant(held_item), self.constant(dict.__contains__)
         if wanted is None:
             keys, rows = self.constant(kind.keys), []
             if all(type(key) is str for key in before):

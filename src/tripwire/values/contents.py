@@ -60,6 +60,17 @@ def copy_dict(space: dict[Any, Any]) -> dict[Any, Any]:
     return dict.copy(space) if type(space) is dict else dict(at_once(partial(dict.items, space)))
 
 
+def held_item(space: dict[Any, Any], key: object) -> Any:
+    """An item of a dict. One that isn't there is a KeyError: no `__missing__` runs and makes it."""
+    found = dict.get(space, key, _NOTHING)  # `dict.__getitem__` asks a subclass's `__missing__`
+    if found is _NOTHING:
+        raise KeyError(key)
+    return found
+
+
+_NOTHING = object()
+
+
 def elements_of(value: Any) -> tuple[Any, ...]:
     """What a list, tuple, deque or set holds. Runs no `__iter__` of a subclass."""
     base = next(kind for kind in _SEQUENCES if issubclass(type(value), kind))
