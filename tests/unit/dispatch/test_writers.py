@@ -277,7 +277,7 @@ def an_attribute_of_a_module():
 def a_parameter():
     net = Net()
     yield net
-    yield setattr(net.inner, "weight", nn.Parameter(torch.ones(3, 3)))
+    yield setattr(net.inner, "weight", nn.Parameter(torch.ones(3, 3), requires_grad=False))
 
 
 @row(ALWAYS)
@@ -298,14 +298,14 @@ def a_frozen_parameter():
 def a_buffer():
     net = Net()
     yield net
-    yield setattr(net, "mean", torch.zeros(3))
+    yield setattr(net, "mean", torch.zeros(1))  # one of the same form would be taken in
 
 
 @row(FROM_312)
 def a_buffer_that_is_registered():
     net = Net()
     yield net
-    yield net.register_buffer("mean", torch.zeros(3))
+    yield net.register_buffer("mean", torch.zeros(1))
 
 
 @row(ALWAYS)
@@ -347,6 +347,7 @@ def eval_mode():
 def a_loaded_state():
     net = Net()
     state = {name: value.clone() for name, value in net.state_dict().items()}
+    state["mean"] = state["mean"].double()
     yield net
     yield net.load_state_dict(state, assign=True)
 
