@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -174,7 +175,7 @@ class TypeOf(Source):
 
 @dataclass(frozen=True, slots=True)
 class Attr(Source):
-    """An attribute, reached as `getattr` reaches it."""
+    """An attribute, reached as `getattr` reaches it; of a class, what lies there."""
 
     owner: Source
     name: str
@@ -191,7 +192,12 @@ class Attr(Source):
         return self.name
 
     def fetch(self, roots: Roots) -> object:
-        return getattr(self.owner.fetch(roots), self.name)
+        owner = self.owner.fetch(roots)
+        if isinstance(owner, type):
+            held = find_in_class(owner, self.name)
+            if type(find_in_class(type(held), "__get__")) is FunctionType:
+                return held  # a descriptor of the user's, which has things of its own
+        return getattr(owner, self.name)
 
 
 @dataclass(frozen=True, slots=True)
