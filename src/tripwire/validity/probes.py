@@ -87,15 +87,14 @@ class Probe:
 
     def find_failure(self, values: tuple[object, ...] | None) -> str | None:
         """The first value that differs."""
-        if values is None:
-            return f"{self.branches[0]}: can't be computed for this call"
         change = self.find_mismatch(values)
-        if change is None:
-            return None
-        return f"{change.source}: expected {change.old}, found {change.new}"
+        return change and f"{change.source}: expected {change.old}, found {change.new}"
 
-    def find_mismatch(self, values: tuple[object, ...]) -> Mismatch | None:
-        """The same as data."""
+    def find_mismatch(self, values: tuple[object, ...] | None) -> Mismatch | None:
+        """The same as data. A call that goes another way may have no value there."""
+        if values is None:
+            source = f"{self.branches[0].op} at {self.branches[0].where.short}"
+            return Mismatch(source, _in_short(self.expected[0]), "nothing that can be computed")
         for branch, want, got in zip(self.branches, self.expected, values, strict=True):
             if not same_value(want, got):
                 source = f"{branch.op} at {branch.where.short}"

@@ -542,3 +542,34 @@ def test_an_entry_that_comes_back_logs_nothing(caplog) -> None:
             compiled(X)
     assert caplog.messages == []
     assert compiled.statistics().retired > 2
+
+
+def _by_cholesky(x):
+    return x if torch.linalg.cholesky(torch.eye(2) * x[0]).sum() > 1 else -x
+
+
+def _by_index(x):
+    return x if torch.arange(3.0)[x[:1].long()].sum() > 1 else -x
+
+
+def _by_reshape(x):
+    return x if torch.ones(4)[: int(x[0])].reshape(2, -1).sum() > 1 else -x
+
+
+def _by_split(x):
+    return x if torch.ones(2).split([int(x[0]), 0])[0].sum() > 1 else -x
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("inner", [_by_cholesky, _by_index, _by_reshape, _by_split])
+def test_a_miss_whose_values_cant_be_computed_is_a_miss(inner, backend) -> None:
+    """A call that goes another way need not have the values of the first one."""
+
+    def f(x):
+        return inner(x) if x.sum() > 2 else x * 2
+
+    compiled = tripwire.compile(f, backend=backend)
+    for value in (2.0, 2.0, -7.0, -7.0, 2.0, 0.5, -7.0, 2.0):
+        x = torch.full((2,), value)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert tripwire.explain(compiled).hits >= 2

@@ -327,3 +327,38 @@ def go(f, see):
         see(f(T(i)), double.cache_info().currsize)
 """
     check_twins(program, backend, tmp_path)
+
+
+def test_what_a_descriptor_holds_is_written_past_it() -> None:
+    class Box:
+        def __init__(self):
+            self.value = 2.0
+
+    class Special(Box):
+        pass
+
+    class Shared:
+        def __get__(self, instance, owner):
+            return self.held
+
+    class Owner:
+        box = Shared()
+
+    def run(compile):
+        vars(Owner)["box"].held = Box()
+        owner = Owner()
+
+        def call(x):
+            owner.box.calls = getattr(owner.box, "calls", 0) + 1
+            return x * owner.box.value
+
+        made, seen = compile(call), []
+        for turn in range(9):
+            if turn == 4:
+                owner.box.__class__ = Special
+            if turn == 7:
+                vars(Owner)["box"].held = Box()
+            seen.append((made(torch.ones(2)).tolist(), owner.box.calls, type(owner.box)))
+        return seen
+
+    assert run(lambda call: tripwire.compile(call, backend="eager")) == run(lambda call: call)
