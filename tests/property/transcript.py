@@ -48,6 +48,12 @@ _DULL = frozenset(
 )
 
 
+def _strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those that matter: where a size is 1, AOTAutograd may give another than eager code."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(stride for size, stride in pairs if size != 1)
+
+
 class Numbers(str):
     """A tensor's values, written to the last bit. `is_close` looks at the numbers."""
 
@@ -167,7 +173,7 @@ class Writer:
             number = self._memory.setdefault(memory, len(self._memory))
             grad = "" if value.grad is None else Numbers.of(value.grad)
             return (
-                f"{value.dtype} {tuple(value.shape)} strides {value.stride()} "
+                f"{value.dtype} {tuple(value.shape)} strides {_strides_of(value)} "
                 f"memory {number}+{value.storage_offset()} requires_grad={value.requires_grad} "
                 f"leaf={value.is_leaf} inference={value.is_inference()}",
                 Numbers.of(value.detach()),

@@ -88,7 +88,9 @@ class Probe:
     def find_failure(self, values: tuple[object, ...] | None) -> str | None:
         """The first value that differs."""
         change = self.find_mismatch(values)
-        return change and f"{change.source}: expected {change.old}, found {change.new}"
+        if change is None:
+            return None
+        return f"{change.source}: expected {change.old}, found {change.new}"
 
     def find_mismatch(self, values: tuple[object, ...] | None) -> Mismatch | None:
         """The same as data. A call that goes another way may have no value there."""

@@ -13,6 +13,7 @@ import uuid
 import numpy
 import pytest
 import torch
+from support import run_with_torch
 
 import tripwire
 from tripwire.values.numbers import is_open
@@ -127,3 +128,32 @@ def test_what_a_cached_function_remembers_is_plain(cache, number) -> None:
         assert read() == space["number"]
         assert not is_open(read())
         assert read.cache_info().currsize == 1
+
+
+def test_what_is_kept_is_plain_where_the_collector_was_frozen() -> None:
+    """Servers call `gc.freeze` before they fork; the collector knows no holders then."""
+    program = """
+import gc, torch, tripwire
+from tripwire.values.numbers import is_open
+
+class Held: pass
+
+held, numbers, by_name = Held(), [], {}
+
+def call(x, n):
+    numbers.append(n)
+    by_name["n"] = n
+    held.n, held.nested = n * 2, (n, [n])
+    return x * n, {"n": n}
+
+compiled = tripwire.compile(call, backend="eager")
+gc.collect()
+gc.freeze()
+for n in (2.0, 3.0, 4.0, 5.0):
+    result = compiled(torch.ones(2), n)
+    found = numbers[-1], by_name["n"], held.n, held.nested[0], held.nested[1][0], result[1]["n"]
+    assert not any(map(is_open, found)), found
+    assert found == (n, n, 2 * n, n, n, n), found
+print("plain")
+"""
+    assert run_with_torch(program) == "plain"

@@ -189,8 +189,11 @@ _REBUILT: dict[type, Callable[[Any, Callable[[object], Any]], object]] = {
 class Sweep:
     """Replaces open numbers by plain ones, wherever they are held."""
 
-    def __init__(self, numbers: list[Any], tuples: dict[int, object]) -> None:
+    def __init__(
+        self, numbers: list[Any], tuples: dict[int, object], known: Sequence[object] = ()
+    ) -> None:
         self._numbers = numbers
+        self._known = known  # what may hold some, and isn't found otherwise
         self._tuples = tuples  # with open numbers, by identity: what to put in their place
         self._replaced = {id(number): number.value for number in numbers}
         self._old: list[object] = list(numbers)  # alive, so that identities stay theirs
@@ -202,6 +205,7 @@ class Sweep:
             asked = tuple(fresh)  # one of our own: 3.13 counts what a list is unpacked into
             mine = {id(fresh), id(asked), id(self._old), id(self._numbers), id(self.__dict__)}
             holders = [h for h in gc.get_referrers(*asked) if id(h) not in mine]
+            holders += self._known
             fresh = []
             for holder in holders:
                 self._replace_in(holder, fresh)

@@ -12,6 +12,7 @@ What the shadow can't follow closes the numbers that lead to it.
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import operator
 import weakref
@@ -486,7 +487,9 @@ class Shadow:
     def _build_sweep(self) -> Sweep | None:
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
         originals = {key: original for key, (_, original) in self.tuples.items()}
-        return Sweep(alive, originals) if alive else None
+        # The collector doesn't know who holds what once a program called `gc.freeze`.
+        met = self._state.reach.holders.all if gc.get_freeze_count() else ()
+        return Sweep(alive, originals, [holder.owner for holder in met]) if alive else None
 
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
