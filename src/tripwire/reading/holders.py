@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from operator import is_
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,13 @@ from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, is_exactly, isinstance
-from tripwire.values.contents import elements_of, name_of_module
+from tripwire.values.contents import (
+    elements_of,
+    filled_slots,
+    items_of,
+    name_of_module,
+    own_dict,
+)
 from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
@@ -418,6 +425,7 @@ class InnerWrites:
     def __init__(self, holders: Holders) -> None:
         self._holders = holders
         self._latest: Written = {}  # as the function left it
+        self._made: dict[Place, tuple[object, ...]] = {}  # and all that is in it
         self._mixed: set[Place] = set()
         self._is_late = False  # a function ran after other code had written
 
@@ -435,6 +443,7 @@ class InnerWrites:
             if not _is_same(was, self._latest.get(place, _UNWRITTEN)):
                 self._mixed.add(place)
             self._latest[place] = now
+            self._made[place] = _spread(now)
 
     def is_as(self, before: Written) -> bool:
         """Whether nothing was written since `before`."""
@@ -449,6 +458,8 @@ class InnerWrites:
         final = _map(writes)
         for place, left in self._latest.items():
             if place in self._mixed or not _is_same(final.get(place, _UNWRITTEN), left):
+                raise Refused("custom-function-writes", _MIXED)
+            if not _is_same(_spread(left), self._made[place]):
                 raise Refused("custom-function-writes", _MIXED)
         inner = [write for write in writes if _place_of(write) in self._latest]
         return [write for write in writes if _place_of(write) not in self._latest], inner
@@ -487,6 +498,30 @@ def _place_of(write: Write) -> Place:
 def _value_of(write: Write) -> object:
     holder = write.holder
     return tuple(holder.owner) if isinstance(holder.kind, ElementsKind) else write.after
+
+
+def _spread(value: object) -> tuple[object, ...]:
+    """What is in an object that a function made, all the way down."""
+    found: list[object] = []
+    met, todo = set[int](), [value]
+    while todo and len(met) < _DEEPEST:
+        item = todo.pop()
+        if id(item) in met or isinstance(item, _NOT_MADE) or id(type(item)) in _PLAIN:
+            continue
+        met.add(id(item))
+        parts = [part for pair in (own_dict(item) or {}).items() for part in pair]
+        parts += [held for _, held in filled_slots(item)]
+        if isinstance(item, dict):
+            parts += [part for pair in items_of(item) for part in pair]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            parts += elements_of(item)
+        found += parts
+        todo += parts
+    return tuple(found)
+
+
+_DEEPEST = 1000
+_NOT_MADE = (torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType)
 
 
 def _is_same(left: object, right: object) -> bool:

@@ -362,3 +362,57 @@ def test_what_a_descriptor_holds_is_written_past_it() -> None:
         return seen
 
     assert run(lambda call: tripwire.compile(call, backend="eager")) == run(lambda call: call)
+
+
+MADE_INSIDE = {
+    "an attribute": ("held.box = Box(t.detach())", "held.box.value = 4.2"),
+    "through a setter": ("held.box = Box(t.detach())", "held.box.tenfold = 4.2"),
+    "an item": ("held.box = {'k': t.detach()}", "held.box['k'] = 4.2"),
+    "an element": ("held.box = [t.detach()]", "held.box.append(4.2)"),
+    "further down": ("held.box = Box([Box(1.0)])", "held.box.value[0].value = 4.2"),
+    "a slot": ("held.box = Slots(t.detach())", "held.box.value = 4.2"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_what_a_custom_function_made_is_changed_after_it(name, backend, tmp_path) -> None:
+    make, change = MADE_INSIDE[name]
+    source = f"""
+class Box:
+    def __init__(self, value): self.value = value
+    @property
+    def tenfold(self): return self.value
+    @tenfold.setter
+    def tenfold(self, value): self.value = value * 10
+
+class Slots:
+    __slots__ = ("value",)
+    def __init__(self, value): self.value = value
+
+held = types.SimpleNamespace(box=None)
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t):
+        {make}
+        return t * 2
+
+    @staticmethod
+    def backward(ctx, g): return g * 2
+
+def call(x):
+    t = Double.apply(x)
+    {change}
+    return t * 2
+
+def go(f, see):
+    for i in range(4):
+        result = f(T(i))
+        box = held.box
+        value = box.value if hasattr(box, "value") else box
+        see(result, [one.value for one in value] if name == "further down" else value)
+"""
+    check_twins(
+        source.replace('name == "further down"', str(name == "further down")), backend, tmp_path
+    )
