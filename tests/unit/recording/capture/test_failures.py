@@ -432,7 +432,7 @@ def test_a_refusal_inside_a_recorded_function_is_still_raised(tmp_path) -> None:
 
 
 def test_an_error_inside_tripwire_is_recorded(monkeypatch, tmp_path) -> None:
-    def broken(*args):
+    def broken(*args, **options):
         raise AssertionError("a bug in tripwire")
 
     monkeypatch.setattr("tripwire.dispatch.pipeline.build_plan", broken)
