@@ -11,14 +11,24 @@ ALONE := dispatch recording laws backends property training models channels inte
 # What `make quick` runs in two processes; and files that it leaves out.
 core := $(addprefix tests/unit/,dispatch channels validity values)
 around := $(filter-out $(core) %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) tests/unit/test_ground.py
-LONGEST := $(addprefix tests/unit/,auditing/test_judge.py backends/test_backends.py \
-	backends/test_floats.py channels/test_share.py dispatch/test_figures_of_compiles.py \
-	dispatch/test_no_waste.py dispatch/test_objects_that_lie.py dispatch/test_open_identity.py \
-	dispatch/test_open_memos.py dispatch/test_training_steps.py recording/capture/test_blocks.py \
-	recording/capture/test_call_dependencies.py recording/capture/test_data.py \
-	recording/capture/test_entry_values.py recording/capture/test_failures.py \
+LONGEST := $(addprefix tests/unit/,auditing/test_judge.py backends/test_backends.py backends/test_floats.py \
+	channels/test_share.py dispatch/test_background.py dispatch/test_bystanders.py \
+	dispatch/test_figures_of_compiles.py dispatch/test_identity.py \
+	dispatch/test_lazy_setup.py dispatch/test_no_waste.py \
+	dispatch/test_numbers_that_runs_set.py dispatch/test_objects_that_lie.py \
+	dispatch/test_open_identity.py dispatch/test_open_memos.py \
+	dispatch/test_open_numbers.py dispatch/test_open_numbers_end.py \
+	dispatch/test_open_state.py dispatch/test_open_values.py \
+	dispatch/test_training_steps.py dispatch/test_watched.py \
+	recording/capture/test_blocks.py recording/capture/test_call_dependencies.py \
+	recording/capture/test_data.py recording/capture/test_entry_values.py \
+	recording/capture/test_failures.py recording/capture/test_recorded_imports.py \
 	recording/capture/test_secrets.py recording/format/test_hostile.py \
-	recording/format/test_table.py)
+	recording/format/test_table.py recording/replay/test_cli.py \
+	recording/replay/test_repro.py recording/replay/test_sandbox.py \
+	recording/replay/test_unusual_names_and_files.py recording/replay/test_versions.py \
+	report/test_browser.py training/test_processes.py writes/test_mutation.py \
+	writes/test_watching.py)
 folders = $(wildcard $(foreach name,$(1),tests/$(name) tests/unit/$(name)))
 
 .PHONY: help demo quick test lint bench versions coverage soak mutate screenshots clean

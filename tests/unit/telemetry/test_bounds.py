@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tracemalloc
 from types import SimpleNamespace
 
@@ -251,6 +252,7 @@ def events(number: int):
 
 def test_a_log_ends_at_its_cap_and_says_so(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(log, "LONGEST", 5_000)
+    monkeypatch.setattr(sys, "argv", ["program"])  # which is in the log
     written = EventLog(tmp_path)
     for event in events(1_000):
         written.write(event)
