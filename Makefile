@@ -19,7 +19,8 @@ LONGEST := $(addprefix tests/unit/,auditing/test_judge.py backends/test_backends
 	dispatch/test_open_identity.py dispatch/test_open_memos.py \
 	dispatch/test_open_numbers.py dispatch/test_open_numbers_end.py \
 	dispatch/test_open_state.py dispatch/test_open_values.py \
-	dispatch/test_training_steps.py dispatch/test_watched.py \
+	dispatch/test_plain_programs_never_raise.py dispatch/test_training_steps.py \
+	dispatch/test_watched.py \
 	recording/capture/test_blocks.py recording/capture/test_call_dependencies.py \
 	recording/capture/test_data.py recording/capture/test_entry_values.py \
 	recording/capture/test_failures.py recording/capture/test_recorded_imports.py \
