@@ -501,7 +501,7 @@ def _value_of(write: Write) -> object:
 
 
 def _spread(value: object) -> tuple[object, ...]:
-    """What is in an object that a function made, all the way down."""
+    """What is in an object that a function made, all the way down; equal to none if that is far."""
     found: list[object] = []
     met, todo = set[int](), [value]
     while todo and len(met) < _DEEPEST:
@@ -517,7 +517,7 @@ def _spread(value: object) -> tuple[object, ...]:
             parts += elements_of(item)
         found += parts
         todo += parts
-    return tuple(found)
+    return (*found, object()) if todo else tuple(found)
 
 
 _DEEPEST = 1000

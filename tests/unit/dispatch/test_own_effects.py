@@ -416,3 +416,28 @@ def go(f, see):
     check_twins(
         source.replace('name == "further down"', str(name == "further down")), backend, tmp_path
     )
+
+
+def test_what_a_custom_function_made_may_be_too_large_to_follow(tmp_path) -> None:
+    source = """
+held = types.SimpleNamespace(box=None)
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t):
+        held.box = [[n] for n in range(3000)]
+        return t * 2
+
+    @staticmethod
+    def backward(ctx, g): return g * 2
+
+def call(x):
+    t = Double.apply(x)
+    held.box[0][0] += 7
+    return t * 2
+
+def go(f, see):
+    for i in range(4):
+        see(f(T(i)), held.box[0])
+"""
+    check_twins(source, "eager", tmp_path)
