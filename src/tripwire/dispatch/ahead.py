@@ -23,9 +23,10 @@ from tripwire.backends.backwards import trains
 from tripwire.backends.cuts import runs_user_code
 from tripwire.dispatch.originals import ChainedKeeper
 from tripwire.phases import FIRST_RUN
-from tripwire.reading.tensors import iter_given, meta_of
+from tripwire.reading.tensors import meta_of
 from tripwire.tracing.behaviour import acts, draws, is_opaque
-from tripwire.tracing.result import Trace
+from tripwire.tracing.result import Input, Trace
+from tripwire.tracing.state import CallKeeper
 
 LARGEST_COUNTER = 1 << 17  # numbers: tokens of a batch are of this kind, too
 _FEW = 16
@@ -37,7 +38,7 @@ Code = Callable[[tuple[Any, ...]], object]
 class Counters(ChainedKeeper):
     """Of a run's inputs, those that may say where it writes: as they were before it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: CallKeeper | None) -> None:
         super().__init__(inner)
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # alive, so ids are theirs
 
@@ -45,7 +46,7 @@ class Counters(ChainedKeeper):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            for tensor in iter_given((args, kwargs)):
+            for tensor in self.iter_inputs(args, kwargs):
                 if id(tensor) not in self._before and _may_count(tensor):
                     self._before[id(tensor)] = tensor, tensor.detach().clone()
         super().before_call(func, args, kwargs)
@@ -58,8 +59,8 @@ class Counters(ChainedKeeper):
 def _may_count(tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() <= (_FEW if is_number else LARGEST_COUNTER)
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.numel() <= (LARGEST_COUNTER if is_whole else _FEW)
 
 
 def can_run_ahead(trace: Trace) -> bool:
@@ -96,7 +97,7 @@ def run_ahead(
         _log.info("The new code of %s isn't run ahead: %s", name, error)
 
 
-def _can_return(wanted: Any, tensor: torch.Tensor, counters: Counters) -> bool:
+def _can_return(wanted: Input, tensor: torch.Tensor, counters: Counters) -> bool:
     if type(tensor) is not torch.Tensor or meta_of(tensor) != wanted.meta:
         return False
     if tensor.requires_grad or tensor.layout is not torch.strided:
@@ -113,11 +114,12 @@ def _put_back(tensors: list[torch.Tensor], counters: Counters) -> Iterator[None]
     versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
     with torch.inference_mode():  # which tensors made there ask for
         after = [tensor.detach().clone() for tensor in tensors]
-        for tensor in tensors:
-            before = counters.find(tensor)
-            if before is not None:
-                tensor.data.copy_(before)  # through .data: not counted as a write
     try:
+        with torch.inference_mode():
+            for tensor in tensors:
+                before = counters.find(tensor)
+                if before is not None:
+                    tensor.data.copy_(before)  # through .data: not counted as a write
         yield
     finally:
         with torch.inference_mode():

@@ -20,7 +20,7 @@ An error comes out as it is then, and effects outside tensors that came before i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +61,15 @@ class ChainedKeeper:
 
     def __init__(self, inner: CallKeeper | None) -> None:
         self._inner = inner
+        self._state: TracingState | None = None
+
+    def iter_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """Of a call's tensors, those that the run didn't make."""
+        self._state = CURRENT.state or self._state
+        for tensor in iter_given((args, kwargs)):
+            known = None if self._state is None else self._state.values.find(tensor)
+            if known is None or known.node is None or known.sources:
+                yield tensor
 
     def before_run(self) -> None:
         if self._inner is not None:
@@ -100,7 +109,6 @@ class Originals(ChainedKeeper):
 
     def __init__(self, inner: CallKeeper | None) -> None:
         super().__init__(inner)
-        self._state: TracingState | None = None
         self._copies: Copies = {}
         self._others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # not strided
         # The memory that each tensor had: `x.data = y` gives it another.
@@ -110,11 +118,8 @@ class Originals(ChainedKeeper):
     def before_call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._state = CURRENT.state or self._state
-        for tensor in iter_given((args, kwargs)):
-            known = None if self._state is None else self._state.values.find(tensor)
-            if known is None or known.node is None or known.sources:  # not the run's own
-                self._keep_plainly(tensor)
+        for tensor in self.iter_inputs(args, kwargs):
+            self._keep_plainly(tensor)
         self._generators.keep(v for v in (*args, *kwargs.values()) if type(v) is torch.Generator)
         super().before_call(func, args, kwargs)
 
