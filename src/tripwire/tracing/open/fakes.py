@@ -7,6 +7,8 @@ first.
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -19,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
@@ -30,6 +32,38 @@ from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open, map_leaves, symbolic
 
 BY_VALUES = "the size of what it gives depends on values"
+
+
+def make_mode(shape_env: ShapeEnv | None, *, static_shapes: bool) -> FakeTensorMode:
+    """Torch's mode of fake tensors, which may be entered in any thread."""
+    mode = FakeTensorMode(shape_env=shape_env, static_shapes=static_shapes)
+    if mode.avoid_device_init and torch._C._has_cuda:
+        _set_device_guard()
+    return mode
+
+
+@functools.cache
+def _set_device_guard() -> None:
+    """Have torch's stand-in for a CUDA device set in a thread that doesn't end.
+
+    Where torch was built for CUDA and there is no GPU, the first thread that enters the mode sets
+    one for all, and it dies with that thread (c10::impl::ensureCUDADeviceGuardSet, torch 2.11 to
+    2.13). The next to enter then reads memory that was given back, and the process may crash.
+    """
+    if threading.current_thread() is threading.main_thread():
+        torch._C._ensureCUDADeviceGuardSet()
+        return
+    is_set = threading.Event()
+
+    def stay() -> None:
+        try:
+            torch._C._ensureCUDADeviceGuardSet()
+        finally:
+            is_set.set()
+        threading.Event().wait()
+
+    threading.Thread(target=stay, name="tripwire-device-guard", daemon=True).start()
+    is_set.wait()
 
 
 class _Hints(NamedTuple):
@@ -55,7 +89,7 @@ class Fakes:
         self._opening = opening
         self._awaits = bool(opening.dims or opening.everything or opening.sizes)
         self._met: set[str] = set()  # paths of tensors that the run came to
-        self.mode = FakeTensorMode(shape_env=symbols.env, static_shapes=False)
+        self.mode = make_mode(symbols.env, static_shapes=False)
         # The memo keeps what is asked again.
         self._caches, self.mode.cache_enabled = self.mode.cache_enabled, False
         self.opened: dict[str, OpenTensor] = {}  # of the call, by path
