@@ -22,6 +22,7 @@ SOURCE = ROOT / "src" / "tripwire"
 # They alone may import Dynamo or Inductor.
 ADAPTERS = {
     *("backends.registry", "backends.inductor", "backends.handover", "backends.dynamo"),
+    "backends.packing",
     "tracing.open.symbols",  # torch's shape environment names symbols by Dynamo's sources
 }
 

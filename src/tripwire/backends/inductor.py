@@ -52,6 +52,7 @@ from tripwire.backends.handover import (
     is_aligned,
     leaving_generators,
 )
+from tripwire.backends.packing import CAN_PACK, can_pack, pack, unpack
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.imports import uncounted_registrations, without_collections
@@ -61,11 +62,6 @@ from tripwire.reading.torchstate import describe_backends, sample_torch_state
 from tripwire.tracing.open.opening import OPEN_INPUT
 from tripwire.tracing.state import HELD, STATE
 from tripwire.values.classes import isinstance
-
-try:
-    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
-except ImportError:  # torch can't write compiled code as a whole yet
-    Bundle = None  # type: ignore[assignment, misc]
 
 Runtime = Callable[..., Any]
 _EARLY = "force_non_lazy_backward_lowering"  # AOTAutograd's option: the backward isn't put off
@@ -108,7 +104,7 @@ def compile_graph(
         is_open = OPEN in module.meta
         has_graphs = torch._inductor.config.triton.cudagraphs
         stay = _mark_staying(module.graph, example_inputs) if has_graphs else []
-        can_keep = Bundle is not None and not is_open and (_HAS_EARLY or not is_training)
+        can_keep = CAN_PACK and not is_open and (_HAS_EARLY or not is_training)
         store = store if can_keep else None
         key = None if store is None else find_key(module, example_inputs, patches)
         runtime = None
@@ -202,7 +198,7 @@ def _compile(
                 error,
             )
             return _compile(module, example_inputs, patches, store, key, compiler, folds=False)
-        if store is not None and key is not None and getattr(compiled, "serialize", None):
+        if store is not None and key is not None and can_pack(compiled):
             with CACHE_PUT:
                 _keep(store, key, compiled, (time.perf_counter_ns() - began) // 1000)
     return compiled
@@ -249,7 +245,7 @@ def _compile_inner(
 
 def _keep(store: Store, key: str, compiled: Runtime, took_us: int) -> None:
     try:
-        payload = Bundle.serialize_compile_artifacts(Bundle(compiled))
+        payload = pack(compiled)
     except Exception as error:  # pickle's, or any of those that it calls
         _log.info("Compiled code isn't kept, since it can't be pickled: %s", error)
         return
@@ -266,8 +262,7 @@ def _load(store: Store, key: str) -> Runtime | None:
     if artifact.facts.get("best_isa") and _can_skip_trials():
         _skip_trials()  # it passed on this machine before, with the same versions
     try:
-        with without_collections():  # what it brings imports more of Inductor
-            runtime = cast("Runtime", Bundle.deserialize_compile_artifacts(artifact.payload))
+        runtime = unpack(artifact.payload)
     except Exception as error:
         store.distrust(key, error)
         note_figures(cache_miss_keys=key)
@@ -431,7 +426,7 @@ _TRIED = cpu_vec_isa.valid_vec_isa_list
 _PLAIN = (bool, int, float, str, type(None))
 # Of what becomes of a graph before it is compiled. Raised with every change to that: code that an
 # earlier version compiled is then no more found.
-_REVISION = 2
+_REVISION = 3
 
 
 def find_key(
@@ -507,9 +502,12 @@ def _describe_surroundings(inputs: Sequence[torch.Tensor | None]) -> list[object
         torch.version.cuda,
         torch.version.hip,
         sys.version,
-        platform.platform(),
-        platform.processor(),
+        platform.system(),
+        platform.release(),
+        platform.machine(),
+        platform.libc_ver(),
         torch.backends.cpu.get_cpu_capability(),
+        [str(isa) for isa in _find_offered()],  # libraries are built for all that there is
         sorted(str(torch.cuda.get_device_properties(device)) for device in devices),
         sample_torch_state(),
         describe_backends(),
