@@ -139,11 +139,13 @@ class Dispatcher(Followed):
                     likely = self._by_form.get(form)
                     entries = entries if likely is None else (likely, *entries)
                 for entry in entries:
+                    state = entry.held.tensors
                     fetched = entry.standing.admits(args, kwargs)
                     if fetched is not None:
-                        state = entry.find_state()
-                        if state is None:
-                            continue
+                        if entry.held.tensors is not state or len(state) != entry.n_held:
+                            fetched, state = entry.ask_again(args, kwargs)
+                            if fetched is None:
+                                continue
                         probe = entry.probe
                         if probe is not None and fetched[: probe.n_ints] not in probe.agreed:
                             if probed is None:

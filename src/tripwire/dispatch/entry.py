@@ -167,12 +167,10 @@ class Entry:
         "_fetched",
         "_fixed",
         "_generators",
-        "_held",
         "_in_torch_ns",
         "_leading",
         "_leaves_traces",
         "_lines",
-        "_n_held",
         "_n_numbers",
         "_namespaces",
         "_outputs",
@@ -183,8 +181,10 @@ class Entry:
         "_undo",
         "_written",
         "because",
+        "held",
         "hits",
         "last_used",
+        "n_held",
         "probe",
         "standing",
         "summary",
@@ -206,8 +206,8 @@ class Entry:
         self._began = 0, 0  # the latest look at a call: thread, time
         self._runtime = runtime
         self._contexts = plan.contexts
-        self._held = plan.held
-        self._n_held = len(self._held.tensors)
+        self.held = plan.held  # the graph's inputs that are state, while it is in use
+        self.n_held = len(self.held.tensors)
         self._positions = plan.fetched
         self._leading = self._positions == tuple(range(len(self._positions)))
         self._n_numbers = 0 if trace.shadow is None else len(trace.shadow.formulas.outputs)
@@ -295,20 +295,21 @@ class Entry:
             return None
         return Saving(self.hits - 1, TIMED, *self._in_torch_ns, int(median(took)))
 
-    @property
-    def state(self) -> tuple[torch.Tensor, ...]:
-        """The graph's inputs that are state, while it is in use."""
-        return self._held.tensors
-
     # --- running ---
 
-    def find_state(self) -> tuple[torch.Tensor, ...] | None:
-        """The graph's inputs that are state.
+    def ask_again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...] | None, tuple[torch.Tensor, ...]]:
+        """What it fetches for a call, if it takes it, and its state at the moment of asking.
 
-        None where the entry was retired by another thread since it admitted the call.
+        Another thread retired it, or put other tensors there, while it was asked. With the state of
+        a later moment a call could see what no order of reads and writes shows to plain code.
         """
-        state = self._held.tensors
-        return state if len(state) == self._n_held else None
+        while True:
+            state = self.held.tensors
+            fetched = self.standing.admits(args, kwargs)
+            if fetched is None or (self.held.tensors is state and len(state) == self.n_held):
+                return fetched, state
 
     def join(
         self, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]

@@ -203,7 +203,7 @@ def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> No
     if not HAS_TELEMETRY or not telemetry.is_enabled():
         return
     plan = entry.summary
-    parameters = [t for t in entry.state if isinstance(t, torch.nn.Parameter)]
+    parameters = [t for t in entry.held.tensors if isinstance(t, torch.nn.Parameter)]
     on_sizes = 0
     if entry.standing.plan is not None:
         checks = entry.standing.plan.guards.checks

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from tripwire.imports import has_other_threads
 from tripwire.reading.kinds import (
     ABSENT,
     AttributesKind,
@@ -57,7 +58,7 @@ from tripwire.values.contents import (
 from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
-from tripwire.writes.sentry import count_switches
+from tripwire.writes.sentry import IS_COMPILED, Sentry, count_switches
 
 
 class Holder(NamedTuple):  # a tuple: there are thousands
@@ -179,6 +180,10 @@ class Holders:
         self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
         self.planted: list[tuple[Holder, Any]] = []  # all that lead to one, and by which key
         self._switches = count_switches()
+        # What another thread writes and puts back is as it was, and the run may have read it.
+        self._sentries: list[tuple[Any, Sentry]] | None = (
+            [] if IS_COMPILED and has_other_threads() else None
+        )
         self._types: set[int] = set()  # met so far, by identity, and no tensors
         self._kinds: list[type] = []  # the same, alive
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
@@ -186,12 +191,22 @@ class Holders:
 
     def remember(self, owner: Any, kind: Kind, path: Any, anchored: bool) -> Holder:
         """Keep what `owner` holds now."""
+        if self._sentries is not None and anchored and not isinstance(kind, _OF_LIBRARIES):
+            names = frozenset(kind.names) if isinstance(kind, NamesKind) else None
+            self.watch(kind.dict_of(owner), path, names)
         keys, values = self._read(owner, kind)
         holder = Holder(owner, kind, path, anchored, keys, self._keep(values))
         self.all.append(holder)
         if (self.open_number is not None or self._planted) and may_plant(owner, kind):
             self._plant(holder)
         return holder
+
+    def watch(
+        self, space: dict[Any, Any] | None, path: Any, names: frozenset[str] | None = None
+    ) -> None:
+        """From now on, note writes to a dict, where other threads may write."""
+        if self._sentries is not None and space is not None:
+            self._sentries.append((path, Sentry([(space, names)], [])))
 
     def remember_library(self, space: dict[str, Any], path: Source) -> Holder:
         """A namespace of a library's, of which names are kept as they come into use."""
@@ -325,14 +340,16 @@ class Holders:
 
         What comes with the call is left to those who share it between threads.
         """
-        if not self.is_alone():
-            for write in writes:
-                if write.holder.anchored:
-                    raise Refused(
-                        "another-thread",
-                        f"{write.source} was written while another thread ran, perhaps by that "
-                        "thread.",
-                    )
+        if self.is_alone():
+            return
+        written = [write.source for write in writes if write.holder.anchored]
+        written += [path for path, sentry in self._sentries or () if not sentry.is_quiet()]
+        if written:
+            raise Refused(
+                "another-thread",
+                f"{written[0] or 'a variable'} was written while another thread ran, perhaps by "
+                "that thread.",
+            )
 
     def find_writes(self) -> Iterator[Write]:
         """What the run changed. A place that several holders share comes once for each of them."""

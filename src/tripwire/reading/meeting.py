@@ -412,6 +412,8 @@ class Meeting(ABC):
         keyed_table = _KEYED_TABLE.get(cls)
         empty = [name for name in (*MODULE_TABLES, *HOOK_TABLES) if not space.get(name)]
         self.empty_tables.append((module, empty, path, anchored))
+        for name in empty if anchored else ():
+            self.holders.watch(space.get(name), path)
         for name in MODULE_TABLES:
             table = space.get(name)
             if table:

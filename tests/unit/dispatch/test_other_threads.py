@@ -13,7 +13,7 @@ import tripwire
 from tripwire.reading.kinds import ITEMS
 from tripwire.reading.sources import Attr, Local
 from tripwire.tracing import session
-from tripwire.validity import plan
+from tripwire.validity import plan, standing
 from tripwire.validity.kept import Held
 from tripwire.validity.wires import DictWire
 from tripwire.writes import sentry as sentry_module
@@ -195,3 +195,132 @@ def test_a_dict_can_grow_while_it_is_read() -> None:
     assert wire.rows() == []
     keys, values = ITEMS.read(space)
     assert len(keys) == len(values)
+
+
+# --- written, read and put back: as it was, and the run read something else ---
+
+MEANWHILE: list = []  # what another thread does at the next steps of a run
+
+
+@torch.library.custom_op("tripwire_other_threads::step", mutates_args=())
+def step(x: torch.Tensor) -> torch.Tensor:
+    if MEANWHILE:
+        elsewhere(MEANWHILE.pop(0))
+    return x.clone()
+
+
+@step.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+RATE = 2.0
+
+
+class Scaled(nn.Module):
+    rate = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.rates = {"a": 2.0}
+        self.inner = nn.Identity()
+        self.parts = nn.ModuleDict({"a": nn.Flatten(0)})
+        self.register_buffer("weight", torch.tensor(2.0))
+
+
+def write_global(value) -> None:
+    global RATE
+    RATE = value
+
+
+def hook(net, value) -> None:
+    for handle in list(net.inner._forward_hooks):
+        del net.inner._forward_hooks[handle]
+    if value != 2.0:
+        net.inner.register_forward_hook(lambda module, args, result: result * value / 2.0)
+
+
+PLACES = {
+    "an attribute": (lambda net, x: x * net.scale, lambda net, v: setattr(net, "scale", v)),
+    "an item": (lambda net, x: x * net.rates["a"], lambda net, v: net.rates.update(a=v)),
+    "a global": (lambda net, x: x * RATE, lambda net, v: write_global(v)),
+    "of a class": (lambda net, x: x * type(net).rate, lambda net, v: setattr(Scaled, "rate", v)),
+    "a hook": (lambda net, x: net.inner(x * 2.0), hook),
+}
+
+
+@pytest.mark.skipif(not sentry_module.IS_COMPILED, reason="the twin sees no writes")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_another_thread_writes_and_puts_back_is_not_taken_for_what_was_read(
+    place, backend
+) -> None:
+    read, write = PLACES[place]
+    net = Scaled()
+
+    def scaled(x):
+        return step(read(net, step(x)))
+
+    compiled = tripwire.compile(scaled, backend=backend)
+    MEANWHILE[:] = [lambda: write(net, 3.0), lambda: write(net, 2.0)]
+    assert torch.equal(compiled(X), X * 3)
+    for value in (2.0, 2.0, 2.0, 3.0, 3.0, 2.0):
+        write(net, value)
+        assert torch.equal(compiled(X), X * value)
+    assert compiled.statistics().hits >= 2
+
+
+class Affine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.bias = 0.0
+
+    def forward(self, x):
+        return x * self.weight + self.bias
+
+
+def test_a_call_sees_no_weight_that_is_newer_than_its_attributes(monkeypatch) -> None:
+    """Another thread takes over new weights between the question to an entry and its run.
+
+    Plain code reads the weight first: whoever sees the new one sees the new bias as well.
+    """
+    net = Affine()
+    compiled = tripwire.compile(net, backend="eager")
+    with torch.no_grad():
+        compiled(X)
+        compiled(X)
+    (entry,) = compiled._tripwire_dispatcher.entries
+    admits, compare = entry.standing.admits, standing.Standing._compare
+    taken_over, may_go_on = threading.Event(), threading.Event()
+
+    def wait_and_compare(*args) -> None:
+        taken_over.set()
+        may_go_on.wait(1)
+        compare(*args)
+
+    def write() -> None:
+        net.bias = 10.0
+        net.weight = nn.Parameter(torch.ones(2))
+        with torch.no_grad():
+            compiled(X)
+
+    threads = [threading.Thread(target=write)]
+
+    def admit(args, kwargs):
+        found = admits(args, kwargs)
+        monkeypatch.setattr(entry.standing, "admits", admits)
+        threads[0].start()
+        taken_over.wait()
+        return found
+
+    monkeypatch.setattr(standing.Standing, "_compare", wait_and_compare)
+    monkeypatch.setattr(entry.standing, "admits", admit)
+    with torch.no_grad():
+        seen = compiled(X)[0].item()
+    may_go_on.set()
+    threads[0].join()
+    assert seen in (0.0, 10.0, 11.0)
+    with torch.no_grad():
+        assert [compiled(X)[0].item() for _ in range(3)] == [11.0] * 3
