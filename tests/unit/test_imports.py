@@ -9,7 +9,12 @@ import torch
 from support import run_python
 
 import tripwire
-from tripwire.imports import count_registrations, uncounted_registrations, without_collections
+from tripwire.imports import (
+    PROGRESS,
+    count_registrations,
+    uncounted_registrations,
+    without_collections,
+)
 
 
 def register() -> None:
@@ -27,9 +32,12 @@ def test_a_compilers_registrations_arent_counted_and_others_are() -> None:
     assert count_registrations() == before + 1
 
 
-def test_beside_other_threads_all_registrations_count() -> None:
+@pytest.mark.parametrize(("name", "counted"), [("a user's", 1), (PROGRESS, 0)])
+def test_beside_other_threads_but_that_which_shows_progress_all_registrations_count(
+    name, counted
+) -> None:
     before, done = count_registrations(), threading.Event()
-    thread = threading.Thread(target=done.wait)
+    thread = threading.Thread(target=done.wait, name=name)
     thread.start()
     try:
         with uncounted_registrations():
@@ -37,7 +45,7 @@ def test_beside_other_threads_all_registrations_count() -> None:
     finally:
         done.set()
         thread.join()
-    assert count_registrations() == before + 1
+    assert count_registrations() == before + counted
 
 
 class Shape(abc.ABC):  # noqa: B024  # a user's own

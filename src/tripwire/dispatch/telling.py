@@ -32,6 +32,7 @@ from torch import fx
 from tripwire.backends.dynamo import count_copies, metering
 from tripwire.backends.registry import name_of
 from tripwire.env import is_dispatch_file, is_library_file
+from tripwire.imports import PROGRESS
 from tripwire.phases import (
     BACKWARD,
     HAS_TELEMETRY,
@@ -518,7 +519,7 @@ def showing(what: str) -> Iterator[None]:
         if not done.wait(LONG):
             show(describe, done)
 
-    thread = threading.Thread(target=wait, name="tripwire progress", daemon=True)
+    thread = threading.Thread(target=wait, name=PROGRESS, daemon=True)
     thread.start()
     try:
         yield
