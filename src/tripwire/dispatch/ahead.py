@@ -90,8 +90,10 @@ def run_ahead(
     tensors = [tensor for _, tensor in written]
     try:
         with FIRST_RUN:
+            with torch.inference_mode():  # which tensors made there ask for
+                after = [tensor.detach().clone() for tensor in tensors]
             for _ in range(runs):
-                with _put_back(tensors, counters):
+                with _put_back(tensors, after, counters):
                     code((*numbers, *given))
     except Exception as error:  # too little memory for two results, say: a hit tells of others
         _log.info("The new code of %s isn't run ahead: %s", name, error)
@@ -106,14 +108,14 @@ def _can_return(wanted: Input, tensor: torch.Tensor, counters: Counters) -> bool
 
 
 @contextmanager
-def _put_back(tensors: list[torch.Tensor], counters: Counters) -> Iterator[None]:
-    """Inside, counters are as the run found them; afterwards all of them are as they are now.
+def _put_back(
+    tensors: list[torch.Tensor], after: list[torch.Tensor], counters: Counters
+) -> Iterator[None]:
+    """Inside, counters are as the run found them; afterwards all tensors are as it left them.
 
     Also as often written: autograd asks that of what it saved.
     """
     versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-    with torch.inference_mode():  # which tensors made there ask for
-        after = [tensor.detach().clone() for tensor in tensors]
     try:
         with torch.inference_mode():
             for tensor in tensors:
