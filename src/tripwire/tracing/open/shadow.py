@@ -486,10 +486,13 @@ class Shadow:
 
     def _build_sweep(self) -> Sweep | None:
         alive = [number for ref in self._handed_out if (number := ref()) is not None]
+        if not alive:
+            return None
         originals = {key: original for key, (_, original) in self.tuples.items()}
-        # The collector doesn't know who holds what once a program called `gc.freeze`.
+        # The collector doesn't know who holds what once a program called `gc.freeze`. To be told so
+        # takes milliseconds: it counts all that is frozen.
         met = self._state.reach.holders.all if gc.get_freeze_count() else ()
-        return Sweep(alive, originals, [holder.owner for holder in met]) if alive else None
+        return Sweep(alive, originals, [holder.owner for holder in met])
 
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
