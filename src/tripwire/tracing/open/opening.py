@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -178,6 +179,7 @@ _TupleIterator = type(iter(()))
 _OF_ERRORS = ("args", "value", "code")  # of StopIteration, of SystemExit
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+_HERE = sys.modules[__name__]  # `sys.modules` refers to it
 # What can't be changed is made again.
 _REBUILT: dict[type, Callable[[Any, Callable[[object], Any]], object]] = {
     frozenset: lambda held, find: frozenset(map(find, held)),
@@ -193,7 +195,7 @@ class Sweep:
         self, numbers: list[Any], tuples: dict[int, object], known: Sequence[object] = ()
     ) -> None:
         self._numbers = numbers
-        self._known = known  # what may hold some, and isn't found otherwise
+        self._known = known  # what may hold some, and isn't found after `gc.freeze`
         self._tuples = tuples  # with open numbers, by identity: what to put in their place
         self._replaced = {id(number): number.value for number in numbers}
         self._old: list[object] = list(numbers)  # alive, so that identities stay theirs
@@ -202,10 +204,14 @@ class Sweep:
         """Everywhere, and in a result; which may be another object then."""
         fresh: list[object] = list(self._numbers)
         while fresh:
-            asked = tuple(fresh)  # one of our own: 3.13 counts what a list is unpacked into
+            # A tuple of our own: 3.13 counts what a list is unpacked into.
+            asked = (*fresh, _HERE)
             mine = {id(fresh), id(asked), id(self._old), id(self._numbers), id(self.__dict__)}
             holders = [h for h in gc.get_referrers(*asked) if id(h) not in mine]
-            holders += self._known
+            # The collector doesn't know who holds what once a program called `gc.freeze`. It would
+            # count all that is frozen to say so: 50 ms for 400,000 objects.
+            if not any(holder is sys.modules for holder in holders):
+                holders += self._known
             fresh = []
             for holder in holders:
                 self._replace_in(holder, fresh)

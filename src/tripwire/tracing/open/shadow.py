@@ -12,7 +12,6 @@ What the shadow can't follow closes the numbers that lead to it.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import operator
 import weakref
@@ -489,10 +488,7 @@ class Shadow:
         if not alive:
             return None
         originals = {key: original for key, (_, original) in self.tuples.items()}
-        # The collector doesn't know who holds what once a program called `gc.freeze`. To be told so
-        # takes milliseconds: it counts all that is frozen.
-        met = self._state.reach.holders.all if gc.get_freeze_count() else ()
-        return Sweep(alive, originals, [holder.owner for holder in met])
+        return Sweep(alive, originals, [one.owner for one in self._state.reach.holders.all])
 
     def settle(self, result: object) -> object:
         """Put plain numbers in the place of open ones, wherever the run left some."""
