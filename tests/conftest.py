@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import tempfile
 from contextlib import suppress
@@ -32,6 +33,11 @@ def import_what_is_large() -> None:
         import_module(name)
     torch = import_module("torch")
     torch.testing.assert_close(torch.ones(1), torch.ones(1))
+    # pytest hands its handlers to loggers that don't propagate. With one of them torch spells out
+    # each graph that it compiles.
+    traces = logging.getLogger("torch.__trace")
+    traces.handlers.clear()
+    traces.propagate = True
     with suppress(ImportError):  # progress bars of Inductor's start a thread that wakes up at times
         import_module("tqdm").tqdm.monitor_interval = 0
     gc.enable()
