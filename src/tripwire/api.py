@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tripwire.dispatch.compiled import WatchedCompile
     from tripwire.recording.capture.calls import Writing
     from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
-    from tripwire.recording.capture.policy import Chooser
+    from tripwire.recording.capture.origin import Chooser
 
 __all__ = [
     "compile",
@@ -453,6 +453,6 @@ def _describe_writing(
     check: bool,
 ) -> Writing:
     from tripwire.recording.capture.calls import Writing
-    from tripwire.recording.capture.policy import Policy
+    from tripwire.recording.capture.origin import Policy
 
     return Writing.to(path, Policy(tensors, max_bytes), check)

@@ -35,12 +35,12 @@ from tripwire.auditing.images import (
     ImageNode,
     Plain,
     RaisedImage,
+    World,
     describe,
     find_difference,
     image_of_error,
 )
 from tripwire.auditing.walking import Ran, Walk
-from tripwire.auditing.world import World
 from tripwire.auditing.writes import Trial, find_writes
 from tripwire.dispatch.compiled import compile_callable, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher

@@ -28,7 +28,7 @@ from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
 from tripwire.validity.probes import Probe, build_probe
-from tripwire.validity.rebinding import Rebinding, may_rebind
+from tripwire.validity.standing import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
 from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance

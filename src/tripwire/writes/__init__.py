@@ -1,7 +1,7 @@
 """Writes: whoever asks is told when an object, a class or a container is written, and by whom."""
 
 from tripwire.writes.snapshots import ABSENT, GONE, ORDER
-from tripwire.writes.subscriptions import ensure_patched
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary, ensure_patched
 from tripwire.writes.trackers import (
     GenerationTracker,
     MutationTracker,
@@ -10,7 +10,6 @@ from tripwire.writes.trackers import (
 )
 from tripwire.writes.trackers import watch as watch_code
 from tripwire.writes.watching import Change, Watch, watch
-from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 __all__ = [
     "ABSENT",

@@ -33,9 +33,8 @@ from tripwire.ranges import Frame
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.writes import sentry, snapshots, watching
 from tripwire.writes.patches import Patch
-from tripwire.writes.subscriptions import can_refer, ensure_patched, install
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary, can_refer, ensure_patched, install
 from tripwire.writes.watching import Change, Watch
-from tripwire.writes.weakkeys import ExactWeakKeyDictionary
 
 __all__ = ["MutationTracker", "ensure_patched", "watch"]
 

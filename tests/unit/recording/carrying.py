@@ -13,7 +13,7 @@ import msgspec
 
 from tripwire.recording.capture.code import Programs
 from tripwire.recording.capture.encode import Encoder
-from tripwire.recording.capture.policy import Blobs, Policy
+from tripwire.recording.capture.origin import Blobs, Policy
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.format.file import NewRecord, Record
 from tripwire.recording.format.manifest import Manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tripwire.recording.capture.encode import Encoder
-from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
+from tripwire.recording.capture.origin import KEEP_ALL, Blobs, Policy
 from tripwire.recording.format import nodes
 from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import NewRecord, Record

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from tripwire.writes.weakkeys import ExactWeakKeyDictionary
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary
 
 
 class Thing:

@@ -28,11 +28,15 @@ from tripwire.phases import RECORD
 from tripwire.reading.tensors import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.environment import describe, find_settings, fresh_packages
 from tripwire.recording.capture.habits import find_written
-from tripwire.recording.capture.origin import find_patches
-from tripwire.recording.capture.outcomes import check_record, place_of
-from tripwire.recording.capture.policy import KEEP_ALL, Policy
+from tripwire.recording.capture.origin import KEEP_ALL, Policy, find_patches
+from tripwire.recording.capture.outcomes import (
+    check_record,
+    describe,
+    find_settings,
+    fresh_packages,
+    place_of,
+)
 from tripwire.recording.capture.record import ExecutionRecorder, take_down
 from tripwire.recording.capture.tensors import put_back
 from tripwire.recording.format.file import NewRecord
@@ -40,7 +44,7 @@ from tripwire.recording.format.manifest import Compiled, Manifest, Omission, Out
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
 from tripwire.values.classes import ids_of, isinstance, short_name_of
-from tripwire.writes.weakkeys import ExactWeakKeyDictionary
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary
 
 log = logging.getLogger("tripwire.records")
 

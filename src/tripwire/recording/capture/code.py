@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tripwire.reading.uses import Use, Uses, merge
-from tripwire.recording.capture.classes import ClassDraft
-from tripwire.recording.capture.names import (
+from tripwire.recording.capture.classes import (
+    ClassDraft,
     SpelledNames,
     deleted_globals,
     find_imports,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tripwire.recording.capture.policy import Treatment
+from tripwire.recording.capture.origin import Treatment
 from tripwire.recording.capture.wrapped import encode_generator, is_generator
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import array_item_size

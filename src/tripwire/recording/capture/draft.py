@@ -16,7 +16,7 @@ import msgspec
 
 from tripwire.recording.capture.code import Programs
 from tripwire.recording.capture.encode import Encoder
-from tripwire.recording.capture.policy import KEEP_ALL, Blobs, Policy
+from tripwire.recording.capture.origin import KEEP_ALL, Blobs, Policy
 from tripwire.recording.capture.shelf import find_moved
 from tripwire.recording.format import nodes
 from tripwire.recording.format.checks import find_slot_fields, slots_of

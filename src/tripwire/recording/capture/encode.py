@@ -23,7 +23,7 @@ from tripwire.recording.capture.data import (
     is_member,
     is_utf8,
 )
-from tripwire.recording.capture.policy import Policy, Treatment
+from tripwire.recording.capture.origin import Policy, Treatment
 from tripwire.recording.format import nodes
 from tripwire.recording.format.manifest import Omission, encode_json
 from tripwire.recording.format.nodes import AnyNode, Reference, Slot
@@ -31,7 +31,7 @@ from tripwire.recording.format.rows import MOST_MEMORY
 from tripwire.values.classes import class_name, is_kind, isinstance, short_name_of
 
 if TYPE_CHECKING:
-    from tripwire.recording.capture.policy import Blobs
+    from tripwire.recording.capture.origin import Blobs
 
 
 _LONG_TEXT = 64

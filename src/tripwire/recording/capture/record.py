@@ -24,8 +24,7 @@ import msgspec
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.uses import Step, StepKind, Uses, join
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.origin import Patch, find_library, is_library_file
-from tripwire.recording.capture.policy import KEEP_ALL, Policy
+from tripwire.recording.capture.origin import KEEP_ALL, Patch, Policy, find_library, is_library_file
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.container import Content, write_members, write_new
 from tripwire.recording.format.decode import view

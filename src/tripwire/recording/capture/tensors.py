@@ -16,7 +16,7 @@ import torch
 
 from tripwire.reading.tensors import Copies, memory_of
 from tripwire.recording.capture.data import named
-from tripwire.recording.capture.policy import Blobs, Treatment
+from tripwire.recording.capture.origin import Blobs, Treatment
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, STORED_NAMES
 from tripwire.recording.format.container import CHUNK

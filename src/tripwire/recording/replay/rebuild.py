@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from tripwire.errors import CannotReplay
-from tripwire.recording.capture.names import module_of
+from tripwire.recording.capture.classes import module_of
 from tripwire.recording.capture.origin import is_library_file, is_library_module, resolve
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher

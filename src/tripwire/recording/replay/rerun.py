@@ -22,12 +22,12 @@ from typing import Any, NoReturn, Protocol, cast
 import msgspec
 
 from tripwire.errors import CannotReplay, TripwireError
-from tripwire.recording.capture.environment import entered
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
     Replayed,
     describe_error,
     describe_result,
+    entered,
     tell_redacted,
 )
 from tripwire.recording.capture.record import SHOWN

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from tripwire.recording.capture import shelf
-from tripwire.recording.capture.environment import is_switch
+from tripwire.recording.capture.outcomes import is_switch
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, TORCH_NAMES
 from tripwire.recording.format.checks import slots_of

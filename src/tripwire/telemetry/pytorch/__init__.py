@@ -34,17 +34,15 @@ from tripwire.telemetry.history import (
     record_compilation_metrics,
     set_compilation_metrics_limit,
 )
-from tripwire.telemetry.pytorch.chromium import (
-    ChromiumEventLogger,
-    chromium_event_log_active,
-    get_chromium_event_logger,
-    stop_chromium_event_logger,
-)
 from tripwire.telemetry.pytorch.events import (
+    ChromiumEventLogger,
     CompileEventLogger,
     CompileEventLogLevel,
     ReinplaceCounters,
     ReInplaceTrigger,
+    chromium_event_log_active,
+    get_chromium_event_logger,
+    stop_chromium_event_logger,
 )
 from tripwire.telemetry.pytorch.messages import (
     DuplicateWarningChecker,

@@ -28,9 +28,9 @@ import torch
 from roundtrip import again, encode, name_code, seen
 
 from tripwire.errors import BadRecord, CannotReplay
+from tripwire.recording.capture.classes import _names_of_code
 from tripwire.recording.capture.encode import Encoder
-from tripwire.recording.capture.names import _names_of_code
-from tripwire.recording.capture.policy import KEEP_ALL, Blobs
+from tripwire.recording.capture.origin import KEEP_ALL, Blobs
 from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.container import ByteSource

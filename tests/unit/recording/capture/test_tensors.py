@@ -13,7 +13,7 @@ from roundtrip import again, data_of, encode, seen, write
 from torch import nn
 
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.recording.capture.policy import Policy
+from tripwire.recording.capture.origin import Policy
 from tripwire.recording.capture.tensors import measure
 from tripwire.recording.format import nodes
 from tripwire.recording.format.file import TENSORS, Record

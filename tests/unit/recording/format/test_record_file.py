@@ -240,12 +240,12 @@ package = types.ModuleType("tripwire")
 package.__path__ = [sys.argv[1]]
 sys.modules["tripwire"] = package
 from tripwire.recording.format import decode
-from tripwire.recording.capture import encode, policy
+from tripwire.recording.capture import encode, origin
 from tripwire.recording.format import file
 with file.Record.open(sys.argv[2]) as record:
     print(decode.view(record.table, record.blobs)["value"])
-blobs = policy.Blobs(policy.KEEP_ALL)
-encoder = encode.Encoder(blobs, policy.KEEP_ALL)
+blobs = origin.Blobs(origin.KEEP_ALL)
+encoder = encode.Encoder(blobs, origin.KEEP_ALL)
 table = encoder.finish({"value": encoder.slot([1, {2: (3,)}])})
 path = file.NewRecord(file.Manifest(), table, blobs.settled, {}).write(sys.argv[3])
 with file.Record.open(path) as record:
