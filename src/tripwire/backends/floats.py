@@ -148,6 +148,40 @@ def _spell_lerp(node: fx.Node) -> fx.Node | None:
     return node.graph.call_method("add_" if in_place else "add", (start, part))
 
 
+def _spell_attention(node: fx.Node) -> fx.Node | None:
+    """`scale` on the queries: what is scaled is their product with the keys."""
+    tensor = _find_tensor(node.kwargs.get("scale"))
+    if tensor is None or not node.args or not _has_dtype(node.args[0], _WIDE):
+        return None
+    query = node.args[0]
+    assert isinstance(query, fx.Node)
+    scaled = _make(node, "mul", query, tensor)
+    kwargs = {**node.kwargs, "scale": 1.0}
+    return node.graph.call_function(_call_of(node), (scaled, *node.args[1:]), kwargs)
+
+
+def _spell_cross_entropy(node: fx.Node) -> fx.Node | None:
+    """`label_smoothing` is a way between the loss without it and the one of equal labels."""
+    tensor = _find_tensor(node.kwargs.get("label_smoothing"))
+    if tensor is None or not node.args or not _has_dtype(node.args[0], _WIDE):
+        return None
+    ends = []
+    for smoothing in (0.0, 1.0):
+        kwargs = {**node.kwargs, "label_smoothing": smoothing}
+        ends.append(node.graph.call_function(_call_of(node), node.args, kwargs))
+        ends[-1].meta = _step_meta(node)
+    plain, smooth = ends
+    weight = _fit(node, tensor, node)
+    part = _make(node, "mul", _make(node, "sub", smooth, plain), weight)
+    return node.graph.call_method("add", (plain, part))
+
+
+def _call_of(node: fx.Node) -> Callable[..., Any]:
+    found = node.target
+    assert callable(found)
+    return found
+
+
 def _spell_tensor(node: fx.Node) -> fx.Node | None:
     """`torch.tensor([t, 1.0])`."""
     if len(node.args) != 1 or not set(node.kwargs) <= {"dtype", "device"}:
@@ -176,4 +210,6 @@ _SPELLINGS: dict[str, Callable[[fx.Node], fx.Node | None]] = {
     **dict.fromkeys(("add", "add_", "sub", "sub_"), _spell_sum),
     **dict.fromkeys(("lerp", "lerp_"), _spell_lerp),
     **dict.fromkeys(("tensor", "as_tensor"), _spell_tensor),
+    "scaled_dot_product_attention": _spell_attention,
+    "cross_entropy": _spell_cross_entropy,
 }

@@ -1,5 +1,5 @@
-/* Calls of `float` and `int`, of functions behind lru_cache, and items of lists and tuples, answered by
-   the run: see casts.py.
+/* Calls of `float` and `int`, of some functions that C has (`math.exp`, `min`), of functions behind
+   lru_cache, and items of lists and tuples, answered by the run: see casts.py.
 
    While any thread wants that, the two classes are called through cast(). It asks the answering
    function of the calling thread about one argument of the classes that were named, and makes the
@@ -9,7 +9,11 @@
    A function behind lru_cache keeps a single int as it is, and anything else in a tuple: an open number
    would find nothing of what a plain one left there. remember() asks for the arguments to use.
 
-   A list takes the value of an index and gives what is there. find_item() asks what to give first. */
+   A list takes the value of an index and gives what is there. find_item() asks what to give first.
+
+   The functions are called through call_function(), whoever imported them under whatever name. Bytecode
+   that was specialised for one compares its flags, and lets go of it: a flag is added that means nothing
+   to a function which exists already. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -25,6 +29,15 @@ static PyTypeObject *memo_type;        /* functools._lru_cache_wrapper */
 static ternaryfunc plain_memo;
 static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an index */
 static binaryfunc plain_list_item, plain_tuple_item;
+static THREAD_LOCAL PyObject *computing; /* a function of a C function and a tuple of arguments */
+
+typedef struct {
+    PyCFunctionObject *function; /* for as long as the process lives */
+    PyMethodDef *plain_def, def;
+    vectorcallfunc plain_call; /* NULL: it takes a tuple and a dict */
+} Answered;
+static Answered *functions;
+static Py_ssize_t n_functions;
 
 static int is_asked(PyObject *argument) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
@@ -36,13 +49,9 @@ static int is_asked(PyObject *argument) {
     return 0;
 }
 
-/* The call as it always is. */
-static PyObject *call_plainly(PyObject *cls, PyObject *const *args, size_t nargsf,
-                              PyObject *names) {
-    vectorcallfunc plain = cls == (PyObject *)&PyFloat_Type ? plain_float : plain_int;
-    if (plain != NULL) {
-        return plain(cls, args, nargsf, names);
-    }
+/* A call by a way that takes a tuple and a dict. */
+static PyObject *call_packed(ternaryfunc call, PyObject *callable, PyObject *const *args,
+                             size_t nargsf, PyObject *names) {
     Py_ssize_t n = PyVectorcall_NARGS(nargsf), n_named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
     PyObject *found = NULL, *named = n_named ? PyDict_New() : NULL, *given = PyTuple_New(n);
     if (given == NULL || (n_named && named == NULL)) {
@@ -56,11 +65,19 @@ static PyObject *call_plainly(PyObject *cls, PyObject *const *args, size_t nargs
             goto done;
         }
     }
-    found = PyType_Type.tp_call(cls, given, named);
+    found = call(callable, given, named);
 done:
     Py_XDECREF(given);
     Py_XDECREF(named);
     return found;
+}
+
+/* The call of a class as it always is. */
+static PyObject *call_plainly(PyObject *cls, PyObject *const *args, size_t nargsf,
+                              PyObject *names) {
+    vectorcallfunc plain = cls == (PyObject *)&PyFloat_Type ? plain_float : plain_int;
+    return plain != NULL ? plain(cls, args, nargsf, names)
+                         : call_packed(PyType_Type.tp_call, cls, args, nargsf, names);
 }
 
 static PyObject *cast(PyObject *cls, PyObject *const *args, size_t nargsf, PyObject *names) {
@@ -123,6 +140,87 @@ static PyObject *find_item(PyObject *owner, PyObject *index) {
     return (PyList_Check(owner) ? plain_list_item : plain_tuple_item)(owner, index);
 }
 
+/* Whether a function gets an open number or a tensor: as it is, or in the only argument. */
+static int is_one_asked(PyObject *const *args, Py_ssize_t n) {
+    if (n == 1 && (PyTuple_CheckExact(args[0]) || PyList_CheckExact(args[0]))) {
+        PyObject *items = args[0];
+        n = PySequence_Fast_GET_SIZE(items);
+        args = PySequence_Fast_ITEMS(items);
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (is_asked(args[i])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *call_function(PyObject *callable, PyObject *const *args, size_t nargsf,
+                               PyObject *names) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (computing != NULL && names == NULL && is_one_asked(args, n)) {
+        PyObject *given = PyTuple_New(n);
+        if (given == NULL) {
+            return NULL;
+        }
+        for (Py_ssize_t i = 0; i < n; i++) {
+            PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+        }
+        PyObject *asked = Py_NewRef(computing);
+        PyObject *found = PyObject_CallFunctionObjArgs(asked, callable, given, NULL);
+        Py_DECREF(asked);
+        Py_DECREF(given);
+        if (found != Py_NotImplemented) {
+            return found;
+        }
+        Py_DECREF(found);
+    }
+    for (Py_ssize_t i = 0; i < n_functions; i++) {
+        if ((PyObject *)functions[i].function == callable && functions[i].plain_call != NULL) {
+            return functions[i].plain_call(callable, args, nargsf, names);
+        }
+    }
+    return call_packed(PyCFunction_Type.tp_call, callable, args, nargsf, names);
+}
+
+/* Remember which functions are to be answered, the first time. */
+static int find_functions(PyObject *wanted) {
+    if (functions != NULL) {
+        return 0;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(wanted);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!PyCFunction_CheckExact(PyTuple_GET_ITEM(wanted, i))) {
+            PyErr_SetString(PyExc_TypeError, "start() takes a tuple of functions that C has");
+            return -1;
+        }
+    }
+    functions = PyMem_Calloc(n ? n : 1, sizeof(Answered));
+    if (functions == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (n_functions = 0; n_functions < n; n_functions++) {
+        functions[n_functions].function =
+            (PyCFunctionObject *)Py_NewRef(PyTuple_GET_ITEM(wanted, n_functions));
+    }
+    return 0;
+}
+
+static void swap_functions(int is_answered) {
+    for (Py_ssize_t i = 0; i < n_functions; i++) {
+        Answered *one = &functions[i];
+        if (is_answered) {
+            one->plain_def = one->function->m_ml;
+            one->plain_call = one->function->vectorcall;
+            one->def = *one->plain_def;
+            one->def.ml_flags |= METH_COEXIST;
+        }
+        one->function->m_ml = is_answered ? &one->def : one->plain_def;
+        one->function->vectorcall = is_answered ? call_function : one->plain_call;
+    }
+}
+
 static int find_memo_type(void) {
     if (memo_type == NULL) {
         PyObject *functools = PyImport_ImportModule("functools");
@@ -148,19 +246,22 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
             memo_type->tp_call = plain_memo;
             PyList_Type.tp_as_mapping->mp_subscript = plain_list_item;
             PyTuple_Type.tp_as_mapping->mp_subscript = plain_tuple_item;
+            swap_functions(0);
         }
         Py_CLEAR(answer);
         Py_CLEAR(classes);
         Py_CLEAR(closing);
         Py_CLEAR(picking);
+        Py_CLEAR(computing);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *start(PyObject *module, PyObject *args) {
-    PyObject *function, *asked_of, *close, *pick;
-    if (!PyArg_ParseTuple(args, "OO!OO:start", &function, &PyTuple_Type, &asked_of, &close, &pick)
-        || find_memo_type() < 0) {
+    PyObject *function, *asked_of, *close, *pick, *compute, *wanted;
+    if (!PyArg_ParseTuple(args, "OO!OOOO!:start", &function, &PyTuple_Type, &asked_of, &close,
+                          &pick, &compute, &PyTuple_Type, &wanted)
+        || find_memo_type() < 0 || find_functions(wanted) < 0) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(asked_of); i++) {
@@ -181,11 +282,13 @@ static PyObject *start(PyObject *module, PyObject *args) {
         plain_tuple_item = PyTuple_Type.tp_as_mapping->mp_subscript;
         PyList_Type.tp_as_mapping->mp_subscript = find_item;
         PyTuple_Type.tp_as_mapping->mp_subscript = find_item;
+        swap_functions(1);
     }
     answer = Py_NewRef(function);
     classes = Py_NewRef(asked_of);
     closing = Py_NewRef(close);
     picking = Py_NewRef(pick);
+    computing = Py_NewRef(compute);
     Py_RETURN_NONE;
 }
 

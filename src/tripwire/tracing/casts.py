@@ -1,4 +1,4 @@
-"""Casts: `float(t)`, `int(t)`, and what `math` makes of open numbers, stay open.
+"""Casts: `float(t)`, `int(t)`, `len(t)`, and what `math` makes of open numbers, stay open.
 
 `float` must give a float, and a tensor's `__float__` too, so neither can give an open number. What
 can is the call: while a run has something open, the two classes are called through `_casts.c`, in
@@ -11,8 +11,8 @@ would not be found by an open one.
 What lies in a list or a tuple of numbers at an open index is open, too: `sigmas[i]`. The guard
 function has the numbers, which are part of what the run read, and picks one.
 
-Functions of `math` are replaced in that module while any run has something open; who imported one
-by name calls it itself, which closes the number.
+Functions of `math`, `len`, and `min` and `max` of floats, are answered in the same way, whoever
+imported them under whatever name: they stay the objects that they are.
 """
 
 from __future__ import annotations
@@ -45,26 +45,24 @@ from tripwire.values.numbers import (
     of_run,
     plain,
 )
-from tripwire.writes.patches import Patch, Patches
 
 
 @contextmanager
-def casting(user: object) -> Iterator[None]:
+def casting() -> Iterator[None]:
     """Answer this thread's casts for a run that has something open."""
     try:
-        _OF_MATH.enter(id(user))
         if _casts is not None:
-            _casts.start(_answer, (torch.Tensor, OpenInt, OpenFloat), _close_given, _pick)
+            asked_of = torch.Tensor, OpenInt, OpenFloat
+            _casts.start(_answer, asked_of, _close_given, _pick, _call, tuple(_ANSWERED))
         yield
     finally:
-        stop(user)
+        stop()
 
 
-def stop(user: object) -> None:
+def stop() -> None:
     """Make casts plainly again; telling it twice is fine."""
     if _casts is not None:
         _casts.stop()
-    _OF_MATH.leave(id(user))
 
 
 def _choose() -> Any:
@@ -125,34 +123,59 @@ def _close_given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[
     return closed
 
 
-# --- math --------------------------------------------------------------------------------------
+# --- functions ---------------------------------------------------------------------------------
 
 
-def _wrap_math(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def of_number(*args: Any, **kwargs: Any) -> Any:
-        ledger = None if kwargs else find_ledger(*args)
-        if ledger is None:
-            return function(*args, **kwargs)
-        value = function(*map(plain, args))  # raises what Python raises
-        is_known = function in IN_GRAPHS if any(map(is_taken, args)) else may_be_open(value)
-        if not is_known:
-            return function(*args)  # closes what is open
-        return ledger.compute((function, *(of_run(ledger, arg) for arg in args)), value)
-
-    return of_number
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a function gives for open numbers or tensors; NotImplemented: what it always gives."""
+    return _ANSWERED[function](function, args)
 
 
-def _wrap_question(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def of_number(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or not is_taken(args[0]):
-            return function(*args, **kwargs)
-        ledger = find_ledger(*args)
-        answer = function(plain(args[0]))
-        return answer if ledger is None else ledger.decide(function, args[0], None, answer)
+def _compute_float(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A function of `math`, which takes any number that it gets for a float."""
+    numbers = [_answer(float, a) if isinstance(a, torch.Tensor) else a for a in args]
+    if any(number is NotImplemented for number in numbers):
+        return NotImplemented
+    ledger = find_ledger(*numbers)
+    if ledger is None:
+        return NotImplemented
+    value = function(*map(plain, numbers))  # raises what Python raises
+    is_known = function in IN_GRAPHS if any(map(is_taken, numbers)) else may_be_open(value)
+    if not is_known:
+        return NotImplemented  # closes what is open
+    return ledger.compute((function, *(of_run(ledger, one) for one in numbers)), value)
 
-    return of_number
+
+def _ask(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`math.isnan` and its kin, of a number out of a tensor."""
+    ledger = find_ledger(*args)
+    if len(args) != 1 or not is_taken(args[0]) or ledger is None:
+        return NotImplemented
+    return ledger.decide(function, args[0], None, function(plain(args[0])))
+
+
+def _choose_float(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`min` and `max`: of floats alone, so that what comes is a float whichever it is."""
+    numbers = tuple(args[0]) if len(args) == 1 and is_exactly(args[0], list, tuple) else args
+    ledger = find_ledger(*numbers)
+    if ledger is None or any(map(is_taken, numbers)):
+        return NotImplemented
+    numbers = tuple(of_run(ledger, one) for one in numbers)
+    are_floats = all(is_exactly(one, float, OpenFloat) for one in numbers)
+    if not are_floats or not all(math.isfinite(plain(one)) for one in numbers):
+        return NotImplemented
+    return ledger.compute((function, *numbers), function(*map(plain, numbers)))
+
+
+def _measure(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`len` of a tensor."""
+    state = CURRENT.state
+    if state is None or state.refusal is not None or state.shadow is None or len(args) != 1:
+        return NotImplemented
+    (tensor,) = args
+    if not isinstance(tensor, torch.Tensor) or state.shadow.fakes.find(tensor) is None:
+        return NotImplemented
+    return tensor.size(0) if tensor.dim() else NotImplemented
 
 
 def _build_targets() -> Iterator[tuple[Callable[..., Any], Target]]:
@@ -208,9 +231,11 @@ _COMPUTED = (
     *("asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "hypot", "fabs", "erf"),
 )
 _QUESTIONS = ("isnan", "isinf", "isfinite")
-_OF_MATH = Patches(
-    lambda: (
-        *(Patch(math, name, _wrap_math) for name in _COMPUTED),
-        *(Patch(math, name, _wrap_question) for name in _QUESTIONS),
-    )
-)
+# By function that C has: who says what it gives.
+_ANSWERED: dict[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]] = {
+    **{getattr(math, name): _compute_float for name in _COMPUTED},
+    **{getattr(math, name): _ask for name in _QUESTIONS},
+    min: _choose_float,
+    max: _choose_float,
+    len: _measure,
+}

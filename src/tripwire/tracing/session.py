@@ -193,7 +193,7 @@ class Session:
         try:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
-            numbers = nullcontext() if self.state.shadow is None else casts.casting(self)
+            numbers = nullcontext() if self.state.shadow is None else casts.casting()
             with hooks.installed(self), numbers, observer, recording(self.state) as self.recorder:
                 self.state.reach.reader.start()
                 result = run_user(fn, args, kwargs)
@@ -211,7 +211,7 @@ class Session:
         stop_recording(self.state)
         if self.state.observer is not None:
             self.state.observer.stop()
-        casts.stop(self)
+        casts.stop()
         hooks.uninstall(self)
 
     def leave(self) -> None:

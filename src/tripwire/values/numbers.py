@@ -198,6 +198,17 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     return method
 
 
+def _divmod(*, is_reflected: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        left, right = (other, self) if is_reflected else (self, other)
+        if not _is_number(other):
+            return _close_for(self, other, "divmod", lambda: divmod(plain(left), plain(right)))
+        both = divmod(plain(left), plain(right))  # raises what Python raises
+        return both if find_ledger(left, right) is None else (left // right, left % right)
+
+    return method
+
+
 def may_be_open(value: Any) -> bool:
     """Whether something that was computed may be an open number.
 
@@ -352,6 +363,8 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     for name in arithmetic.split():
         setattr(cls, f"__{name}__", _arithmetic(name, is_reflected=False))
         setattr(cls, f"__r{name}__", _arithmetic(name, is_reflected=True))
+    cls.__divmod__ = _divmod(is_reflected=False)
+    cls.__rdivmod__ = _divmod(is_reflected=True)
     cls.__pow__ = _power(is_reflected=False)
     cls.__rpow__ = _power(is_reflected=True)
     for name in ("neg", "pos", "abs"):

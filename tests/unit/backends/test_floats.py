@@ -37,7 +37,42 @@ USES = {
     "as_tensor": lambda x, s: torch.maximum(x, torch.as_tensor(s)),
     "no dimensions": lambda x, s: x.sum().abs() ** s + torch.lerp(x.sum(), x.mean(), s),
     "ints": lambda x, s: x.long().clamp(max=s) + x.long().abs() ** s + x,
+    "scale of attention": lambda x, s: _attend(x, scale=s),
+    "scale beside a mask": lambda x, s: _attend(x, is_causal=True, scale=s * 2),
+    "label_smoothing": lambda x, s: _entropy(x, label_smoothing=s),
+    "of a sum": lambda x, s: _entropy(x, label_smoothing=s, reduction="sum"),
+    "of each row": lambda x, s: _entropy(x, label_smoothing=s, reduction="none"),
+    "of labels with weights": lambda x, s: _entropy(
+        x, weight=torch.tensor([1.0, 2, 3, 4]), ignore_index=1, label_smoothing=s
+    ),
+    "of shares": lambda x, s: functional.cross_entropy(x, x.softmax(-1), label_smoothing=s),
     "two places": lambda x, s: (x * s).clamp(max=s) ** s * torch.tensor(s),
+}
+
+
+def _attend(x, **options):
+    return functional.scaled_dot_product_attention(x[None], x[None] + 1, x[None], **options)
+
+
+def _entropy(x, **options):
+    return functional.cross_entropy(x, torch.arange(x.shape[0]) % 4, **options)
+
+
+# Torch's code takes the value: compilers fix it.
+EAGER_USES = {
+    "layer_norm": lambda x, s: functional.layer_norm(x, (4,), eps=s),
+    "rms_norm": lambda x, s: functional.rms_norm(x, (4,), eps=s),
+    "group_norm": lambda x, s: functional.group_norm(x, 2, eps=s),
+    "batch_norm": lambda x, s: functional.batch_norm(x, None, None, training=True, eps=s),
+    "huber_loss": lambda x, s: functional.huber_loss(x, x.detach() * 2, delta=s),
+    "smooth_l1_loss": lambda x, s: functional.smooth_l1_loss(x, x.detach() * 2, beta=s),
+    "quantile": lambda x, s: torch.quantile(x, s / 2),
+    "cosine_similarity": lambda x, s: functional.cosine_similarity(x, x * x, eps=s),
+    "dropout": lambda x, s: functional.dropout(x, s / 2),
+    "dropout2d": lambda x, s: functional.dropout1d(x, s / 2),
+    "bernoulli_": lambda x, s: x * torch.empty(x.shape).bernoulli_(s / 2),
+    "normal": lambda x, s: x + torch.normal(0.0, s, (x.shape[0], 4)),
+    "normal_": lambda x, s: x + torch.empty_like(x).normal_(s, s),
 }
 
 
@@ -52,7 +87,10 @@ def check(use, backend):
     for index, rows in enumerate((3, 3, 3, 4, 5, 6, 3)):
         x = torch.randn(rows, 4).abs().add(0.1).requires_grad_()
         number = 0.3 + 0.1 * index
-        expected, found = use(x, number), compiled(x, number)
+        torch.manual_seed(index)
+        expected = use(x, number)
+        torch.manual_seed(index)
+        found = compiled(x, number)
         torch.testing.assert_close(found, expected)
         wanted = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(torch.autograd.grad(found.sum(), x), wanted)
@@ -65,7 +103,45 @@ def test_a_float_stays_open(name, backend) -> None:
     check(USES[name], backend)
 
 
-@pytest.mark.parametrize("name", ["clamp", "full", "two places", "alpha", "tensor of a list"])
+@pytest.mark.parametrize("name", EAGER_USES)
+def test_a_float_whose_value_torch_takes_stays_open_behind_eager(name) -> None:
+    check(EAGER_USES[name], "eager")
+
+
+@pytest.mark.parametrize("name", EAGER_USES)
+def test_behind_a_compiler_it_is_fixed_and_told_with_its_line(name) -> None:
+    use = EAGER_USES[name]
+    compiled = tripwire.compile(use, backend="aot_eager")
+    for index in range(4):
+        x = torch.randn(3, 4).abs().add(0.1).requires_grad_()
+        number = 0.3 + 0.1 * (index // 2)
+        torch.manual_seed(index)
+        expected = use(x, number)
+        torch.manual_seed(index)
+        torch.testing.assert_close(compiled(x, number), expected)
+    told = str(tripwire.explain(compiled))
+    begin = f"closed at test_floats.py:{use.__code__.co_firstlineno} by the back end: "
+    (closed,) = (line for line in told.splitlines() if begin in line)
+    assert "L['s']" in closed
+    assert closed.endswith(("== 0.4", "== 0.2"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_dropout_without_any_gives_its_argument(backend) -> None:
+    def drop(x, p):
+        return functional.dropout(x, p)
+
+    compiled = tripwire.compile(drop, backend=backend)
+    x = torch.randn(4)
+    for p in (0.1, 0.2, 0.3, 0.0, 0.4, 0.0):
+        assert (compiled(x, p) is x) == (p == 0)
+    with pytest.raises(ValueError, match="dropout probability"):
+        compiled(x, 1.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["clamp", "full", "two places", "alpha", "tensor of a list", "label_smoothing"]
+)
 def test_a_float_stays_open_behind_inductor(name) -> None:
     check(USES[name], "inductor")
 

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from tripwire.ranges import NOWHERE
+from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
 from tripwire.tracing.casts import IN_GRAPHS, mix
 from tripwire.tracing.open.opening import NUMBER, NumberInput
@@ -160,6 +160,18 @@ class Formulas:
             node = self._describe(graph.call_method("item", (node,)), symbol)
         self._nodes[expr] = node
         return node
+
+    def find_use(self, expr: Any) -> SourceRange:
+        """Where a torch call first takes a symbol, or what is computed of it."""
+        left = [self._nodes[expr]] if expr in self._nodes else []
+        for node in left:
+            for user in node.users:
+                facts: NodeFacts | None = user.meta.get(FACTS)
+                if NUMBER in user.meta:
+                    left.append(user)
+                elif facts is not None:
+                    return facts.where
+        return NOWHERE
 
     @property
     def last_input(self) -> fx.Node | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from tripwire.ranges import NOWHERE, SourceRange
+from tripwire.ranges import SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
@@ -419,6 +420,8 @@ class Shadow:
         elif results:
             in_place = rule.writes or kwargs.get("out") is not None
             with self._state.aside():
+                if rule.name in _OF_FORMS:
+                    args, kwargs = self._spell_floats(rule, (args, kwargs))
                 fakes = self.fakes.imitate(func, args, kwargs, in_place=in_place)
                 self._note_decisions()
                 why = fakes if isinstance(fakes, str) else ""
@@ -431,6 +434,13 @@ class Shadow:
                     known = self._state.values.find(tensor)
                     if known is not None and known.node is not None:
                         known.node.meta[FAKE] = self.fakes.find(tensor)
+
+    def _spell_floats(self, rule: Call, given: Any) -> Any:
+        """Floats as they are in this run: the shadow computes forms, and they decide on none."""
+        floats = [leaf for leaf in iter_leaves(given) if is_exactly(leaf, OpenFloat)]
+        for number in floats if "dropout" in rule.name else ():
+            self.decide(operator.ne, number, 0, True)  # its result would be its argument
+        return map_leaves(given, lambda leaf: leaf.value if is_exactly(leaf, OpenFloat) else leaf)
 
     def _is_sized_by_values(self, tensor: torch.Tensor) -> bool:
         """Whether values decide on a size: it has no symbol, and runs as it is."""
@@ -537,8 +547,13 @@ class Shadow:
             if not value.free_symbols:
                 self.symbols.note_closed({expr})
             if len(self.symbols.closed) > closed:
-                text = f"{self.symbols.origin_of(expr)} == {value}"
-                self.decisions.append(Decision(text, NOWHERE, "the back end"))
+                text = f"{self._name(self.symbols.origin_of(expr))} == {float(value)!r}"
+                self.decisions.append(Decision(text, self.formulas.find_use(expr), "the back end"))
+
+    def _name(self, expression: str) -> str:
+        """An expression of the guard function's, with numbers as users know them."""
+        paths = {one.label: path for path, one in self.numbers.items()}
+        return re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), expression)
 
     def forget(self) -> None:
         """Let go of the run's tensors: weak references would get in the way of swap_tensors."""
@@ -570,6 +585,16 @@ _ARITHMETIC = words(
     "add add_ sub sub_ mul mul_ div div_ true_divide rsub __radd__ __rsub__ __rmul__ __rtruediv__ "
     "__add__ __sub__ __mul__ __truediv__ __iadd__ __isub__ __imul__ __itruediv__ "
     "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
+)
+# Torch's own code takes the value of a float that these get; no float decides on a size there.
+_OF_FORMS = words(
+    "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize "
+    "scaled_dot_product_attention multi_head_attention_forward cross_entropy "
+    "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
+    "huber_loss smooth_l1_loss triplet_margin_loss margin_ranking_loss hinge_embedding_loss "
+    "cosine_embedding_loss poisson_nll_loss gaussian_nll_loss cosine_similarity "
+    "pairwise_distance cdist dist renorm quantile nanquantile isclose "
+    "normal bernoulli normal_ bernoulli_ uniform_ exponential_ log_normal_ cauchy_ geometric_"
 )
 _SIZED_BY_FLOATS = words("arange range linspace logspace interpolate upsample full")
 _OF_NUMBERS = words("tensor as_tensor asarray scalar_tensor")
