@@ -235,7 +235,7 @@ class Variation:
         # An open number is an object of its own each time, and of another type.
         self._compares_numbers = self._compares_numbers or trace.reads.compares_numbers
         self._note_numbers(trace)
-        self._takes |= any(branch.op in TAKING for branch in trace.branches)
+        self._takes |= any(branch.op in TAKING or branch.instead for branch in trace.branches)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
             base = volatile.source.base

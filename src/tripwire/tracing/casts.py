@@ -173,7 +173,10 @@ def _measure(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if state is None or state.refusal is not None or state.shadow is None or len(args) != 1:
         return NotImplemented
     (tensor,) = args
-    if not isinstance(tensor, torch.Tensor) or state.shadow.fakes.find(tensor) is None:
+    shadow = state.shadow
+    if not isinstance(tensor, torch.Tensor):
+        return NotImplemented
+    if shadow.fakes.find(tensor) is None and not shadow.takes_sizes(tensor):
         return NotImplemented
     return tensor.size(0) if tensor.dim() else NotImplemented
 

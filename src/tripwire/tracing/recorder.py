@@ -8,6 +8,7 @@ recorder steps aside.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,6 +154,10 @@ class Recorder(TorchFunctionMode):
         rule = RULES.get(func) or _find_rule(state, func)
         if type(rule) is Query:
             value = _run_plainly(state, func, args, kwargs)
+            if rule.of_size and state.shadow is not None and state.met_data_sizes:
+                taken = self._take_size(state.shadow, rule.name, args, kwargs, value)
+                if taken is not None:
+                    return taken
             if rule.of_size or rule.of_strides or rule.of_grad:
                 self._note_query(rule, args, kwargs, value)
             if func is torch.Tensor.__len__ and not state.quiet:
@@ -243,6 +248,30 @@ class Recorder(TorchFunctionMode):
         plain = self.state.refusal is not None
         found = [one.item() if plain else shadow.hand_out(one) for one in copies]
         return found[0] if name == "item" else found
+
+    def _take_size(
+        self,
+        shadow: Shadow,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        value: Any,
+    ) -> Any:
+        """A size that values decide on, as a number out of a tensor; None: it isn't left open."""
+        tensor, rest = args[0], args[1:]
+        if kwargs or not shadow.takes_sizes(tensor) or name not in ("shape", "size", "numel"):
+            return None
+        if not all(is_exactly(one, int) for one in rest):
+            return None
+        dims = rest if rest and name == "size" else range(tensor.dim())
+        sizes = self._record(torch._shape_as_tensor, tensor)
+        parts = [self._record(torch.Tensor.__getitem__, sizes, dim) for dim in dims]
+        if self.state.refusal is not None:
+            return None
+        numbers = [shadow.hand_out(part) for part in parts]
+        if name == "numel":
+            return math.prod(numbers)
+        return numbers[0] if is_exactly(value, int) else type(value)(numbers)
 
     def _pick(
         self, tensor: torch.Tensor, rest: tuple[Any, ...], picks: list[tuple[int, OpenInt]]

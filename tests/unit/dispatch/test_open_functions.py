@@ -3,6 +3,7 @@
 import builtins
 import math
 import operator
+import re
 import threading
 from math import cos, exp, pow, sqrt
 
@@ -138,9 +139,7 @@ def test_divmod_by_zero_raises_what_python_raises(right) -> None:
         try:
             want = use(torch.ones(2), n)
         except ZeroDivisionError as error:
-            with pytest.raises(
-                ZeroDivisionError, match=str(error).replace("(", r"\(").replace(")", r"\)")
-            ):
+            with pytest.raises(ZeroDivisionError, match=re.escape(str(error))):
                 compiled(torch.ones(2), n)
         else:
             check_same(want, compiled(torch.ones(2), n))

@@ -340,7 +340,7 @@ def test_each_way_of_a_decision_is_traced_once() -> None:
 
 def test_a_decision_about_a_number_is_a_condition() -> None:
     def warm_up(x, step):
-        return x * min(step / 10, 1.0)
+        return x * (step / 10 if step < 10 else 1.0)
 
     calls = [(torch.ones(3), step) for step in (2, 3, 4, 5, 20, 30, 40, 6)]
     check_compiles(warm_up, calls, traces=3)

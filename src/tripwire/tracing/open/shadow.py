@@ -41,7 +41,12 @@ from tripwire.tracing.open.opening import (
     Planted,
     Sweep,
 )
-from tripwire.tracing.open.symbols import Symbols, forget_environments, is_open_symbol
+from tripwire.tracing.open.symbols import (
+    Symbols,
+    forget_environments,
+    is_open_symbol,
+    spell_expression,
+)
 from tripwire.tracing.state import TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
@@ -237,6 +242,12 @@ class Shadow:
             return bool(tensor.numel() == 1)
         return name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
 
+    def takes_sizes(self, tensor: object) -> bool:
+        """Whether sizes of a tensor are left open though values decide on them."""
+        if not self._opening.takes or not self.is_live() or id(type(tensor)) not in PLAIN_TENSORS:
+            return False
+        return isinstance(tensor, torch.Tensor) and self._is_sized_by_values(tensor)
+
     def cast(self, cls: type, number: OpenInt | OpenFloat) -> Any:
         """What `float` or `int` gives of an open number; NotImplemented: a plain one."""
         if number.ledger is not self or not self.is_live():
@@ -304,7 +315,7 @@ class Shadow:
     def _close(self, symbol: Any, by: str) -> None:
         with self._state.aside():
             if is_open_symbol(symbol):
-                text, value = str(symbol.node.expr), symbol.node.hint
+                text, value = spell_expression(symbol.node.expr), symbol.node.hint
                 self.symbols.note_closed(symbol.node.expr.free_symbols)
                 assert bool(symbol == value)
                 self._told = len(self.symbols.env.guards)
@@ -341,7 +352,7 @@ class Shadow:
         self._told = len(self.symbols.env.guards)
         if fresh:
             where = self._where()
-            self.decisions += [Decision(str(guard.expr), where) for guard in fresh]
+            self.decisions += [Decision(spell_expression(g.expr), where) for g in fresh]
 
     def _where(self) -> SourceRange:
         return self._state.capture_range(2)

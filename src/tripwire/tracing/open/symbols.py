@@ -136,7 +136,7 @@ class Symbols:
     def spell(self, number: Any) -> str:
         """A number by its symbols, as `list_open` has them."""
         if is_open(number) and number.made is None and is_open_symbol(number.symbol):
-            return str(number.symbol.node.expr)
+            return spell_expression(number.symbol.node.expr)
         return self._compose(number, self.spell)
 
     def print_made(self, made: tuple[Any, ...]) -> str:
@@ -197,6 +197,12 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, expr: Any) -> str:  # noqa: N802
         return self._origins[expr]
+
+
+def spell_expression(expr: Any) -> str:
+    """An expression of torch's as Python, by symbols."""
+    spelled: str = PythonPrinter().doprint(expr)
+    return spelled
 
 
 def forget_environments() -> None:
