@@ -3,6 +3,8 @@
 import pytest
 import torch
 from support import check_same
+from torch import nn
+from torch.nn.utils import rnn
 
 import tripwire
 from tripwire.tracing import casts
@@ -120,3 +122,80 @@ def test_a_count_that_something_needs_is_closed(use, backend) -> None:
         x = torch.randn(8, 4)
         mask = torch.arange(8) < count
         check_same(program(x, mask), compiled(x, mask))
+
+
+class Reader(nn.Module):
+    """Reads sequences of several lengths."""
+
+    def __init__(self, cell, *, batch_first=True, pads=False, **options):
+        super().__init__()
+        self.cell = cell(4, 6, batch_first=batch_first, **options)
+        self.batch_first = batch_first
+        self.pads = pads
+
+    def forward(self, x, lengths):
+        packed = rnn.pack_padded_sequence(x, lengths, self.batch_first, enforce_sorted=False)
+        packed, last = self.cell(packed)
+        if not self.pads:
+            return last
+        y, counts = rnn.pad_packed_sequence(packed, self.batch_first)
+        return y.tanh(), counts
+
+
+READERS = {
+    "last state": lambda: Reader(nn.LSTM),
+    "time first": lambda: Reader(nn.GRU, batch_first=False),
+    "both directions": lambda: Reader(nn.LSTM, bidirectional=True, num_layers=2),
+    "all states": lambda: Reader(nn.GRU, pads=True),
+    "simple": lambda: Reader(nn.RNN, pads=True, batch_first=False),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", READERS)
+def test_packed_sequences_of_all_lengths_run_compiled_code(name, backend) -> None:
+    torch.manual_seed(0)
+    net = READERS[name]()
+    compiled = tripwire.compile(net, backend=backend)
+    for turn, length in enumerate((5, 9, 7, 3, 8, 12, 5)):
+        x = torch.randn((3, length, 4) if net.batch_first else (length, 3, 4), requires_grad=True)
+        lengths = torch.tensor([1 + turn % length, length, 2])
+        expected, found = net(x, lengths), compiled(x, lengths)
+        check_same(expected, found)
+        wanted = torch.autograd.grad(_sum(expected), x)
+        torch.testing.assert_close(torch.autograd.grad(_sum(found), x), wanted)
+    assert compiled.statistics().traces <= 3
+
+
+def _sum(value):
+    if isinstance(value, tuple):
+        return sum(map(_sum, value))
+    return value.sum() if value.is_floating_point() else 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_length_that_is_too_long_raises_as_in_plain_python(backend) -> None:
+    net = Reader(nn.LSTM)
+    compiled = tripwire.compile(net, backend=backend)
+    for length in (5, 9, 7):
+        check_same(*(f(torch.ones(2, length, 4), torch.tensor([2, 5])) for f in (net, compiled)))
+    for call in (net, compiled):
+        with pytest.raises(RuntimeError, match="ength"):
+            call(torch.ones(2, 6, 4), torch.tensor([2, 7]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_total_length_out_of_a_tensor_is_heeded(backend, packs) -> None:
+    def pad(x, lengths, total, packed):
+        if packs:
+            packed = rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        y, _ = rnn.pad_packed_sequence(packed, True, total_length=total.max().item())
+        return y * 2, y.shape[1]
+
+    compiled = tripwire.compile(pad, backend=backend)
+    for total in (9, 10, 9, 12, 11, 10):
+        x, lengths = torch.randn(3, 8, 4), torch.tensor([3, 8, 5])
+        packed = rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        args = x, lengths, torch.tensor([1, total]), packed
+        check_same(pad(*args), compiled(*args))

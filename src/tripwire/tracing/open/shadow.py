@@ -258,6 +258,8 @@ class Shadow:
 
     def close_sizes(self, rule: Call, given: Any) -> None:
         """Close numbers out of tensors that a call may take for a size, a dimension or an index."""
+        if rule.name == "_pad_packed_sequence" and self._is_sized_by_values(given[0][0]):
+            return  # it runs as it is, and so does what takes its result
         for leaf in filter(is_taken, iter_leaves(given)):
             is_size = rule.name not in _ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
             if is_size or rule.name in _SIZED_BY_FLOATS:
@@ -422,7 +424,7 @@ class Shadow:
             sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
             self._close_arguments(sizes, f"{rule.name} (a size of what it takes depends on values)")
         elif any(map(self._is_sized_by_values, results)):
-            if not self._takes_mask(rule, args, kwargs):
+            if not self._sizes_by_values_alone(rule, args, kwargs):
                 self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
         elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
             self._close_arguments((args, kwargs), rule.name)
@@ -458,10 +460,13 @@ class Shadow:
         known = self._state.values.find(tensor)
         return known is not None and bool(known.sized_by)
 
-    def _takes_mask(self, rule: Call, args: Any, kwargs: Any) -> bool:
+    def _sizes_by_values_alone(self, rule: Call, args: Any, kwargs: Any) -> bool:
         """Whether values decide on the first size of a result, and no open size on the others."""
         if kwargs or rule.name in ("nonzero", "argwhere"):
             return not kwargs
+        if rule.name == "_pack_padded_sequence":
+            fake = self.fakes.find(args[0])
+            return fake is None or not any(map(is_open_symbol, fake.size()[2:]))
         if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
             return False
         owner, mask = args
