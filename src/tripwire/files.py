@@ -245,7 +245,7 @@ def writing_beside(path: str | os.PathLike[str]) -> Iterator[DraftFile]:
     name = _name_draft(path)
     with (
         enter(Path(path).parent) as folder,
-        os.fdopen(_open_new(folder, name), "wb", buffering=1 << 20) as file,
+        os.fdopen(_open_new(folder, name), "wb", buffering=1 << 16) as file,
     ):
         try:
             _hold(file.fileno())

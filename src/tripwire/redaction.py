@@ -12,12 +12,14 @@ import ast
 import math
 import os
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 # A name whose value is a secret, as words in a row: `api_key`, `apiKey`, `--api-key`.
 _NAMES = (
-    r"password|passwd|pwd|passphrase|passcode|secret|secrets|credential|credentials|authorization"
+    r"passwords?|passwd|pwd|pw|pswd|passphrases?|passcodes?|secret|secrets|credential|credentials|authorization"
     r"|(?:api|access|private|secret|signing|encryption|account|auth|ssh)_?keys?"
     r"|(?:secret|client_secret|password)_(?:value|text|string|hash)|secret_key_base"
     r"|(?:db|database|smtp|mail|email|ftp|ssh|user|admin|root|redis|mysql|pg|proxy|login)_?pass"
@@ -26,7 +28,12 @@ _NAMES = (
     r"|private|personal|jwt|oauth|aws_session|id|wandb|hugging_face_hub)_?tokens?|cookie|set_cookie"
 )
 _SECRET_NAME = re.compile(
-    rf"(?:.*_)?(?:{_NAMES})|\w*(?:password|passwd|passphrase|apikey)", re.DOTALL
+    rf"(?:.*_)?(?:{_NAMES})|\w*(?:password|passwd|passphrase|apikey)s?", re.DOTALL
+)
+# What stands beside secrets in a dict of them: `credentials = {"user": "me", "password": "x"}`.
+_PLAIN_KEY = re.compile(
+    r"(?:.*_)?(?:user|users|username|login|name|email|mail|host|hostname|url|uri|port|type|kind|path"
+    r"|file|region|scope|scopes|id|description|help|title|label|method|scheme|provider|environment)"
 )
 _NAME_ALONE = re.compile(_NAMES)  # `password="password"` is a form's, and no secret
 # Tokenizers have tokens, too: what stands under this name must look like a secret as well.
@@ -60,6 +67,9 @@ _FORMS = re.compile(
     | \b(?i:authorization:[ ]*(?:token|apikey|key|digest)[ ]+)(?P<header>[^\s"',;]{6,})
     | \b(?i:(?:set-)?cookie:[ ]*)(?P<cookie>[\w.-]+=[^\n"']{6,})
     | \bcurl\b[^\n]*?[ ](?:-u|--user)[ =]["']?[\w.@-]+:(?P<curl>[^\s"']+)
+    | \b(?:mysql(?:dump|admin|import|show|check|slap|pump|sh)?|mariadb(?:-[a-z]+)?)(?=[\s"'])
+      [^\n|;&]{0,200}?[\s"']-p["']?(?P<mysql>[^\s"',|;&)\]]+)
+    | \b(?:sshpass[\s"',]+-p|redis-cli\b[^\n|;&]{0,200}?[\s"']-a)[\s"',]*(?P<passed>[^\s"',|;&)\]]+)
     | <(?P<tag>[\w-]+)>(?P<tagged>[^<>\n]+)</(?P=tag)>
     | \bname:[ ]*["']?(?P<listed>[\w-]+)["']?[ ]*\n[ ]*value:[ ]*(?P<held>[^\s"']+)     # YAML
     | (?<![\w-])--(?P<option>[\w-]+)[ ]["']?(?P<optional>[^\s"'<>|-][^\s"'<>|]*)
@@ -105,6 +115,16 @@ _TOLD = re.compile(
     r"""(?:['"](?:name|key)['"]\s*:\s*['"](?P<json>[\w-]+)['"]\s*,\s*['"]value['"]\s*:"""
     r"""|\b(?:name|key)=['"](?P<xml>[\w-]+)['"]\s+value=)\s*\Z"""
 )
+# PASSWORDS = ["a", "b"], credentials={"me": "x"}, `in ("a", "b")`: what a container holds.
+_CONTAINER = re.compile(
+    r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w[\w-]*))\s*"""
+    r"""(?:(?::[\w.| ]*+(?:\[[^=:'"\n]{0,80}\][\w.| ]*+)?=(?!=)|[=!]=|=(?!=)|\bin\b)"""
+    r"""\s*(?:(?:set|frozenset|tuple|list|dict|deque|OrderedDict)\(\s*)?"""
+    r"""|:(?:[^\n→]{0,160}→)?\s*)"""
+    r"""[\[({](?=\s*[rbuRBU]{0,2}['"])"""
+)
+_HELD = re.compile(r"""(?:[^\[\](){}"']|'[^'\n]*'|"[^"\n]*")*+""")
+_KEY_BEFORE = re.compile(r"""['"]([^'"\n]*)['"]\s*:\s*[rbuRBU]{0,2}\Z""")
 _LOG_IN = re.compile(
     r"""(?:\bauth\s*=\s*\(|\bHTTP(?:Basic|Digest|Proxy)Auth\()\s*(?:['"][^'"\n]*['"]|[\w.]+)\s*,\s*\Z"""
 )
@@ -129,9 +149,10 @@ _HEX = re.compile(
 _VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9A-F]{32}")  # in a name: `group__STREAM_1g9d05...`
 # What code hands on under a name: `key=self.key`, `key=find(`, `key=os.environ[`, `f"key={key}"`.
-_HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[]")
+_HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[][(\[{]*")
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?:[ +*/%@&^<>.-]+\w+)*")
-_SURE = ("pem", "token", "url", "netrc", "bearer")  # the forms that prose never has
+_SURE = ("pem", "token", "url", "netrc", "bearer", "mysql")  # the forms that prose never has
+_TOLD_BY_FORM = (*_SURE, "header", "cookie", "curl", "passed")
 _CODE_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\(\))?\.)*([A-Za-z_]\w*)")
 _MARK = re.compile(r"<redacted \d+>\n*")
 _EMPTY = re.compile(
@@ -157,6 +178,8 @@ class Redactor:
         self.found: list[str] = []  # for each secret, the name or the form that told it
         self._marks: dict[str, str] = {}
         self._passed: set[str] = set()  # texts without any of them
+        self._searched: str | None = None  # the text that these containers of secrets are in
+        self._containers: list[tuple[str, int, int]] = []
 
     def learn(self, value: str, name: str | None = None) -> bool:
         """Whether a whole value is a secret: then it is known from now on."""
@@ -207,7 +230,7 @@ class Redactor:
             return source
         for variable, *names in _FETCHED.findall(source):
             name = next(filter(None, names))
-            if is_secret_name(name) or _PERHAPS.fullmatch(_words(name)):
+            if is_telling(name):
                 compared = rf"\b{variable} == ({_LITERAL.pattern})"
                 for found in re.finditer(compared, source, re.DOTALL):
                     self.learn(str(ast.literal_eval(found[1])), name)
@@ -218,7 +241,9 @@ class Redactor:
         if _ENVIRONMENT.search(source):
             return _UNWRITTEN
         last = _LAST_STEP.search(source)
-        name = f"{last[1]} = " if last else ""
+        around = _LAST_STEP.search(source[: last.start()]) if last else None
+        found = find_name(last[1], around[1] if around else None) if last else None
+        name = f"{found} = " if found else ""
         return self.clean(name + text).removeprefix(name)
 
     def clean_arguments(self, arguments: Iterable[str]) -> tuple[str, ...]:
@@ -255,7 +280,7 @@ class Redactor:
         return found[0][:start] + self._mark(found[group], why) + found[0][end:]
 
     def _replace_form(self, found: re.Match[str]) -> str:
-        for group in ("pem", "token", "url", "netrc", "bearer", "header", "cookie", "curl"):
+        for group in _TOLD_BY_FORM:
             value = found[group]
             if value and _MARK.search(value) is None and (group in _SURE or _has_digits(value)):
                 if group != "bearer" or _is_mixed(value):
@@ -304,6 +329,8 @@ class Redactor:
         value = value.decode("latin-1") if isinstance(value, bytes) else value
         if is_beside and not is_paired(value):
             name = None
+        if name is None or not is_secret_name(name):
+            name = self._find_container(found, value) or name
         if value not in self._marks and not is_secret(value, name):
             inside = spelled[len(quote) : -len(quote)]  # a docstring, or code as a text
             inside = self._clean_inside(found, inside) if whole else self._sub_literals(inside)
@@ -311,6 +338,21 @@ class Redactor:
         self.count += 1
         mark = self._mark(value, name).replace("\n", "")
         return found["prefix"] + quote + mark + "\n" * spelled.count("\n") + quote
+
+    def _find_container(self, found: re.Match[str], value: str) -> str | None:
+        """The name of the list or dict of secrets in which a literal was found."""
+        text, end = found.string, found.start()
+        if self._searched is not text:
+            self._searched, self._containers = text, list(_find_containers(text))
+        nearest = bisect_right(self._containers, end, key=itemgetter(1)) - 1
+        if nearest < 0 or end >= self._containers[nearest][2]:
+            return None
+        name: str | None = self._containers[nearest][0]
+        if text[found.end() : found.end() + 9].lstrip()[:1] == ":":
+            return None  # a key
+        key = _KEY_BEFORE.search(text, max(0, end - 160), end)
+        name = find_name(key[1], name) if key else name
+        return None if is_telling(value) else name
 
     def _sub_literals(self, text: str) -> str:
         return _LITERAL.sub(self._replace_literal, text)
@@ -356,6 +398,28 @@ def _find_pair(found: re.Match[str]) -> str | None:
     return before["name"] if before else None
 
 
+def _find_containers(text: str) -> Iterator[tuple[str, int, int]]:
+    """Lists and dicts under the names of secrets: the name, and where they begin and end."""
+    for found in _CONTAINER.finditer(text):
+        name = found["item"] or found["key"] or found["name"]
+        if is_secret_name(name):
+            held = _HELD.match(text, found.end())
+            assert held is not None  # it may be empty
+            yield name, *held.span()
+
+
+def find_name(key: str, around: str | None) -> str | None:
+    """What tells of a value under a key of a dict: the key, or the dict's own name."""
+    if around is None or not is_secret_name(around) or is_secret_name(key):
+        return key
+    return None if _PLAIN_KEY.fullmatch(_words(key)) else around
+
+
+def is_telling(name: str) -> bool:
+    """Whether a name may be a secret's."""
+    return is_secret_name(name) or _PERHAPS.fullmatch(_words(name)) is not None
+
+
 def is_paired(value: str) -> bool:
     """Whether a text that stands beside a name may be its value, and isn't another name."""
     return _BARE_WORDS.fullmatch(value) is None
@@ -363,6 +427,8 @@ def is_paired(value: str) -> bool:
 
 def _is_given(value: str, name: str) -> bool:
     """Whether a value that a text has without quotes is a secret."""
+    if value.isdecimal() and _words(name) == "pw":  # a width, as torch has it
+        return False
     return not (_MARK.search(value) or _is_handed_on(value)) and is_secret(value, name)
 
 

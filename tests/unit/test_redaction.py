@@ -16,7 +16,7 @@ import torch
 import tripwire
 from tripwire.redaction import Redactor, is_secret
 from tripwire.telemetry.log import describe_process, logging_to
-from tripwire.telemetry.schema import clean
+from tripwire.telemetry.schema import Instant, clean
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -139,6 +139,32 @@ def test_a_value_is_told_by_its_name(name):
         "db_pass = 'x-1'",
         "SMTP_PASS=x-1",
         "secret_key_base: abc-x-1",
+        "mysql -u root -px-1 db",
+        "mysqldump --all -p'x-1' > a.sql",
+        "mysqladmin -px-1",
+        "run(['mysql', '-u', 'root', '-px-1', 'db'])",
+        "mariadb-dump -h h -px-1 db",
+        "sshpass -p x-1 ssh me@host",
+        "Popen(['sshpass', '-p', 'x-1', 'ssh'])",
+        "redis-cli -h h -a x-1 ping",
+        'pw = "x-1"',
+        "connect(user='me', pw='x-1')",
+        "db_pw = 'x-1'",
+        "user_pswd: 'x-1'",
+        'PASSWORDS = ["x-1"]',
+        'PASSWORDS = ["first", "x-1"]',
+        "passwords: list[str] = ['first', 'x-1']",
+        "passwords = {'first', 'x-1'}",
+        "api_keys = ('first', 'x-1')",
+        "secrets = set(['first',\n    'x-1'])",
+        "credentials = {'alice': 'first', 'bob': 'x-1'}",
+        "credentials = {'user': 'bob', 'alice': 'x-1'}",
+        '{"credentials": {"alice": "x-1"}}',
+        "login(credentials=dict({'alice': 'x-1'}))",
+        "G['PASSWORDS']: ['first'] → ['x-1']",
+        "L['cfg']['passwords'] == ['first', 'x-1']",
+        "if password in ('first', 'x-1'): pass",
+        'PASSWORDS = ["a(b", "c[d", "x-1"]',
     ],
 )
 def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text):
@@ -188,10 +214,53 @@ def test_a_secret_in_source_or_in_a_reason_is_told_by_what_stands_before_it(text
         "forward_pass = 'pass 1'",
         "('name', 'password 1')",
         "auth = ('basic', 'digest')",
+        "mysql -P 3306 -p database1",
+        "mysql --port=3306 --protocol=tcp",
+        "mysql_bench.py -parallel4",
+        "python train.py -p8 -a1",
+        "cp -pr2 mysql backup",
+        "pw = 3; ph = 4; pw_kernel = 'pointwise1'",
+        "conv(pw=1, mode='same1')",
+        "SECRET_NAMES = ['token1', 'name2']",
+        "secrets = ['password', 'token', 'GITHUB_TOKEN']",
+        "password_fields = ['first1', 'second2']",
+        "credentials = {'user': 'bob1', 'host': 'a1.x.org'}",
+        "passwords = load(['a1.txt', 'b2.txt'])",
+        "password: Literal['a1', 'b2'], name: str",
+        "special_tokens = ['<s1>', '<s2>']",
+        "log_in(password, names=['a1', 'b2'])",
+        "passwords = []; names = ['a1', 'b2']",
+        "if name in ('password', 'user1', 'a1'): pass",
     ],
 )
 def test_what_is_no_secret_is_left_alone(text):
     assert Redactor().clean(text) == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"passwords": ["first", "of-a-list-1"]},
+        {"credentials": {"alice": "of-a-dict-1"}},
+        {"credentials": {"alice": {"of": ["of-a-dict-1"]}}},
+        {"pw": "of-a-name-1"},
+    ],
+)
+def test_what_a_container_of_secrets_holds_is_in_no_event(data, tmp_path):
+    kept = {"names": ["first-1"], "secrets": {"user": "alice-1"}}
+    with logging_to(tmp_path) as log:
+        log.write(Instant(time_ns=1, name="i", data={**data, "kept": kept}))
+    (path,) = tmp_path.iterdir()
+    text = path.read_text()
+    assert "of-a" not in text
+    assert "first-1" in text and "alice-1" in text
+
+
+def test_what_was_seen_inside_a_dict_of_secrets_is_told_by_the_dict():
+    seen = Redactor().clean_at("'x-1'", "G['credentials']['alice']")
+    assert seen == "'<redacted 1>'"
+    assert Redactor().clean_at("'x-1'", "G['credentials']['user']") == "'x-1'"
+    assert Redactor().clean_at("'x-1'", "G['names']['alice']") == "'x-1'"
 
 
 def test_only_the_value_goes_and_not_its_letters_in_the_name():

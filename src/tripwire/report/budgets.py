@@ -7,12 +7,17 @@ events that say the same.
 
 The graph, guards, wires and reads of a compile are JSON, which the page reads one compile at a
 time. When all of them together grow beyond their budget, those of the fastest compiles go first.
+
+Besides, all that is kept is paid for (`Allowance`): a log of very short lines, which nobody's
+program writes, leaves fewer rows than these.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from sys import getsizeof
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +37,7 @@ from tripwire.report.model import (
     cut,
 )
 from tripwire.telemetry.metrics import CompilationMetrics
+from tripwire.telemetry.reader import Allowance
 from tripwire.telemetry.schema import GraphNode, ReadRow, SpanDone
 
 SPANS = 60_000  # of all lanes together
@@ -39,6 +45,14 @@ LANES = 256
 MARKS = 300  # of one lane
 GROUPS = 2_000
 OCCURRENCES = 12  # that a group keeps: its first ones, then its latest
+
+# Bytes that a row takes, beside its texts: what is found by its name takes an entry of a dict, too.
+SPAN, MARK, LANE, GROUP, OCCURRENCE, PIECE = 260, 160, 900, 900, 200, 400
+
+
+def measure(*texts: str) -> int:
+    """Bytes that texts take."""
+    return sum(map(getsizeof, texts))
 
 
 class _HeavySpan(NamedTuple):
@@ -65,16 +79,19 @@ class Thread:
         self.marks: list[Moment] = []
         self.left_out_ns = 0
 
-    def trim(self, limit: int) -> None:
-        """Keep the heaviest spans only."""
+    def trim(self, limit: int) -> int:
+        """Keep the heaviest spans only; how many went."""
+        before = len(self.heap)
         while len(self.heap) > limit:
             self.left_out_ns = max(self.left_out_ns, heapq.heappop(self.heap).duration_ns)
+        return before - len(self.heap)
 
 
 class Lanes:
     """All threads of all processes."""
 
-    def __init__(self, spans: int = SPANS, lanes: int = LANES) -> None:
+    def __init__(self, allowance: Allowance, spans: int = SPANS, lanes: int = LANES) -> None:
+        self._allowance = allowance
         self._spans = spans
         self._lanes = lanes
         self._threads: dict[tuple[int, int], Thread] = {}
@@ -92,15 +109,18 @@ class Lanes:
         key = process, thread
         found = self._threads.get(key)
         if found is None:
-            if len(self._threads) >= self._lanes:
-                if len(self._turned_away) < 100_000:
+            if len(self._threads) >= self._lanes or not self._allowance.take(LANE):
+                if len(self._turned_away) < 100_000 and self._allowance.take(LANE // 4):
                     self._turned_away.add(key)
                 return None
             found = self._threads[key] = Thread(process, thread)
             self._limit = max(1, self._spans // len(self._threads))
             for other in self._threads.values():
-                other.trim(self._limit)
+                self._trim(other, self._limit)
         return found
+
+    def _trim(self, lane: Thread, limit: int) -> None:
+        self._allowance.give_back(SPAN * lane.trim(limit))
 
     def add_span(self, process: int, event: SpanDone, start: int, name: int, compile: int) -> None:
         """Take in a span that begins at `start` on the calendar."""
@@ -117,12 +137,14 @@ class Lanes:
         heapq.heappush(
             heap, _HeavySpan(duration, -event.depth, -lane.total, start, name, compile, error)
         )
-        lane.trim(self._limit)
+        paid = self._allowance.take(SPAN)
+        self._trim(lane, self._limit if paid else len(heap) - 1)
 
     def add_mark(self, process: int, thread: int, mark: Moment) -> None:
         """Take in a moment."""
         lane = self.find(process, thread)
-        if lane is None or len(lane.marks) >= MARKS:
+        cost = MARK + measure(mark.text)
+        if lane is None or len(lane.marks) >= MARKS or not self._allowance.take(cost):
             self.marks_left_out += 1
         else:
             lane.marks.append(mark)
@@ -146,7 +168,10 @@ class Lanes:
                         k.error,
                     )
                 )
-            spans.sort(key=lambda span: (span.start_ns, span.depth, -span.duration_ns))
+            # One after the other, by what is there: keys of three would be as large as the spans.
+            spans.sort(key=attrgetter("duration_ns"), reverse=True)
+            spans.sort(key=attrgetter("depth"))
+            spans.sort(key=attrgetter("start_ns"))
             for mark in thread.marks:
                 mark.time_ns -= begin
             if spans or thread.marks:
@@ -167,7 +192,8 @@ class Lanes:
 class Grouping:
     """Rows by what was written, where and by whom; or by the reason of a refusal."""
 
-    def __init__(self, most: int = GROUPS) -> None:
+    def __init__(self, allowance: Allowance, most: int = GROUPS) -> None:
+        self._allowance = allowance
         self._most = most
         self._groups: dict[tuple[str, str, UserLine], Group] = {}
         self._left_out = 0
@@ -179,7 +205,9 @@ class Grouping:
         key = title, reason, place
         group = self._groups.get(key)
         if group is None:
-            if len(self._groups) >= self._most:
+            texts = title, reason, place.file, place.excerpt, place.function
+            cost = GROUP + measure(*texts) + _price(occurrence)
+            if len(self._groups) >= self._most or not self._allowance.take(cost):
                 self._left_out += 1
                 return
             group = self._groups[key] = Group(
@@ -189,9 +217,18 @@ class Grouping:
         group.last_ns = occurrence.time_ns
         process = occurrence.process
         group.by_process[process] = group.by_process.get(process, 0) + 1
-        if len(group.occurrences) >= OCCURRENCES:
-            group.occurrences.pop()
+        if group.occurrences:  # the first one was paid for with its group
+            occurrence = self._make_room(group, occurrence)
         group.occurrences.append(occurrence)
+
+    def _make_room(self, group: Group, latest: Occurrence) -> Occurrence:
+        """Let others go for the latest; it comes without its texts where they can't be paid for."""
+        if len(group.occurrences) >= OCCURRENCES:
+            self._allowance.give_back(_price(group.occurrences.pop()))
+        if self._allowance.take(_price(latest)):
+            return latest
+        del group.occurrences[1:]
+        return Occurrence(latest.time_ns, latest.process, latest.compile)
 
     def rows(self, beginnings: list[int]) -> Groups:
         """The groups, most frequent first, with times since each process's `beginning`."""
@@ -203,6 +240,10 @@ class Grouping:
             group.last_ns = group.occurrences[-1].time_ns
         rows = sorted(self._groups.values(), key=lambda group: -group.count)
         return Groups(rows, self.total, self._left_out)
+
+
+def _price(occurrence: Occurrence) -> int:
+    return OCCURRENCE + measure(occurrence.before, occurrence.after)
 
 
 # --- graphs, guards and reads, as JSON ---
@@ -217,21 +258,28 @@ SOURCE = 200_000  # characters of one guard function
 class Details:
     """What is kept of each compile, by its number."""
 
-    def __init__(self, most_bytes: int = BYTES) -> None:
+    def __init__(self, allowance: Allowance, most_bytes: int = BYTES) -> None:
+        self._allowance = allowance
         self._most = most_bytes
         self._bytes = 0
-        self._parts: dict[int, dict[str, bytes]] = {}
+        self._parts: dict[int, dict[str, list[bytes]]] = {}
         self._finished: list[tuple[int, int]] = []  # (microseconds, compile), a heap
         self.left_out: set[int] = set()
 
-    def add(self, compile: int, part: str, value: object) -> None:
-        """Keep a part of a compile; the same part again replaces it."""
+    def add(self, compile: int, part: str, value: object, *, continues: bool = False) -> None:
+        """Keep a part of a compile, or more of it; the same part again replaces it."""
         if compile in self.left_out:
             return
         encoded = msgspec.json.encode(value)
         parts = self._parts.setdefault(compile, {})
-        self._bytes += len(encoded) - len(parts.get(part, b""))
-        parts[part] = encoded
+        if not continues:
+            self._forget(parts.pop(part, []))
+        pieces = parts.setdefault(part, [])
+        if not self._allowance.take(PIECE + len(encoded)):
+            self._drop(compile)
+            return
+        pieces.append(encoded)
+        self._bytes += len(encoded)
         while self._bytes > self._most:
             self._drop_lightest()
 
@@ -239,12 +287,21 @@ class Details:
         """Say how long a compile took: the fastest ones may go."""
         heapq.heappush(self._finished, (duration_us, compile))
 
-    def find(self, compile: int) -> bytes | None:
-        """The detail of a compile as a JSON object, or None."""
-        parts = self._parts.get(compile)
-        if not parts:
-            return None
-        return b"{%s}" % b",".join(b'"%s":%s' % (k.encode(), v) for k, v in parts.items())
+    def __contains__(self, compile: int) -> bool:
+        return bool(self._parts.get(compile))
+
+    def find(self, compile: int, part: str) -> list[bytes]:
+        """The pieces of a part, each as JSON."""
+        return self._parts.get(compile, {}).get(part, [])
+
+    def stream(self, compile: int) -> Iterator[bytes]:
+        """The detail of a compile as a JSON object: of each part a list with its pieces."""
+        yield b"{"
+        for number, (part, pieces) in enumerate(self._parts.get(compile, {}).items()):
+            yield b'%s"%s":[' % (b"," if number else b"", part.encode())
+            yield from _separated(pieces)
+            yield b"]"
+        yield b"}"
 
     def _drop_lightest(self) -> None:
         while self._finished:
@@ -253,14 +310,27 @@ class Details:
                 break
         else:
             lightest = next(iter(self._parts))  # the oldest that never ended
-        self.left_out.add(lightest)
-        self._bytes -= sum(map(len, self._parts.pop(lightest).values()))
+        self._drop(lightest)
+
+    def _drop(self, compile: int) -> None:
+        self.left_out.add(compile)
+        for pieces in self._parts.pop(compile).values():
+            self._forget(pieces)
+
+    def _forget(self, pieces: list[bytes]) -> None:
+        size = sum(map(len, pieces))
+        self._bytes -= size
+        self._allowance.give_back(PIECE * len(pieces) + size)
 
 
-def build_graph(nodes: Sequence[GraphNode]) -> Graph:
-    """A graph with numbers for what repeats."""
-    kept = nodes[:NODES]
-    numbers = {node.name: number for number, node in enumerate(kept)}
+def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for number, piece in enumerate(pieces):
+        yield b"," + piece if number else piece
+
+
+def build_graph(nodes: Sequence[GraphNode], room: int = NODES) -> Graph:
+    """A graph, or a stretch of one, with numbers for the scopes and lines that repeat."""
+    kept = nodes[: max(0, room)]
     scopes: dict[str, int] = {}
     places: dict[UserLine, int] = {}
     rows = []
@@ -277,7 +347,7 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
                 cut(node.name, 200),
                 cut(node.op, 40),
                 cut(node.target),
-                [numbers[name] for name in node.inputs if name in numbers],
+                [cut(name, 200) for name in node.inputs],
                 scopes.setdefault(cut(node.scope), len(scopes)),
                 places.setdefault(place, len(places)),
                 cut(node.shape),
@@ -286,11 +356,11 @@ def build_graph(nodes: Sequence[GraphNode]) -> Graph:
     return Graph(rows, list(scopes), list(places), len(nodes) - len(kept))
 
 
-def build_rows(rows: Sequence[ReadRow]) -> Rows:
+def build_rows(rows: Sequence[ReadRow], room: int = ROWS) -> Rows:
     """Wires or reads."""
     kept = [
         Seen(cut(row.source), cut(row.seen, 1_000), cut(row.file), row.line, cut(row.text))
-        for row in rows[:ROWS]
+        for row in rows[: max(0, room)]
     ]
     return Rows(kept, len(rows) - len(kept))
 

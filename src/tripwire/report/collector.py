@@ -12,12 +12,15 @@ from itertools import compress
 from pathlib import Path
 
 from tripwire.report.budgets import (
+    NODES,
+    ROWS,
     SOURCE,
     Details,
     Grouping,
     Lanes,
     build_graph,
     build_rows,
+    measure,
     plain_metrics,
 )
 from tripwire.report.model import (
@@ -35,7 +38,7 @@ from tripwire.report.model import (
     cut,
 )
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.reader import Logged, LogReader, check_has_events
+from tripwire.telemetry.reader import Allowance, Logged, LogReader, check_has_events
 from tripwire.telemetry.schema import (
     Base,
     CompileFinished,
@@ -59,6 +62,7 @@ COMPILES = 5_000
 RECORDS = 2_000
 SPAN_NAMES = 5_000
 COUNTERS = 1_000  # names of one process
+COMPILE, NAME, RECORD = 1_200, 400, 300  # bytes that a row takes
 EVERY = 2_000  # events between two calls of `progress`
 
 
@@ -68,7 +72,7 @@ def build_report(
     """Read a log; `progress` hears now and then how many bytes are behind."""
     check_has_events(log)
     reader = LogReader(log)
-    collector = Collector()
+    collector = Collector(Allowance(reader))
     for logged in reader:
         collector.add(logged)
         if progress is not None and collector.events % EVERY == 0:
@@ -79,9 +83,10 @@ def build_report(
 class Collector:
     """What is known after the events so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance) -> None:
         self.events = 0
-        self.details = Details()
+        self.details = Details(allowance)
+        self._allowance = allowance
         self._processes: list[Process] = []
         self._is_placed: list[bool] = []  # on the calendar, each process
         self._numbers: dict[str, int] = {}  # of processes, by token
@@ -89,14 +94,16 @@ class Collector:
         self._last: list[int] = []
         self._latest_header: Header | None = None
         self._latest_number = 0
-        self._lanes = Lanes()
+        self._lanes = Lanes(allowance)
         self._names: dict[str, int] = {}
         self._totals: list[SpanTotal] = []
         self._names_left_out = 0
         self._compiles: list[Compile] = []
         self._compile_numbers: dict[tuple[int, str], int] = {}
         self._compiles_left_out = 0
-        self._retirements, self._refusals, self._recompiles = Grouping(), Grouping(), Grouping()
+        self._retirements, self._refusals, self._recompiles = (
+            Grouping(allowance) for _ in range(3)
+        )
         self._records: list[RecordRow] = []
         self._records_left_out = 0
 
@@ -133,7 +140,7 @@ class Collector:
             process.end_ns = self._last[number] - beginnings[number]
         for number, row in enumerate(self._compiles):
             row.start_ns -= beginnings[row.process]
-            row.has_detail = self.details.find(number) is not None
+            row.has_detail = number in self.details
         for record in self._records:
             record.time_ns -= beginnings[record.process]
         return Report(
@@ -196,7 +203,7 @@ class Collector:
         key = process, cut(event.compile_id, 40) + (" backward" if is_backward else "")
         number = self._compile_numbers.get(key)
         if number is None:
-            if len(self._compiles) >= COMPILES:
+            if len(self._compiles) >= COMPILES or not self._allowance.take(COMPILE):
                 return NONE
             number = self._compile_numbers[key] = len(self._compiles)
             self._compiles.append(
@@ -225,7 +232,8 @@ class Collector:
         title = cut(event.name, 200)
         name = self._names.get(title)
         if name is None:
-            if len(self._names) >= SPAN_NAMES:
+            cost = NAME + measure(title)
+            if len(self._names) >= SPAN_NAMES or not self._allowance.take(cost):
                 self._names_left_out += 1
                 return
             name = self._names[title] = len(self._totals)
@@ -256,6 +264,8 @@ class Collector:
         if number != NONE:
             row = self._compiles[number]
             row.function, row.file, row.line = cut(event.function), cut(event.file), event.line
+            if not self._allowance.take(measure(row.function, row.file)):
+                row.function = row.file = "…"
             row.backend = event.backend and cut(event.backend, 80)
             row.thread, row.start_ns = event.thread, at
 
@@ -276,6 +286,8 @@ class Collector:
             return
         row = self._compiles[number]
         row.status, row.reason = _judge(metrics)
+        if not self._allowance.take(measure(row.reason)):
+            row.reason = "…"
         row.duration_us, row.phases, row.unattributed_us = duration, phases, unattributed
         row.function = (
             cut(metrics.co_name) if row.function == "?" and metrics.co_name else row.function
@@ -292,26 +304,38 @@ class Collector:
     def _take_graph(self, process: int, event: GraphCaptured, at: int) -> None:
         number = self._find_compile(process, event, at)
         if number != NONE:
-            self._compiles[number].nodes = len(event.nodes)
-            self.details.add(number, "graph", build_graph(event.nodes))
+            row, more = self._compiles[number], event.continues
+            before = row.nodes if more else 0
+            row.nodes = before + len(event.nodes)
+            stretch = build_graph(event.nodes, NODES - before)
+            self.details.add(number, "graph", stretch, continues=more)
 
     def _take_guards(self, process: int, event: GuardsBuilt, at: int) -> None:
         number = self._find_compile(process, event, at)
         if number != NONE:
+            before = sum(map(len, self.details.find(number, "guards"))) if event.continues else 0
             self._compiles[number].guards = event.count
-            self.details.add(number, "guards", cut(event.source, SOURCE))
+            if before < SOURCE:
+                source = cut(event.source, SOURCE - before)
+                self.details.add(number, "guards", source, continues=event.continues)
 
     def _take_wires(self, process: int, event: WiresArmed, at: int) -> None:
         number = self._find_compile(process, event, at)
         if number != NONE:
-            self._compiles[number].wires = len(event.wires)
-            self.details.add(number, "wires", build_rows(event.wires))
+            row, more = self._compiles[number], event.continues
+            before = row.wires if more else 0
+            row.wires = before + len(event.wires)
+            rows = build_rows(event.wires, ROWS - before)
+            self.details.add(number, "wires", rows, continues=more)
 
     def _take_reads(self, process: int, event: ReadsSeen, at: int) -> None:
         number = self._find_compile(process, event, at)
         if number != NONE:
-            self._compiles[number].reads = len(event.reads)
-            self.details.add(number, "reads", build_rows(event.reads))
+            row, more = self._compiles[number], event.continues
+            before = row.reads if more else 0
+            row.reads = before + len(event.reads)
+            rows = build_rows(event.reads, ROWS - before)
+            self.details.add(number, "reads", rows, continues=more)
 
     def _take_retirement(self, process: int, event: Retired, at: int) -> None:
         self._processes[process].retirements += 1
@@ -354,7 +378,8 @@ class Collector:
     def _take_record(self, process: int, event: RecordWritten, at: int) -> None:
         self._processes[process].records += 1
         self._mark(process, event, at, "record", event.exception or event.function)
-        if len(self._records) >= RECORDS:
+        cost = RECORD + measure(event.path, event.function, event.exception)
+        if len(self._records) >= RECORDS or not self._allowance.take(cost):
             self._records_left_out += 1
             return
         self._records.append(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 import msgspec
-from msgspec import Struct
 
 from tripwire.report.budgets import Details
 from tripwire.report.model import (
@@ -168,10 +167,6 @@ def _figures(report: Report) -> Side:
 # --- graphs, node by node -------------------------------------------------------------------------
 
 
-class _Detail(Struct):
-    graph: Graph | None = None
-
-
 def _compare_graphs(
     after: tuple[Report, Details], before: tuple[Report, Details]
 ) -> tuple[list[GraphChange], int]:
@@ -229,8 +224,19 @@ def _function(report: Report, compile: Compile) -> tuple[object, ...]:
 
 
 def _find_graph(details: Details, number: int) -> Graph | None:
-    found = details.find(number)
-    return None if found is None else msgspec.json.decode(found, type=_Detail).graph
+    """The graph of a compile, whole."""
+    stretches = [msgspec.json.decode(one, type=Graph) for one in details.find(number, "graph")]
+    if not stretches:
+        return None
+    whole = Graph([], [], [])
+    for stretch in stretches:
+        for node in stretch.nodes:
+            node.scope += len(whole.scopes)
+            node.place += len(whole.places)
+        whole.nodes += stretch.nodes
+        whole.scopes += stretch.scopes
+        whole.places += stretch.places
+    return whole
 
 
 def _compare_nodes(after: Graph, before: Graph) -> list[NodeChange]:
@@ -242,8 +248,9 @@ def _compare_nodes(after: Graph, before: Graph) -> list[NodeChange]:
     alone = [number for number in range(len(after.nodes)) if number not in pairs]
     changes = [_tell_node("added", after, number) for number in alone]
     changes += [_tell_node("removed", before, number) for number in sorted(gone)]
+    became = {after.nodes[n].name: before.nodes[other].name for n, other in pairs.items()}
     for number, other in pairs.items():
-        what = _difference(after.nodes[number], before.nodes[other], pairs)
+        what = _difference(after.nodes[number], before.nodes[other], became)
         if what:
             changes.append(_tell_node("changed", after, number, what))
     order = {scope: n for n, scope in enumerate(dict.fromkeys([*now, *then]))}
@@ -283,7 +290,8 @@ def _signature(node: NodeRow) -> tuple[str, str]:
     return node.op, node.target
 
 
-def _difference(node: NodeRow, other: NodeRow, pairs: dict[int, int]) -> str:
+def _difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> str:
+    """What differs; `names` are those that nodes of the earlier graph had, by those of now."""
     parts = [
         f"{label} {old} → {new}"
         for label, old, new in (
@@ -293,7 +301,7 @@ def _difference(node: NodeRow, other: NodeRow, pairs: dict[int, int]) -> str:
         )
         if old != new
     ]
-    if [pairs.get(number, -1) for number in node.inputs] != other.inputs:
+    if [names.get(name) for name in node.inputs] != other.inputs:
         parts.append("other inputs")
     return "; ".join(parts)
 

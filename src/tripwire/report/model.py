@@ -110,19 +110,19 @@ class UserLine(Struct, array_like=True, frozen=True):
 
 
 class NodeRow(Struct, array_like=True):
-    """A node of a graph; scope and place are numbers in the graph's lists."""
+    """A node of a graph; scope and place are numbers in the lists of its stretch."""
 
     name: str
     op: str
     target: str
-    inputs: list[int]
+    inputs: list[str]
     scope: int
     place: int
     shape: str
 
 
 class Graph(Struct):
-    """A graph; nodes stand in the order of execution."""
+    """A graph, or a stretch of one; nodes stand in the order of execution."""
 
     nodes: list[NodeRow]
     scopes: list[str]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from tripwire.files import replacing
 from tripwire.report.budgets import Details
@@ -42,6 +42,7 @@ VENDOR = (
     "d3-zoom",
     "dagre",
 )
+_AT_ONCE = 500  # rows that become JSON together
 LICENCES = (*VENDOR, "graphlib")  # which is in dagre's file
 SCRIPTS = (
     "dom",
@@ -68,32 +69,59 @@ def write_report(report: Report, details: Details, target: str | os.PathLike[str
 
 
 def build_page(report: Report, details: Details) -> Iterator[bytes]:
-    """The page, piece by piece."""
+    """The page, piece by piece: no more of it is held than a script or some rows."""
     style = _read("report.css")
-    scripts = [_read(f"vendor/{name}.min.js") for name in VENDOR] + [_own_script()]
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"
+        f"style-src {_hash(style)}; script-src {' '.join(map(_hash, _scripts()))}"
     )
     head, _, tail = _read("report.html").partition("<!-- data and scripts -->")
     head = head.replace("{{policy}}", policy).replace("{{style}}", style)
     yield head.encode()
-    yield _data("report", msgspec.json.encode(report))
+    yield from _data("report", stream_json(report))
     for number, compile in enumerate(report.compiles):
         if compile.has_detail:
-            yield _data(f"detail-{number}", details.find(number) or b"null")
-    yield _data("licences", msgspec.json.encode(_licences()))
-    for script in scripts:
+            yield from _data(f"detail-{number}", details.stream(number))
+    yield from _data("licences", stream_json(_licences()))
+    for script in _scripts():
         yield f"<script>{script}</script>\n".encode()
     yield tail.encode()
 
 
-def _data(name: str, json: bytes) -> bytes:
-    escaped = json.replace(b"<", b"\\u003c")
-    return b'<script type="application/json" id="%s">%s</script>\n' % (name.encode(), escaped)
+def _data(name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield b'<script type="application/json" id="%s">' % name.encode()
+    for piece in pieces:
+        yield piece.replace(b"<", b"\\u003c")
+    yield b"</script>\n"
 
 
-@cache
+def stream_json(value: object) -> Iterator[bytes]:
+    """A value as JSON, in pieces: rows of a long list a few at a time."""
+    if isinstance(value, Struct) and not value.__struct_config__.array_like:
+        for number, name in enumerate(value.__struct_fields__):
+            yield b'%s"%s":' % (b"," if number else b"{", name.encode())
+            yield from stream_json(getattr(value, name))
+        yield b"}"
+    elif isinstance(value, list) and value and isinstance(value[0], Struct):
+        is_flat = value[0].__struct_config__.array_like
+        yield b"["
+        for begin in range(0, len(value), _AT_ONCE if is_flat else 1):
+            yield b"," if begin else b""
+            if is_flat:
+                yield msgspec.json.encode(value[begin : begin + _AT_ONCE])[1:-1]
+            else:
+                yield from stream_json(value[begin])
+        yield b"]"
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _scripts() -> Iterator[str]:
+    for name in VENDOR:
+        yield _read(f"vendor/{name}.min.js")
+    yield _own_script()
+
+
 def _read(name: str) -> str:
     return (files("tripwire.report") / "static" / name).read_text(encoding="utf-8")
 

@@ -15,12 +15,8 @@ from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import LogReader, read_events
 from tripwire.telemetry.spans import disable, enable, is_enabled, timed
 from tripwire.telemetry.threads import count, reset_counters, statistics
-from tripwire.telemetry.timelines import (
-    export_spans,
-    write_chrome_trace,
-    write_speedscope,
-    write_torch_trace,
-)
+from tripwire.telemetry.timelines import export_spans, write_chrome_trace, write_speedscope
+from tripwire.telemetry.torchtrace import write_torch_trace
 
 __all__ = [
     "CompilationMetrics",

@@ -38,6 +38,7 @@ from tripwire.telemetry.schema import (
     ThreadNamed,
     clean,
     encode,
+    encode_lines,
 )
 from tripwire.telemetry.threads import count, local, make_lock
 
@@ -80,11 +81,11 @@ class EventLog:
             return
         if event.thread not in self._named:
             self._name_thread(event)
-        line = encode(self._clean(event))
-        if self.bytes + len(line) > self.longest:
+        lines = encode_lines(self._clean(event))
+        if self.bytes + len(lines) > self.longest:
             self._end(event)
         else:
-            self._append(line)
+            self._append(lines)
         self.spent_ns += clock.monotonic_ns() - begin
 
     def _clean(self, event: Event) -> Event:
@@ -101,19 +102,19 @@ class EventLog:
                 self._file.close()
             self._forget()
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         file = self._file
         if file is None:  # another thread closed it
             return
         try:
-            _write_line(file, line)
+            _write(file, lines)
         except ValueError:  # the same, a moment later
             return
         except OSError as error:
             self._drop(error)
         else:
-            self.lines += 1
-            self.bytes += len(line)
+            self.lines += lines.count(b"\n")
+            self.bytes += len(lines)
 
     def _end(self, event: Event) -> None:
         """The file is as long as it may be: say so in it, and write no more."""
@@ -138,7 +139,7 @@ class EventLog:
                 make_folder(self.directory)
                 with ExitStack() as stack:
                     file = stack.enter_context(io.FileIO(open_new(path, os.O_APPEND), "wb"))
-                    _write_line(file, encode(clean(header, self._redactor)))
+                    _write(file, encode_lines(clean(header, self._redactor)))
                     stack.pop_all()
             except OSError as error:
                 self._drop(error)
@@ -172,9 +173,9 @@ class EventLog:
         self._forget()
 
 
-def _write_line(file: io.FileIO, line: bytes) -> None:
+def _write(file: io.FileIO, lines: bytes) -> None:
     """In one piece, without a buffer."""
-    if file.write(line) < len(line):  # a full disk: the next line would continue this one
+    if file.write(lines) < len(lines):  # a full disk: the next line would continue this one
         file.write(b"\n")
 
 

@@ -2,8 +2,9 @@
 
 A damaged line is counted and skipped; so is one that a later minor version wrote. A file of a
 later major version is an error, since nothing in it can be relied on. A file may say anything: it
-isn't held in memory, and a line becomes an event only if its texts are no longer, and its values no
-more, than in lines of ours. A file has one header, so there are no more processes than files.
+isn't held in memory, and a line becomes an event only if that takes no more memory than lines of
+ours do. A file has one header, so there are no more processes than files. What is kept of a log is
+paid for with an `Allowance`, which grows with what was read.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.errors import TelemetryError
-from tripwire.files import estimate_wide, open_regular
-from tripwire.telemetry.schema import MAJOR, TAGS, Event, Header, decode
+from tripwire.files import open_regular
+from tripwire.telemetry.schema import (
+    LONGEST_LINE,
+    MAJOR,
+    TAGS,
+    Event,
+    Header,
+    decode,
+    takes_much,
+)
 
-# Bytes of a line, and commas and brackets in it. Events that list what a compile has may have many:
-# one in 17 bytes, and as many as 28,000 nodes have.
-LONGEST_LINE, _LONGEST_OTHER = 16 << 20, 4 << 20
-_MOST, _DENSEST, _MOST_LISTED = 50_000, 12, 200_000
-_LISTS = tuple(b'{"event":"%s"' % tag for tag in (b"graph", b"guards", b"reads", b"wires"))
+FIXED = 1 << 19  # bytes that an `Allowance` begins with
 _FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
 
 
@@ -137,14 +142,15 @@ class LogReader:
         self.bytes_read += len(line)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             self._damaged += 1
-            while rest := file.readline(1 << 20):
+            while rest := file.readline(LONGEST_LINE):
+                self.bytes_read += len(rest)
                 if rest.endswith(b"\n"):
                     break
             return True, None
         return bool(line), self._decode(line, path) if line.strip() else None
 
     def _decode(self, line: bytes, path: Path) -> Header | Event | None:
-        if _takes_much(line):
+        if takes_much(line):
             self._damaged += 1
             return None
         try:
@@ -171,17 +177,23 @@ class LogReader:
             self._newer += 1
 
 
-def _takes_much(line: bytes) -> bool:
-    """Whether the event of a line would take much more memory than events of ours."""
-    if len(line) < _MOST:
-        return False
-    most, longest = _MOST, _LONGEST_OTHER
-    if line.startswith(_LISTS):
-        most, longest = min(_MOST + len(line) // _DENSEST, _MOST_LISTED), LONGEST_LINE
-    if sum(map(line.count, (b",", b"[", b"{"))) > most:
+class Allowance:
+    """How much may be kept of a log: a little, and then no more than was read of it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._taken = 0
+
+    def take(self, size: int) -> bool:
+        """Whether that much more may be kept."""
+        if self._taken + size > FIXED + self._reader.bytes_read * 7 // 4:
+            return False
+        self._taken += size
         return True
-    wide = estimate_wide(line)
-    return wide > _LONGEST_OTHER or len(line) + wide > longest
+
+    def give_back(self, size: int) -> None:
+        """Less is kept."""
+        self._taken -= size
 
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[Logged]:
@@ -200,10 +212,10 @@ def check_has_events(path: str | os.PathLike[str]) -> None:
         )
 
 
-def too_large(what: str, most: int, kind: str) -> TelemetryError:
+def too_large(what: str) -> TelemetryError:
     """The error of an export that would have to hold too much at once."""
     return TelemetryError(
-        f"The log has more than {most:,} {what}, which {kind} would have to hold in memory.\n"
+        f"The log has so many {what} that holding them takes more memory than twice its size.\n"
         "Export fewer processes at a time, or make a report: it keeps what is heaviest.",
         slug="log-too-large",
     )

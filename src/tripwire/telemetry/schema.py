@@ -3,26 +3,33 @@
 The first line of a file is its `Header`. A reader understands every file of its own major
 version; an event that a later minor version added is skipped by its tag. Times are nanoseconds of
 the process's monotonic clock, which the header places on the calendar. What users attach may be
-anything: what JSON can't hold becomes a marked text, never an exception.
+anything: what JSON can't hold becomes a marked text, never an exception. No line takes much memory
+when it is decoded: a long list goes on in further lines, and any other long event is shortened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from tripwire.files import estimate_memory, estimate_wide
 from tripwire.telemetry.metrics import CompilationMetrics, Int, name_class
 
 if TYPE_CHECKING:
     from tripwire.redaction import Redactor
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 2, 0
 LONGEST = 10_000  # characters of one text that users attach
 DEEPEST = 32  # levels of it
+LINE = 512 << 10  # bytes that a line and what it is decoded to may take
+LONGEST_LINE = LINE // 2  # bytes of it in a file
+_SHORT = LINE // 72  # bytes in which no JSON takes more than `LINE`
+_ITEMS, _TEXT = 20, 1_000  # what is kept of a list, a dict and a text of an event that is too long
 
 _Kind = TypeVar("_Kind", bound=Struct)
 
@@ -141,6 +148,7 @@ class GraphCaptured(Base, frozen=True, kw_only=True, tag="graph"):
     """The graph of a compile."""
 
     nodes: tuple[GraphNode, ...]
+    continues: bool = False  # the event before, of the same kind
 
 
 class GuardsBuilt(Base, frozen=True, kw_only=True, tag="guards"):
@@ -148,6 +156,7 @@ class GuardsBuilt(Base, frozen=True, kw_only=True, tag="guards"):
 
     source: str
     count: Int = 0
+    continues: bool = False
 
 
 class ReadRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,12 +173,14 @@ class WiresArmed(Base, frozen=True, kw_only=True, tag="wires"):
     """What of the world an entry depends on."""
 
     wires: tuple[ReadRow, ...]
+    continues: bool = False
 
 
 class ReadsSeen(Base, frozen=True, kw_only=True, tag="reads"):
     """What a run read."""
 
     reads: tuple[ReadRow, ...]
+    continues: bool = False
 
 
 class Retired(Base, frozen=True, kw_only=True, tag="retirement"):
@@ -266,8 +277,11 @@ def _clean_value(value: object, name: str, redactor: Redactor) -> object:
     if isinstance(value, Struct):
         return clean(value, redactor)
     if type(value) is dict:
+        from tripwire.redaction import find_name  # see EventLog
+
         return {
-            _clean_key(k, redactor): _clean_value(v, str(k), redactor) for k, v in value.items()
+            _clean_key(k, redactor): _clean_value(v, find_name(str(k), name) or "", redactor)
+            for k, v in value.items()
         }
     if type(value) is list or type(value) is tuple:
         return type(value)([_clean_value(item, name, redactor) for item in value])
@@ -351,6 +365,60 @@ def encode(event: Header | Event) -> bytes:
         plain = make_plain(event)
         assert isinstance(plain, dict)
         return _encoder.encode({"event": event.__struct_config__.tag, **plain}) + b"\n"
+
+
+LONG: dict[type, str] = {  # what of an event may go on in further lines
+    GraphCaptured: "nodes",
+    GuardsBuilt: "source",
+    WiresArmed: "wires",
+    ReadsSeen: "reads",
+}
+
+
+def encode_lines(event: Header | Event) -> bytes:
+    """The lines of an event, none of which takes much memory when it is decoded."""
+    line = encode(event)
+    needed = _measure(line)
+    return line if needed <= LINE else b"".join(_divide(event, needed // LINE + 1))
+
+
+def _divide(event: Header | Event, parts: int) -> Iterator[bytes]:
+    field = LONG.get(type(event), "")
+    whole = getattr(event, field, ())
+    if len(whole) < 2:
+        yield encode(_shorten(event))
+        return
+    step = -(-len(whole) // min(parts, len(whole)))
+    for begin in range(0, len(whole), step):
+        piece: dict[str, object] = {field: whole[begin : begin + step]}
+        later = {"continues": True} if begin else {}
+        yield encode_lines(msgspec.structs.replace(event, **piece, **later))
+
+
+def _shorten(value: Any, depth: int = 0) -> Any:
+    """An event with the beginnings of its texts, lists and dicts."""
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else f"{value[:_TEXT]}… {len(value):,} characters"
+    if isinstance(value, Struct):
+        shortened = {n: _shorten(getattr(value, n), depth) for n in value.__struct_fields__}
+        return msgspec.structs.replace(value, **shortened)
+    if not isinstance(value, (tuple, list, dict)):
+        return value
+    if depth:
+        return type(value)()
+    if isinstance(value, dict):
+        return {_shorten(k): _shorten(v, depth + 1) for k, v in islice(value.items(), _ITEMS)}
+    return type(value)([_shorten(item, depth + 1) for item in value[:_ITEMS]])
+
+
+def takes_much(line: bytes) -> bool:
+    """Whether a line would take more memory than lines of ours."""
+    return _measure(line) > LINE
+
+
+def _measure(line: bytes) -> int:
+    """What a line takes, at most."""
+    return 0 if len(line) < _SHORT else estimate_memory(line) + estimate_wide(line)
 
 
 def decode(line: bytes) -> Header | Event:

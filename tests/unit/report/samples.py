@@ -33,7 +33,7 @@ from tripwire.telemetry.schema import (
     SpanDone,
     ThreadNamed,
     WiresArmed,
-    encode,
+    encode_lines,
 )
 
 MODEL, TRAIN = "/home/ada/gpt/model.py", "/home/ada/gpt/train.py"
@@ -61,13 +61,26 @@ def header(pid: int, token: str, rank: int | None = None, **more: object) -> Hea
     return Header(**{**fields, **more})
 
 
+class _Plenty:
+    """An allowance that never ends."""
+
+    def take(self, size: int) -> bool:
+        return True
+
+    def give_back(self, size: int) -> None:
+        pass
+
+
+PLENTY = _Plenty()
+
+
 def write_log(directory: Path, head: Header | None, events: list[Event], tail: bytes = b"") -> Path:
     """One process's file, with `tail` behind its last whole line."""
     directory.mkdir(parents=True, exist_ok=True)
     pid, token = (head.pid, head.token) if head else (1, "00")
     path = directory / f"tripwire-node01-{pid}-{token}.jsonl"
-    lines = [encode(head)] if head else []
-    path.write_bytes(b"".join([*lines, *map(encode, events)]) + tail)
+    lines = [encode_lines(head)] if head else []
+    path.write_bytes(b"".join([*lines, *map(encode_lines, events)]) + tail)
     return path
 
 

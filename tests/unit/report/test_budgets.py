@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from unit.report.samples import span
+from unit.report.samples import PLENTY, span
 
 from tripwire.report.budgets import OCCURRENCES, Grouping, Lanes
 from tripwire.report.model import Occurrence, UserLine
 
 
 def test_a_lane_keeps_its_heaviest_spans_and_says_how_many_there_were() -> None:
-    lanes = Lanes(spans=10)
+    lanes = Lanes(PLENTY, spans=10)
     for n in range(1000):
         lanes.add_span(0, span(n, n), n, 0, -1)
     (lane,) = lanes.rows([0])
@@ -19,7 +19,7 @@ def test_a_lane_keeps_its_heaviest_spans_and_says_how_many_there_were() -> None:
 
 
 def test_what_is_around_a_kept_span_is_kept() -> None:
-    lanes = Lanes(spans=6)
+    lanes = Lanes(PLENTY, spans=6)
     for block in range(20):
         begin = block * 100
         for depth in (3, 2, 1, 0):  # all equally long
@@ -33,7 +33,7 @@ def test_what_is_around_a_kept_span_is_kept() -> None:
 
 
 def test_lanes_share_one_budget() -> None:
-    lanes = Lanes(spans=100, lanes=4)
+    lanes = Lanes(PLENTY, spans=100, lanes=4)
     for thread in range(6):
         for n in range(200):
             lanes.add_span(0, span(n, n + 1, thread=thread), n, 0, -1)
@@ -43,12 +43,12 @@ def test_lanes_share_one_budget() -> None:
 
 
 def test_groups_stay_few_and_what_is_left_out_is_counted() -> None:
-    grouping = Grouping(most=3)
+    grouping = Grouping(PLENTY, most=3)
     for n in range(50):
         grouping.add(f"t{n % 5}", "", UserLine(), Occurrence(n, 0, -1))
     groups = grouping.rows([0])
     assert (len(groups.rows), groups.total, groups.left_out) == (3, 50, 20)
-    many = Grouping()
+    many = Grouping(PLENTY)
     for n in range(1000):
         many.add("t", "", UserLine(), Occurrence(n, 0, -1))
     (group,) = many.rows([0]).rows

@@ -125,7 +125,7 @@ def test_data_comes_back_as_it_was(hostile) -> None:
     functions = [compile["function"] for compile in data["report"]["compiles"]]
     short = [text for text in HOSTILE if len(text) < 400]
     assert [name for name in functions if len(name) < 400] == short
-    assert data["detail-0"]["guards"] == HOSTILE[0]
+    assert data["detail-0"]["guards"] == [HOSTILE[0]]
     assert data["report"]["processes"][0]["argv"][: len(short)][0] == HOSTILE[0]
 
 

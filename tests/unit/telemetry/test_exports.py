@@ -23,6 +23,7 @@ from tripwire.telemetry import metrics as metrics_module
 from tripwire.telemetry.clock import FakeClock, using_clock
 from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
+    MAJOR,
     Counts,
     GraphCaptured,
     GraphNode,
@@ -44,7 +45,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def log(tmp_path, monkeypatch):
     """The log of a small run at fixed times, in a process with fixed numbers."""
     header = Header(
-        major=1,
+        major=MAJOR,
         minor=0,
         host="box",
         pid=40,

@@ -23,7 +23,7 @@ from tripwire.recording.format.checks import find_slot_fields, slots_of
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Manifest, Omission, Raised, encode_json
 from tripwire.recording.format.nodes import AnyNode, Slot, Table
-from tripwire.redaction import Redactor, is_paired, is_secret_name
+from tripwire.redaction import Redactor, find_name, is_paired, is_secret_name
 from tripwire.values.contents import all_codes
 
 if TYPE_CHECKING:
@@ -190,14 +190,14 @@ class Cleaner:
         node = self._node_of(slot)
         if node is None or id(node) in seen or not is_secret_name(name):
             return
-        seen.add(
-            id(node)
-        )  # what a secret holds is secret: a list of keys, a path, a str's subclass
+        # What a secret holds is secret: a list of keys, a path, a str's subclass.
+        seen.add(id(node))
         inside: tuple[Slot, ...] = ()
         if isinstance(node, _HELD):
             inside = node.items
         elif isinstance(node, nodes.Dict):
-            inside = node.values
+            names = (find_name(self._text_of(key) or "", name) for key in node.keys)
+            inside = tuple(v for n, v in zip(names, node.values, strict=True) if n is not None)
         elif isinstance(node, nodes.CallNode):
             inside = node.args
         elif isinstance(node, nodes.Object):

@@ -61,29 +61,50 @@ function findDetail(number) {
 function readDetail(number) {
   const detail = report.compiles[number].has_detail ? parse(`detail-${number}`) : null;
   if (!detail) return { graph: null, guards: "", wires: null, reads: null, metrics: null };
-  if (detail.graph) {
-    const { scopes, places } = detail.graph;
-    const named = places.map(place);
-    detail.graph.nodes = detail.graph.nodes.map(
-      ([name, op, target, inputs, scope, where, shape], index) => ({
+  const { graph, guards, wires, reads, metrics } = detail; // each in stretches
+  return {
+    graph: graph ? joinGraph(graph) : null,
+    guards: (guards ?? []).join(""),
+    wires: wires ? joinRows(wires) : null,
+    reads: reads ? joinRows(reads) : null,
+    metrics: metrics ? metrics[0] : null,
+  };
+}
+
+const sumLeftOut = (stretches) => stretches.reduce((sum, stretch) => sum + stretch.left_out, 0);
+
+function joinRows(stretches) {
+  const rows = stretches.flatMap((stretch) => stretch.rows.map(seen));
+  return { rows, left_out: sumLeftOut(stretches) };
+}
+
+/** One graph of its stretches; inputs become numbers of nodes. */
+function joinGraph(stretches) {
+  const nodes = [];
+  const numbers = new Map();
+  for (const stretch of stretches) {
+    const places = stretch.places.map(place);
+    for (const [name, op, target, inputs, scope, where, shape] of stretch.nodes) {
+      const index = nodes.length;
+      numbers.set(name, index);
+      nodes.push({
         index,
         name,
         op,
         target,
         inputs,
         users: [],
-        scope: scopes[scope],
-        place: named[where],
+        scope: stretch.scopes[scope],
+        place: places[where],
         shape,
-      }),
-    );
-    for (const node of detail.graph.nodes) {
-      for (const input of node.inputs) detail.graph.nodes[input].users.push(node.index);
+      });
     }
   }
-  for (const part of ["wires", "reads"])
-    if (detail[part]) detail[part].rows = detail[part].rows.map(seen);
-  return detail;
+  for (const node of nodes) {
+    node.inputs = node.inputs.map((name) => numbers.get(name)).filter((n) => n !== undefined);
+    for (const input of node.inputs) nodes[input].users.push(node.index);
+  }
+  return { nodes, left_out: sumLeftOut(stretches) };
 }
 
 // --- sums ----------------------------------------------------------------------------------------

@@ -1,0 +1,292 @@
+"""Structured traces: a log as the files that `TORCH_TRACE` leaves, which tlparse opens.
+
+One file per process. A line has a glog prefix and a JSON envelope; a payload follows on lines that
+begin with a tab, and the envelope has its MD5. Strings that frames repeat are written once and
+numbered. What torch has no word for (wires, reads, retirements, refusals) becomes artifacts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tripwire.files import check_no_link, make_folder, replacing
+from tripwire.telemetry.compiles import CompileId
+from tripwire.telemetry.metrics import CompilationMetrics
+from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.schema import (
+    LONG,
+    CompileFinished,
+    CompileStarted,
+    Event,
+    GraphCaptured,
+    GraphNode,
+    GuardsBuilt,
+    Header,
+    Instant,
+    ReadsSeen,
+    Recompiled,
+    RecordWritten,
+    Retired,
+    RunRefused,
+    RuntimeMetrics,
+    SpanDone,
+    WiresArmed,
+)
+
+Envelope = dict[str, object]
+
+INTERNED = 1_000  # strings that are remembered
+_LONGEST_SOURCE = 200_000  # bytes of one guard function, as in reports
+_PLACE = "tripwire/telemetry/log.py:1"
+_SPLIT_BY = ("non_compliant_ops", "compliant_custom_ops", "restart_reasons")
+
+
+def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[Path]:
+    """Write one file for each process of a log into the directory `target`."""
+    reader = LogReader(log)
+    directory = Path(target)
+    make_folder(directory)
+    check_no_link(directory)
+    written: list[Path] = []
+    for source in reader.files:
+        events = reader.read_file(source)
+        first = next(events, None)
+        if first is None:
+            continue
+        process = first.process
+        path = directory / f"dedicated_log_torch_trace_{_tell_apart(process)}.log"
+        if path in written:
+            path = path.with_stem(f"{path.stem}_{len(written)}")
+        with replacing(path) as file:
+            writer = TraceWriter(file, process)
+            writer.add(first)
+            writer.add_all(events)
+        written.append(path)
+    return written
+
+
+def _tell_apart(process: Header) -> str:
+    """A part of a file's name: digits and letters, whatever the log says."""
+    rank = "" if process.rank is None else f"rank_{process.rank}_"
+    token = process.token if re.fullmatch(r"[0-9a-zA-Z]{1,32}", process.token) else "log"
+    return f"{rank}{process.pid}_{token}"
+
+
+_Long = GraphCaptured | GuardsBuilt | WiresArmed | ReadsSeen
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """A payload of which more may come."""
+
+    event: _Long
+    ns: int
+    envelope: Envelope
+    pieces: list[bytes]
+
+    def goes_on_in(self, event: Event) -> bool:
+        before = self.event
+        return (
+            isinstance(event, type(before))
+            and event.continues
+            and (event.thread, event.compile_id) == (before.thread, before.compile_id)
+        )
+
+    def finish(self) -> list[bytes]:
+        """The payload as torch has it."""
+        match self.event:
+            case GraphCaptured():
+                return _joined(self.pieces, b"\n")
+            case GuardsBuilt():
+                return _guards(self.pieces)
+        return [b"[", *_joined(self.pieces, b","), b"]"]
+
+
+def _joined(pieces: list[bytes], separator: bytes) -> list[bytes]:
+    return [part for piece in pieces for part in (separator, piece)][1:]
+
+
+class TraceWriter:
+    """Writes the events of one process."""
+
+    def __init__(self, file: IO[bytes], process: Header) -> None:
+        self._file = file
+        self._process = process
+        self._interned: dict[bytes, int] = {}
+        self._held: _Payload | None = None
+        self._strings = 0  # that were written
+
+    def add_all(self, events: Iterable[Logged]) -> None:
+        """Write events as they come."""
+        for logged in events:
+            self.add(logged)
+        self._release()
+
+    def add(self, logged: Logged) -> None:
+        """Write one event, if the format has a place for it; its end may be in the next events."""
+        event, ns = logged.event, logged.wall_ns
+        if self._held is not None and not self._held.goes_on_in(event):
+            self._release()
+        match event:
+            case SpanDone():
+                self._span(event, ns)
+            case Instant():
+                self._chromium(event, ns, "i", event.name, dict(event.data))
+            case CompileStarted():
+                frame = self._frame(event.file, event.line, event.function, ns)
+                self._write(event, ns, {"dynamo_start": {"stack": [frame]}})
+            case CompileFinished():
+                self._write(event, ns, {"compilation_metrics": _metrics(event.metrics)})
+            case RuntimeMetrics():
+                self._artifact(event, ns, "runtime_metrics", event.metrics)
+            case GraphCaptured():
+                sizes: dict[str, list[int]] = {}
+                code = b"\n".join(_node(node).encode() for node in event.nodes)
+                self._hold(event, ns, {"dynamo_output_graph": {"sizes": sizes}}, code)
+            case GuardsBuilt():
+                self._hold(event, ns, {"dynamo_guards": {}}, event.source.encode())
+            case WiresArmed() | ReadsSeen():
+                rows_of = event.wires if isinstance(event, WiresArmed) else event.reads
+                name = "tripwire_wires" if isinstance(event, WiresArmed) else "tripwire_reads"
+                envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
+                self._hold(event, ns, envelope, msgspec.json.encode(rows_of)[1:-1])
+            case Retired() | RunRefused() | Recompiled() | RecordWritten():
+                name = f"tripwire_{event.__struct_config__.tag}"
+                self._artifact(event, ns, name, event)
+
+    def _span(self, event: SpanDone, ns: int) -> None:
+        args = {**event.data, **({"error": event.error} if event.error else {})}
+        self._chromium(event, ns, "X", event.name, args, event.duration_ns / 1000)
+
+    def _chromium(
+        self,
+        event: Event,
+        ns: int,
+        phase: str,
+        name: str,
+        args: dict[str, object],
+        duration_us: float | None = None,
+    ) -> None:
+        content: dict[str, object] = {
+            "name": name,
+            "ts": ns / 1000,
+            "ph": phase,
+            "cat": "tripwire",
+            "pid": self._process.pid,
+            "tid": event.thread,
+            "args": {"compile_id": str(event.compile_id), **args},
+        }
+        if duration_us is not None:
+            content["dur"] = duration_us
+        if phase == "i":
+            content["s"] = "t"
+        payload = msgspec.json.format(msgspec.json.encode(content), indent=2)
+        self._write(event, ns, {"chromium_event": {}}, payload)
+
+    def _artifact(self, event: Event, ns: int, name: str, content: object) -> None:
+        envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
+        self._write(event, ns, envelope, msgspec.json.encode(content))
+
+    def _hold(self, event: _Long, ns: int, envelope: Envelope, piece: bytes) -> None:
+        """Keep a payload until its last piece has come: its sum stands before it."""
+        if self._held is None:
+            field = LONG[type(event)]
+            emptied = msgspec.structs.replace(event, **{field: getattr(event, field)[:0]})
+            self._held = _Payload(emptied, ns, envelope, [])
+        if piece:
+            self._held.pieces.append(piece)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._write(held.event, held.ns, held.envelope, held.finish())
+
+    def _frame(self, file: str, line: int, function: str, ns: int) -> dict[str, object]:
+        name = file.encode()  # a text may take four times as much
+        number = self._interned.get(name)
+        if number is None:
+            if len(self._interned) >= INTERNED:
+                self._interned.clear()  # they are written again, with other numbers
+            number = self._interned[name] = self._strings
+            self._strings += 1
+            self._line(ns, {"str": [file, number]}, 0)
+        return {"filename": number, "line": line, "name": function}
+
+    def _write(
+        self, event: Event, ns: int, envelope: Envelope, payload: bytes | list[bytes] | None = None
+    ) -> None:
+        found = CompileId.find(event.compile_id)
+        if found is not None:
+            envelope["frame_id"] = found.frame_id
+            envelope["frame_compile_id"] = found.frame_compile_id
+            envelope["attempt"] = 0
+        if self._process.rank is not None:
+            envelope["rank"] = self._process.rank
+        pieces = [payload] if isinstance(payload, bytes) else payload
+        if pieces is not None:
+            # A carriage return would end the line for the reader, and the sum would be another.
+            digest = hashlib.md5(usedforsecurity=False)
+            for piece in pieces:
+                digest.update(piece.replace(b"\r", b"\\r"))
+            envelope["has_payload"] = digest.hexdigest()
+        self._line(ns, envelope, event.thread)
+        if pieces is not None:
+            self._file.write(b"\t")
+            for piece in pieces:
+                self._file.write(piece.replace(b"\r", b"\\r").replace(b"\n", b"\n\t"))
+            self._file.write(b"\n")
+
+    def _line(self, ns: int, envelope: Envelope, thread: int) -> None:
+        moment = _moment(ns)
+        prefix = f"V{moment:%m%d %H:%M:%S.%f} {thread or self._process.pid} {_PLACE}] "
+        self._file.write(prefix.encode() + msgspec.json.encode(envelope) + b"\n")
+
+
+def _moment(ns: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(ns / 1e9, UTC)
+    except (OverflowError, OSError, ValueError):  # a damaged log's time is on no calendar
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _metrics(metrics: CompilationMetrics) -> dict[str, object]:
+    """The metrics with torch's names; what it has as sets becomes lists again."""
+    row = {name: value for name, value in metrics.as_row().items() if value is not None}
+    for name in _SPLIT_BY:
+        text = row.get(name)
+        if isinstance(text, str):
+            row[name] = text.split(",")
+    if "fail_type" in row:
+        row.setdefault("fail_reason", "")
+    return row
+
+
+def _guards(source: Iterable[bytes]) -> list[bytes]:
+    """A row for each line, as JSON, one after another: together they may be a great many."""
+    pieces, rows = [b"["], bytearray()
+    for line in io.BytesIO(b"".join(source)[:_LONGEST_SOURCE]):
+        code = line.rstrip(b"\n").decode(errors="ignore")
+        if code.strip():
+            rows += b"," if rows or len(pieces) > 1 else b""
+            rows += msgspec.json.encode({"code": code})
+        if len(rows) > 1 << 15:
+            pieces.append(bytes(rows))
+            rows.clear()
+    return [*pieces, bytes(rows), b"]"]
+
+
+def _node(node: GraphNode) -> str:
+    place = f"  # {node.file}:{node.line} in {node.function}" if node.file else ""
+    scope = f"  [{node.scope}]" if node.scope else ""
+    shape = f": {node.shape}" if node.shape else ""
+    return f"{node.name}{shape} = {node.op} {node.target}({', '.join(node.inputs)}){scope}{place}"
