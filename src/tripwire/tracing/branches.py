@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -46,6 +47,15 @@ class Branch:
         text = text if len(text) <= 60 else text[:57] + "..."
         taken = ", ".join(node.name for node in self.inputs)
         return f"{self.op}({taken}) = {text} at {self.where.short}"
+
+
+class Exposed(NamedTuple):
+    """A tensor whose memory went to NumPy."""
+
+    tensor: torch.Tensor
+    version: int | None  # then
+    value: torch.Tensor  # then
+    array: weakref.ref[Any]  # views of the array keep it alive
 
 
 # What Python does with a tensor, in words that a reader of the warning knows.
@@ -94,9 +104,10 @@ def add_branch(
     instead: other values that settle this one, where it is a size.
     """
     if module_of(type(value)) == "numpy":
-        value = value.copy()  # it shares the tensor's memory
+        array, value = weakref.ref(value), value.copy()  # it shares the tensor's memory
         for tensor in taken:
-            state.exposed.append((tensor, version_of(tensor), tensor.detach().clone()))
+            then = version_of(tensor), tensor.detach().clone()
+            state.exposed.append(Exposed(tensor, *then, array))
     inputs = tensor_nodes((args, kwargs))
     branch = Branch(
         op,

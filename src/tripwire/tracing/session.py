@@ -28,7 +28,7 @@ from tripwire.reading.names import fingerprint, needs_plain_numbers
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
 from tripwire.reading.structure import Planner, Unbuildable, build_skeleton, holds_mutable
-from tripwire.reading.tensors import iter_tensors, version_of
+from tripwire.reading.tensors import iter_tensors, storage_of, version_of
 from tripwire.reading.torchstate import (
     Answer,
     ask_all,
@@ -271,7 +271,7 @@ class Session:
             )
 
     def _check_exposed_memory(self) -> None:
-        for tensor, version, value in self.state.exposed:
+        for tensor, version, value, _ in self.state.exposed:
             same = (tensor == value) | ((tensor != tensor) & (value != value))  # nan is nan
             if version_of(tensor) != version or not bool(same.all()):
                 raise Refused(
@@ -279,6 +279,21 @@ class Session:
                     "a tensor's memory went to NumPy and was changed afterwards; the graph can't "
                     "tell by whom. Use tensor.clone().numpy(), or change the tensor with torch.",
                 )
+
+    def _check_kept_arrays(self) -> None:
+        """Refuse an array that the run leaves behind beside the tensor whose memory it has."""
+        kept = [one.tensor for one in self.state.exposed if one.array() is not None]
+        if not kept:
+            return
+        inputs = (known() for _, known in self.state.inputs)
+        seen = {storage_of(tensor) for tensor in (*self._outputs, *inputs) if tensor is not None}
+        if not seen.isdisjoint(map(storage_of, kept)):
+            raise Refused(
+                "tensor-memory",
+                "a NumPy array that the run leaves behind has the memory of a tensor that the "
+                "outside can see, and an array of another call wouldn't. Use "
+                "tensor.clone().numpy().",
+            )
 
     def _build(self, result: object) -> Trace:
         state = self.state
@@ -328,6 +343,7 @@ class Session:
             ) from None
         tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
+        self._check_kept_arrays()
         graph = state.graph()
         graph.output(outputs)
         drop_unused_parts(state)

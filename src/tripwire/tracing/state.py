@@ -49,7 +49,7 @@ from tripwire.reading.tensors import (
 )
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
-from tripwire.tracing.branches import Branch
+from tripwire.tracing.branches import Branch, Exposed
 from tripwire.tracing.observe import Observer
 from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import own_dict
@@ -136,8 +136,7 @@ class TracingState:
         self.traits: dict[fx.Node, Traits] = {}
         self.branches: list[Branch] = []
         self.constants: list[Constant] = []
-        # Tensors whose memory went to NumPy, with their versions and values then.
-        self.exposed: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
+        self.exposed: list[Exposed] = []
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs

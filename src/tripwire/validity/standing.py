@@ -312,9 +312,10 @@ class _Form(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> _Form:
-        is_aligned = tensor.data_ptr() % _ALIGNMENT == 0
+        storage = storage_of(tensor)  # a sparse tensor has none, and no address
+        is_aligned = storage != -1 and tensor.data_ptr() % _ALIGNMENT == 0
         keys = str(torch._C._dispatch_keys(tensor))
-        return _Form(keys, is_aligned, storage_of(tensor), id(tensor))
+        return _Form(keys, is_aligned, storage, id(tensor))
 
 
 class Rebinding:

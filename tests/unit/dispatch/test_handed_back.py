@@ -386,3 +386,38 @@ def go(f, see):
         see(x, y, z, y is x, y.data_ptr() == x.data_ptr())
 """
     check_twins(source, backend, tmp_path, hits=2)
+
+
+# What a call returns or keeps: an array, and a tensor whose memory it has.
+ARRAYS = {
+    "beside its tensor": ("y = x * 2", "y, y.numpy()"),
+    "a part of it": ("y = x * 2", "y, y.numpy()[1:]"),
+    "a view of its tensor": ("y = x * 2", "y.view(2), y.numpy()"),
+    "of the argument": ("y = x", "x * 2, x.numpy()"),
+    "of state": ("y = STATE", "x * 2, STATE.numpy()"),
+    "asked for by NumPy": ("import numpy; y = x * 2", "y, numpy.asarray(y)"),
+    "kept in state": ("y = x * 2; KEPT['a'] = y.numpy()", "y, KEPT['a']"),
+    "alone": ("y = x * 2", "x * 1, y.numpy()"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_has_the_memory_that_it_has_in_plain_code(name, backend, tmp_path) -> None:
+    body, result = ARRAYS[name]
+    source = f"""
+STATE, KEPT = T(3), {{}}
+def call(x):
+    {body}
+    return {result}
+
+def go(f, see):
+    x = T(1)  # equal values, since an array's are compared
+    for i in range(4):
+        y, array = f(x)
+        array[0] += 5
+        see(x, y, array.tolist(), STATE, [a.tolist() for a in KEPT.values()])
+        x = T(1)
+        STATE.fill_(3)
+"""
+    check_twins(source, backend, tmp_path)

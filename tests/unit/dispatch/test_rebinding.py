@@ -541,6 +541,41 @@ def test_nobody_can_tell_that_state_was_taken_over(name: str, backend: str, tmp_
     check_twins(NET + TOLD[name], backend, tmp_path)
 
 
+SPARSE = {
+    "coo": "to_sparse()",
+    "csr": "to_sparse_csr()",
+    "csc": "to_sparse_csc()",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", SPARSE)
+@pytest.mark.parametrize("where", ["held['m']", "held['o'].m", "net.m"])
+def test_state_without_one_memory_is_followed(layout, where, backend, tmp_path) -> None:
+    check_twins(
+        f"""
+held, net = {{"o": types.SimpleNamespace()}}, nn.Module()
+def fill(k):
+    dense = torch.tensor([[0.0, k], [2.0, 0.0]]) if k < 4 else torch.full((2, 2), k)
+    {where} = dense.{SPARSE[layout]}
+fill(1.0)
+def call(x):
+    return {where} @ x + {where}.to_dense().sum()
+
+def go(f, see):
+    for k in (1.0, 2.0, 4.0, 5.0):
+        for _ in range(3):
+            see(f(torch.ones(2, 2)))
+        {where}.values().mul_(2) if {layout == "csr"} else None
+        see(f(torch.ones(2, 2)))
+        fill(k)
+""",
+        backend,
+        tmp_path,
+        hits=1,
+    )
+
+
 def test_sets_walk_through_tensors_by_address() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
