@@ -236,7 +236,7 @@ def record(
         deciders if rule.of_shapes and not varies else None,
         deciders != () and _has_sizes(value),
         makes_size,
-        rule.as_it_is or _find_special(rule, args, kwargs, value),
+        rule.as_it_is or _find_special(rule, args, kwargs, value) or _find_generator(args, kwargs),
     )
     state.writes += bool(state.written)
     if state.regions and any(number <= state.regions[-1].older for number in state.written):
@@ -355,7 +355,17 @@ def _find_special(
     return None if had_before and rule.name != "requires_grad_" else why
 
 
+def _find_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Whether a call draws from a generator that it is given.
+
+    Code that AOTAutograd and Inductor find in their caches has lost it, and draws from torch's own.
+    """
+    given = (*args, *kwargs.values())
+    return _GENERATOR if any(isinstance(one, torch.Generator) for one in given) else None
+
+
 LEAF = "it makes a tensor that gets a gradient of its own"
+_GENERATOR = "it draws from a torch.Generator, which compilers lose when they use their caches"
 _SUBCLASS = "it makes a tensor of another class"
 
 
