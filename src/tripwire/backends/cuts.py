@@ -67,9 +67,12 @@ class Cuts:
 
     why: dict[fx.Node, str]
     whole: str | None  # why no part of the graph is compiled; None: the other parts are
+    # Results that are kept, and that others are computed from. A part ends before their first use,
+    # so that the gradient of what is computed goes through them, where hooks see it.
+    joints: frozenset[fx.Node] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.why)
+        return bool(self.why or self.joints)
 
     def refusals(self) -> Iterator[Refusal]:
         """The first call of each kind, for people."""
@@ -88,8 +91,8 @@ _GRADIENTS = "The whole graph runs as it is, because it also asks for gradients.
 _PASTS = "The whole graph runs as it is."
 
 
-def find_cuts(graph: fx.Graph) -> Cuts:
-    """What must run as it is."""
+def find_cuts(graph: fx.Graph, kept: int = 0) -> Cuts:
+    """What must run as it is. So many outputs, the first ones, are kept by effects."""
     why: dict[fx.Node, str] = {}
     shown = _find_shown(graph)
     used = _find_used(graph) if any(map(is_random, graph.nodes)) else set()
@@ -122,7 +125,18 @@ def find_cuts(graph: fx.Graph) -> Cuts:
     if not why and joins_pasts(graph, _find_pasts(graph.find_nodes(op="placeholder"))):
         (output,) = graph.find_nodes(op="output")
         return Cuts({output.all_input_nodes[0]: _JOINED}, _PASTS)
-    return Cuts(why, None)
+    return Cuts(why, None, _find_joints(graph, kept))
+
+
+def _find_joints(graph: fx.Graph, kept: int) -> frozenset[fx.Node]:
+    """What is kept with its gradient, and leads to other results that have one."""
+    (output,) = graph.find_nodes(op="output")
+    outputs = [node for node in output.args[0] if wants_grad(node.meta[FACTS].value)]
+    found = {node for node in output.args[0][:kept] if node in outputs and node.op != "placeholder"}
+    if not found:
+        return frozenset()
+    givers = [one for node in outputs for one in node.all_input_nodes]
+    return frozenset(found & _follow(givers, _find_writers(graph), _passes_gradients))
 
 
 def _has_no_fake(node: fx.Node) -> bool:
@@ -182,11 +196,17 @@ def _find_shown(graph: fx.Graph) -> set[fx.Node]:
 def _find_used(graph: fx.Graph) -> set[fx.Node]:
     """The calls that results, and writes to what the call got, hang on."""
     (output,) = graph.find_nodes(op="output")
+    writers = _find_writers(graph)
+    return _follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
+
+
+def _find_writers(graph: fx.Graph) -> dict[int, list[fx.Node]]:
+    """The calls that change memory, by which."""
     writers: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         for memory in _written_by(node):
             writers.setdefault(memory, []).append(node)
-    return _follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
+    return writers
 
 
 def _written_by(node: fx.Node) -> tuple[int, ...]:
@@ -378,6 +398,7 @@ class _Cutter:
         self._grad_mode = torch.is_grad_enabled()
         self._contexts = 0  # besides
         self._why = cuts.why
+        self._joints = cuts.joints
         self._compile = compile_part
         self._graph = fx.Graph()
         self._copies: dict[fx.Node, fx.Node] = {}
@@ -399,6 +420,9 @@ class _Cutter:
                 self._copy(node)
                 self._note_context(node)
             else:
+                joints = self._joints.intersection(node.all_input_nodes)
+                if not joints.isdisjoint(self._open) and _passes_gradients(node.meta[FACTS]):
+                    self._close()
                 self._open.append(node)
         return build_module(self._module, self._graph, "Cut")
 

@@ -375,7 +375,8 @@ class Pipeline:
         check_functional(trace)
         module = spell_picks(trace.graph_module)
         module.meta |= trace.graph_module.meta
-        cuts = find_cuts(module.graph)
+        assert trace.completion is not None
+        cuts = find_cuts(module.graph, trace.completion.kept)
         note_figures(num_graph_breaks=len(cuts.why))
         if not cuts and waits:
             compile_for = functools.partial(self._compile_part, module)

@@ -100,6 +100,7 @@ class Completion:
     handed_out: frozenset[int]  # identities of state that result and effects hold as it is
     # Numbers out of tensors that Python may fail to compute, or in another class.
     risks: tuple[tuple[PartPlan, type], ...]
+    kept: int  # so many of the outputs, the first ones, are put somewhere by effects
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,6 +330,7 @@ class Session:
                     holders.is_planted,
                     **open_at,
                 )
+            self._kept = len(planner.tensors)
             plan = planner.plan(result)
             risks = [] if state.shadow is None else state.shadow.formulas.list_risks()
             self._risks = tuple((planner.plan(risk), type(risk.value)) for risk in risks)
@@ -496,6 +497,7 @@ class Session:
             sum(least for count, least in self.state.durations.values() if count == 1),
             frozenset(planner.handed_out),
             self._risks,
+            self._kept,
         )
 
     def _asks_for_types(self) -> bool:
