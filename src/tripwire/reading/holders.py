@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from operator import is_
@@ -48,13 +47,7 @@ from tripwire.reading.sources import Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, is_exactly, isinstance
-from tripwire.values.contents import (
-    elements_of,
-    filled_slots,
-    items_of,
-    name_of_module,
-    own_dict,
-)
+from tripwire.values.contents import children, elements_of, name_of_module
 from tripwire.values.numbers import holds_numbers, is_open
 from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
@@ -526,12 +519,7 @@ def _spread(value: object) -> tuple[object, ...]:
         if id(item) in met or isinstance(item, _NOT_MADE) or id(type(item)) in _PLAIN:
             continue
         met.add(id(item))
-        parts = [part for pair in (own_dict(item) or {}).items() for part in pair]
-        parts += [held for _, held in filled_slots(item)]
-        if isinstance(item, dict):
-            parts += [part for pair in items_of(item) for part in pair]
-        elif isinstance(item, (list, tuple, set, frozenset, deque)):
-            parts += elements_of(item)
+        parts = children(item)
         found += parts
         todo += parts
     return (*found, object()) if todo else tuple(found)

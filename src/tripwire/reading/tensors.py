@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import (
     FunctionType,
-    MappingProxyType,
     ModuleType,
 )
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -50,10 +49,9 @@ from tripwire.values.classes import (
 )
 from tripwire.values.contents import (
     attributes_of,
-    bound_cells,
+    children,
     elements_of,
     items_of,
-    parts_of,
 )
 from tripwire.values.numbers import is_open
 from tripwire.values.sameness import PLAIN
@@ -304,25 +302,8 @@ def iter_held(value: object, seen: set[int] | None = None) -> Iterator[torch.Ten
     if is_open(value):
         return
     seen.add(id(value))
-    for child in _below(value):
+    for child in children(value):
         yield from iter_held(child, seen)
-
-
-def _below(value: object) -> list[object]:
-    """All that a value holds directly: attributes, items and their keys, cells, defaults, parts."""
-    held = list(attributes_of(value).values())
-    if isinstance(value, dict):
-        held += [part for item in items_of(value) for part in item]
-    elif isinstance(value, MappingProxyType):
-        held += value.values()
-    elif isinstance(value, (list, tuple, deque, set, frozenset)):
-        held += elements_of(value)
-    elif isinstance(value, FunctionType):
-        held += bound_cells(value).values()
-        held += [value.__defaults__, value.__kwdefaults__]
-    else:
-        held += [part for _, part in parts_of(value)]
-    return held
 
 
 # --- whose memory a tensor has ---

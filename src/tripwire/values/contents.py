@@ -281,6 +281,24 @@ def parts_of(value: object) -> Iterator[tuple[str, object]]:
             return
 
 
+def children(value: object) -> list[object]:
+    """All that a value holds directly: attributes, items and keys, cells, defaults, parts."""
+    held = [part for item in (own_dict(value) or {}).items() for part in item]
+    held += [part for _, part in filled_slots(value)]
+    if isinstance(value, dict):
+        held += [part for item in items_of(value) for part in item]
+    elif isinstance(value, types.MappingProxyType):
+        held += value.values()
+    elif isinstance(value, _SEQUENCES):
+        held += elements_of(value)
+    elif isinstance(value, FunctionType):
+        held += bound_cells(value).values()
+        held += [value.__defaults__, value.__kwdefaults__]
+    else:
+        held += [part for _, part in parts_of(value)]
+    return held
+
+
 # --- the code behind what can be called ---
 
 
