@@ -255,13 +255,13 @@ class Redactor:
             before = argument
         return tuple(cleaned)
 
-    def clean_bytes(self, data: bytes, name: str | None = None) -> bytes:
+    def clean_bytes(self, data: bytes) -> bytes:
         """The same for bytes that are a text."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
             return data
-        return self.clean(text, name).encode()
+        return self.clean(text).encode()
 
     def _mark(self, value: str, why: str | None) -> str:
         mark = self._marks.get(value)

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry.contexts import HandOver, TopN
+from tripwire.values.classes import name_of
 
 LOG_FORMAT_VERSION = 1
 LONGEST_STACK = 64  # frames that are kept of a stack
@@ -236,10 +237,9 @@ _TEXTS = frozenset(
 )
 
 
-def build_metrics(given: HandOver, compile_id: str | None = None) -> CompilationMetrics:
+def build_metrics(given: HandOver) -> CompilationMetrics:
     """The record of a context that was handed over, with versions and the failure if any."""
     common: dict[str, object] = {
-        "compile_id": compile_id,
         "start_time_us": given.start_ns // 1000,
         "end_time_us": given.end_ns // 1000,
         **_versions(),
@@ -301,18 +301,10 @@ def find_version(package: str) -> str | None:
         return None
 
 
-_qualname_of = type.__dict__["__qualname__"].__get__
-
-
-def name_class(cls: type) -> str:
-    """A class's qualified name; a metaclass isn't asked: it may raise."""
-    return str(_qualname_of(cls))
-
-
 def _failure(error: BaseException) -> dict[str, object]:
     place = find_user_place(error.__traceback__)
     return {
-        "fail_type": name_class(type(error)),
+        "fail_type": name_of(type(error)),
         "fail_reason": _text(error),
         "refusal": getattr(error, "slug", None),
         "fail_user_frame_filename": place and place[0],

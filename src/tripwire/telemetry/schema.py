@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.files import estimate_memory, estimate_wide
-from tripwire.telemetry.metrics import CompilationMetrics, Int, name_class
+from tripwire.telemetry.metrics import CompilationMetrics, Int
+from tripwire.values.classes import name_of
 
 if TYPE_CHECKING:
     from tripwire.redaction import Redactor
@@ -297,11 +298,11 @@ def _clean_key(key: object, redactor: Redactor) -> object:
 
 def mark(value: object) -> str:
     """A text that says what stood there: `<type: repr>`."""
-    name = name_class(type(value))
+    name = name_of(type(value))
     try:
         text = repr(value)
     except Exception as error:  # a `__repr__` of the user's
-        text = f"repr raised {name_class(type(error))}"
+        text = f"repr raised {name_of(type(error))}"
     return f"<{name}: {_cut(text)}>"
 
 
@@ -318,7 +319,7 @@ def make_plain(value: object, depth: int = 0) -> object:
     if isinstance(value, str):
         return _cut(str(value).encode(errors="backslashreplace").decode())
     if depth >= DEEPEST:
-        return f"<{name_class(type(value))}: nested too deeply>"
+        return f"<{name_of(type(value))}: nested too deeply>"
     if isinstance(value, Mapping):
         return {_key(k): make_plain(v, depth + 1) for k, v in value.items()}
     if isinstance(value, (set, frozenset)):

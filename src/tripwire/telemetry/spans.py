@@ -23,9 +23,10 @@ from tripwire.telemetry import clock
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import RuntimeMetricsContext
 from tripwire.telemetry.history import get_metrics_context, get_runtime_metrics_context
-from tripwire.telemetry.metrics import TIME_COLUMNS, name_class
+from tripwire.telemetry.metrics import TIME_COLUMNS
 from tripwire.telemetry.schema import SpanDone, make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, Total, forget_open_events, local
+from tripwire.values.classes import name_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -187,7 +188,7 @@ def finish_event(
                 depth=len(state.stack),
                 key=None if event.key == event.name else event.key,
                 is_backward=event.is_backward,
-                error=None if kind is None else name_class(kind),
+                error=None if kind is None else name_of(kind),
                 data=make_plain_dict(event.logged),
             )
         )

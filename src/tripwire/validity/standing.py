@@ -32,6 +32,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
 from tripwire.rulebook.refusals import Cause, Mismatch
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.kept import Held
+from tripwire.validity.table import Admits, admit_nothing
 from tripwire.validity.wires import NOBODY, DictWire, PulledWire, Writers
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from tripwire.validity.plan import Plan
 
 
-Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
 Retired = Callable[[tuple[Cause, ...], str | None], None]
 
 _ANYTHING = Touch(False, -1, None)
@@ -80,10 +80,6 @@ def _find_written(plan: Plan, touches: list[Touch]) -> tuple[Cause, ...]:
     return tuple(found)
 
 
-def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The guard function of an entry that isn't planned yet, or is gone."""
-
-
 class Standing:
     """Of one entry. Made before its plan, whose guard function asks it."""
 
@@ -104,7 +100,7 @@ class Standing:
         self.is_gone = False
         self.plan: Plan | None = None
         self.held = Held(())
-        self.admits: Admits = _admit_nothing
+        self.admits: Admits = admit_nothing
         self._on_retired = on_retired
         self._on_rebound = on_rebound
         self._compile_id = current_compile()
@@ -276,7 +272,7 @@ class Standing:
             self.is_gone = True
             self.held.drop()
             plan, self.plan = self.plan, None
-            self.admits = _admit_nothing
+            self.admits = admit_nothing
             if plan is not None:
                 plan.sentry.close()
 

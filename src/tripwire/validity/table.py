@@ -317,12 +317,12 @@ def build_guards(
     """Lines as a function, or as a table."""
     if Table is not None:
         return Guards(lines, build_table(lines, returned, space), space, returned)
-    text = Guards(lines, _admit_nothing, space, returned)
+    text = Guards(lines, admit_nothing, space, returned)
     return replace(text, admits=text.compile_text())
 
 
-def _admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Until the text is compiled."""
+def admit_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The guard function of an entry that isn't planned yet, or is gone."""
 
 
 _CAUGHT = f"({', '.join(error.__name__ for error in CAUGHT)})"

@@ -34,7 +34,7 @@ from tripwire.recording.capture.origin import (
 )
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.values.classes import class_dict, is_exactly, is_kind, isinstance, mro
+from tripwire.values.classes import class_dict, is_exactly, is_kind, isinstance, mro, name_of
 from tripwire.values.contents import all_codes, functions_behind, own_dict
 
 if TYPE_CHECKING:
@@ -231,7 +231,6 @@ def _deleted(code: CodeType, opcodes: frozenset[int]) -> set[str]:
 
 _bases_of = type.__dict__["__bases__"].__get__
 _name_of = type.__dict__["__name__"].__get__
-_qualname_of = type.__dict__["__qualname__"].__get__
 
 # A class gets these when it is made, or has them as fields of the node.
 _MADE_ANEW = frozenset(
@@ -263,7 +262,7 @@ class ClassDraft:
         if self._all:  # typing looks for all of its names in other classes
             names.attributes.update(self._rest, class_dict(cls).get("__annotations__") or ())
         self._kept: dict[str, Slot] = {}
-        encoder.hold_code(_name_of(cls), _qualname_of(cls))
+        encoder.hold_code(_name_of(cls), name_of(cls))
 
     def grow(self) -> None:
         wanted = [name for name in self._rest if self._wants(name)]
@@ -282,7 +281,7 @@ class ClassDraft:
         module = class_dict(self._cls).get("__module__")
         return nodes.Class(
             _name_of(self._cls),
-            _qualname_of(self._cls),
+            name_of(self._cls),
             module if isinstance(module, str) else "",
             self._meta,
             self._bases,

@@ -24,7 +24,7 @@ from tripwire.errors import BadOption
 from tripwire.recording.format.blobs import NewBlob
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import Library
-from tripwire.values.classes import class_dict, isinstance, mro
+from tripwire.values.classes import class_dict, isinstance, mro, name_of
 from tripwire.values.contents import own_dict
 
 _OWN_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)) + os.sep
@@ -61,7 +61,6 @@ def is_base_file(filename: str) -> bool:
 
 _dict_of_module = vars(types.ModuleType)["__dict__"].__get__
 _module_of_class = type.__dict__["__module__"].__get__
-_qualname_of_class = type.__dict__["__qualname__"].__get__
 
 
 def module_dict(module: types.ModuleType) -> dict[str, object]:
@@ -174,9 +173,9 @@ def _find_module(module: object) -> Library | None:
     return None
 
 
-def _find_class(cls: object) -> Library | None:
-    module, qualname = _module_of_class(cls), _qualname_of_class(cls)
-    if isinstance(module, str) and isinstance(qualname, str):
+def _find_class(cls: Any) -> Library | None:
+    module, qualname = _module_of_class(cls), name_of(cls)
+    if isinstance(module, str):
         if _is_at(module, qualname, cls):
             return Library(module, qualname)
         if is_library_module(module):
@@ -235,7 +234,7 @@ def _find_object(value: object) -> Library | None:
         names = ("stdout", "stderr", "stdin")
         return Library("sys", next(name for name in names if value is getattr(sys, name)))
     kind = type(value)
-    if _qualname_of_class(kind) == "cython_function_or_method":
+    if name_of(kind) == "cython_function_or_method":
         return _find_cython_function(value, kind)
     home = _module_of_class(kind)
     if not isinstance(home, str) or home == "builtins" or not is_library_module(home):

@@ -31,7 +31,7 @@ from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher
 from tripwire.recording.format import nodes
 from tripwire.recording.format.nodes import AnyNode, Slot, read_dict, read_items, read_text
-from tripwire.values.classes import class_dict, is_kind, isinstance, mro
+from tripwire.values.classes import class_dict, is_kind, isinstance, mro, name_of
 from tripwire.values.contents import all_codes
 
 Value = Callable[[Slot], Any]
@@ -520,9 +520,6 @@ def _finish_protocol(cls: Any) -> None:
 # or a function by the name under which it was defined, which no code need have loaded.
 
 
-_qualname_of_class = type.__dict__["__qualname__"].__get__
-
-
 def define(made: list[type | types.FunctionType], modules: dict[str, types.ModuleType]) -> None:
     """Put each into its module, under its name, if nothing else has or misses that name."""
     asked: dict[int, set[str]] = {}  # by the id of a namespace: code asks for these, found or not
@@ -541,7 +538,7 @@ def define(made: list[type | types.FunctionType], modules: dict[str, types.Modul
 
 def _qualname_of(one: type | types.FunctionType) -> str:
     """Asked of no metaclass."""
-    return one.__qualname__ if type(one) is types.FunctionType else str(_qualname_of_class(one))
+    return one.__qualname__ if type(one) is types.FunctionType else name_of(one)
 
 
 def _is_librarys(module: str) -> bool:
