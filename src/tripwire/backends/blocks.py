@@ -20,7 +20,7 @@ from torch import fx
 
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.rules import words
-from tripwire.tracing.behaviour import is_random, name_of
+from tripwire.tracing.result import is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
 

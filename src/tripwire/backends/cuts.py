@@ -31,10 +31,9 @@ from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
-from tripwire.tracing.behaviour import is_random
 from tripwire.tracing.fxnodes import LEAF
 from tripwire.tracing.open.opening import FAKE, NUMBER
-from tripwire.tracing.result import build_module
+from tripwire.tracing.result import build_module, is_random
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 

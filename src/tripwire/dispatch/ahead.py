@@ -24,8 +24,7 @@ from tripwire.backends.cuts import runs_user_code
 from tripwire.dispatch.originals import ChainedKeeper
 from tripwire.phases import FIRST_RUN
 from tripwire.reading.tensors import meta_of
-from tripwire.tracing.behaviour import acts, draws, is_opaque
-from tripwire.tracing.result import Input, Trace
+from tripwire.tracing.result import Input, Trace, acts, draws, is_opaque
 from tripwire.tracing.state import CallKeeper
 
 LARGEST_COUNTER = 1 << 17  # numbers: tokens of a batch are of this kind, too

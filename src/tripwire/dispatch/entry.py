@@ -39,9 +39,8 @@ from tripwire.reading.structure import (
 )
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
-from tripwire.tracing.behaviour import can_repeat, is_opaque
 from tripwire.tracing.modes import sample_depth
-from tripwire.tracing.result import Completion, Trace
+from tripwire.tracing.result import Completion, Trace, can_repeat, is_opaque
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan
 from tripwire.validity.standing import Standing

@@ -43,8 +43,7 @@ from tripwire.reading.tensors import (
     meta_of,
     version_of,
 )
-from tripwire.tracing.behaviour import acts, draws
-from tripwire.tracing.result import Input, Run, Trace
+from tripwire.tracing.result import Input, Run, Trace, acts, draws
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.values.classes import isinstance
 

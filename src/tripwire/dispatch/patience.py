@@ -37,7 +37,7 @@ from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import Mismatch, Refusal
 from tripwire.values.classes import isinstance
-from tripwire.values.sameness import PLAIN
+from tripwire.values.identity import PLAIN
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry

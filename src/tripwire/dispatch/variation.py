@@ -48,8 +48,8 @@ from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.opening import Opening, Range
 from tripwire.values.classes import find_in_class, ids_of, is_exactly, isinstance
 from tripwire.values.contents import at_once, bound_cells, own_dict
+from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
-from tripwire.values.sameness import PLAIN
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow

@@ -39,8 +39,8 @@ from tripwire.reading.structure import Building, PartPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
+from tripwire.values.identity import same_plain
 from tripwire.values.numbers import are_variants, close_values, holds_numbers
-from tripwire.values.sameness import same_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ from tripwire.reading.tensors import TensorMeta, Traits, meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import ids_of, is_exactly, isinstance
 from tripwire.values.contents import children, elements_of, name_of_module
+from tripwire.values.identity import PLAIN, same_plain
 from tripwire.values.numbers import holds_numbers, is_open
-from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
 from tripwire.writes.sentry import IS_COMPILED, Sentry, count_switches
 

@@ -72,16 +72,6 @@ from tripwire.reading.sources import (
     iter_pytree,
 )
 from tripwire.rulebook.purity import find_impurity
-from tripwire.values.belongings import (
-    CONTAINERS,
-    hides_state,
-    is_array,
-    is_library_class,
-    is_library_function,
-    is_librarys,
-    is_looked_into,
-    is_numpy_constant,
-)
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     SPECIAL,
@@ -104,6 +94,16 @@ from tripwire.values.contents import (
     own_dict,
     parts_of,
     slots_of,
+)
+from tripwire.values.identity import (
+    CONTAINERS,
+    hides_state,
+    is_array,
+    is_library_class,
+    is_library_function,
+    is_librarys,
+    is_looked_into,
+    is_numpy_constant,
 )
 from tripwire.values.numbers import OpenFloat, OpenInt
 

@@ -32,7 +32,7 @@ from tripwire.values.classes import (
     name_of,
 )
 from tripwire.values.contents import PROXIES
-from tripwire.values.sameness import PLAIN
+from tripwire.values.identity import PLAIN
 
 
 class _Taker(Enum):

@@ -64,7 +64,6 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
-from tripwire.values.belongings import CONTAINERS, hides_state, is_librarys, is_pythons
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
@@ -80,6 +79,7 @@ from tripwire.values.contents import (
     own_dict,
     slots_of,
 )
+from tripwire.values.identity import CONTAINERS, hides_state, is_librarys, is_pythons
 from tripwire.values.numbers import holds_numbers
 from tripwire.writes.patches import unhooked
 

@@ -43,7 +43,6 @@ from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
-from tripwire.values.belongings import is_library_function
 from tripwire.values.classes import (
     SPECIAL,
     class_dict,
@@ -53,6 +52,7 @@ from tripwire.values.classes import (
     mro,
 )
 from tripwire.values.contents import all_codes, at_once, functions_behind
+from tripwire.values.identity import is_library_function
 
 # What functions and classes are called; no dict of theirs holds all of it.
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")

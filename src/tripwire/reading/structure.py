@@ -53,8 +53,8 @@ from tripwire.values.contents import (
     items_of,
     own_dict,
 )
+from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import find_ledger, is_open, plain
-from tripwire.values.sameness import PLAIN
 
 # --- arguments ---------------------------------------------------------------------------
 

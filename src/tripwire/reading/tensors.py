@@ -53,8 +53,8 @@ from tripwire.values.contents import (
     elements_of,
     items_of,
 )
+from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import is_open
-from tripwire.values.sameness import PLAIN
 
 if TYPE_CHECKING:
     from tripwire.tracing.branches import Branch

@@ -36,10 +36,9 @@ from tripwire.reading.torchstate import (
     spell_quickly,
 )
 from tripwire.rulebook.refusals import Refused
-from tripwire.tracing.behaviour import can_repeat, reads_offsets
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.opening import Planted
-from tripwire.tracing.result import Completion, Trace
+from tripwire.tracing.result import Completion, Trace, can_repeat, reads_offsets
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept
 from tripwire.validity.table import STATE_IDS, Guards, TableRow

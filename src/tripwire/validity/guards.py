@@ -49,7 +49,6 @@ from tripwire.validity.table import (
     build_guards,
     find_row,
 )
-from tripwire.values.belongings import hides_state, is_array
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
 from tripwire.values.contents import (
     PROXIES,
@@ -61,8 +60,8 @@ from tripwire.values.contents import (
     slots_of,
     spell_key,
 )
+from tripwire.values.identity import PLAIN, hides_state, is_array, same_plain
 from tripwire.values.numbers import iter_numbers
-from tripwire.values.sameness import PLAIN, same_plain
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow

@@ -25,7 +25,7 @@ from tripwire.values.classes import (
     name_of,
 )
 from tripwire.values.contents import elements_of
-from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.values.identity import PLAIN, same_plain
 from tripwire.writes.patches import unhooked
 from tripwire.writes.twin import Hidden
 

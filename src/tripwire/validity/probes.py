@@ -22,12 +22,11 @@ from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, SETATTR, Target, words
-from tripwire.tracing.behaviour import is_random, name_of
 from tripwire.tracing.branches import HOOKS, Branch
-from tripwire.tracing.result import Trace, build_module
+from tripwire.tracing.result import Trace, build_module, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
-from tripwire.values.sameness import same_plain
+from tripwire.values.identity import same_plain
 
 LARGEST_PROBE = 128  # calls
 LARGEST_SIZE = 16  # calls for one size, where other values settle it

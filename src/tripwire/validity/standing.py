@@ -36,7 +36,7 @@ from tripwire.validity.table import Admits, admit_nothing
 from tripwire.validity.wires import NOBODY, DictWire, PulledWire, Writers
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
-from tripwire.values.sameness import PLAIN
+from tripwire.values.identity import PLAIN
 from tripwire.writes.twin import Touch
 
 if TYPE_CHECKING:

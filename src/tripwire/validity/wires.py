@@ -41,7 +41,6 @@ from tripwire.validity.kept import (
     refer,
 )
 from tripwire.validity.table import TableRow
-from tripwire.values.belongings import code_of
 from tripwire.values.classes import (
     find_in_class,
     is_exactly,
@@ -50,7 +49,7 @@ from tripwire.values.classes import (
     name_of,
 )
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
-from tripwire.values.sameness import PLAIN, same_plain
+from tripwire.values.identity import PLAIN, code_of, same_plain
 from tripwire.writes.sentry import same_items
 from tripwire.writes.twin import Touch
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
-from tripwire.values.sameness import same_plain
+from tripwire.values.identity import same_plain
 
 Symbol = torch.SymInt | torch.SymFloat
 Number = int | float

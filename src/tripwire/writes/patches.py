@@ -14,8 +14,8 @@ from inspect import CO_GENERATOR
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
-from tripwire.values.belongings import StandsFor, code_of, is_library_function
 from tripwire.values.classes import isinstance
+from tripwire.values.identity import StandsFor, code_of, is_library_function
 
 _ABSENT = object()
 

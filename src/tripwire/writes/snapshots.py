@@ -34,8 +34,8 @@ from tripwire.values.contents import (
     slots_of,
     spell_key,
 )
+from tripwire.values.identity import PLAIN, same_plain
 from tripwire.values.numbers import plain
-from tripwire.values.sameness import PLAIN, same_plain
 from tripwire.writes.subscriptions import see_through
 
 

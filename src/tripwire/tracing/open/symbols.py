@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.identity import same_plain
 from tripwire.values.numbers import is_open
-from tripwire.values.sameness import same_plain
 
 Place = tuple[str, int | None]  # a path, and which of the sizes there
 

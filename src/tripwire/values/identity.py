@@ -1,4 +1,4 @@
-"""Belongings: what is torch's or Python's own, and what is a user's.
+"""Identity: what is torch's or Python's own and what is a user's; when two values are the same.
 
 Names lie: `functools.wraps` gives a user's function the module of torch's, and a class that
 `types.new_class` makes is called one of that module's. So files and identities decide.
@@ -14,6 +14,8 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.values.classes import (
@@ -115,3 +117,36 @@ def is_looked_into(cls: type) -> bool:
     if is_stdlib_module(module):
         return top != "logging" or issubclass(cls, logging.LoggerAdapter)
     return not module.startswith("torch._") and top != "tripwire"
+
+
+# --- when two values are the same ---
+
+
+PLAIN = ids_of(
+    *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme),
+)
+
+
+def same_plain(left: Any, right: Any) -> bool:
+    """Whether two plain values are one to Python: same type, same bits. 0.0 is not -0.0."""
+    if left is right:
+        return True
+    cls = type(left)
+    if cls is not type(right):
+        return False
+    if cls is float or cls is complex:
+        return repr(left) == repr(right)  # nan is nan
+    if cls is range:  # range(0, 3, 2) equals range(0, 4, 2), and has another stop
+        return (left.start, left.stop, left.step) == (right.start, right.stop, right.step)
+    if cls is slice:
+        return all(map(same_plain, _bounds(left), _bounds(right)))
+    if id(cls) in PLAIN:
+        return bool(left == right)
+    if cls is tuple:
+        return len(left) == len(right) and all(map(same_plain, left, right))
+    return False
+
+
+def _bounds(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
