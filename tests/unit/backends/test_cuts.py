@@ -493,6 +493,7 @@ def test_a_cut_is_told_once_with_the_line(caplog) -> None:
     assert caplog.text.count("is compiled in parts") == 1
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
 @pytest.mark.parametrize("fn", [selected, of_numbers, parameter, leaf], ids=lambda fn: fn.__name__)
 def test_with_fullgraph_a_cut_is_an_error(fn) -> None:
     with pytest.raises(tripwire.CannotTrace) as caught:
