@@ -485,7 +485,10 @@ class Dispatcher(Followed):
             tell_entry(outcome, trace, len(self._entries), self.options)
 
     def _drop_entries(self) -> tuple[Entry, ...]:
-        """Entries that stay beside a new one: the dead go, and the least used above the bound."""
+        """Entries that stay beside a new one: the dead go, and above the bound the oldest.
+
+        Entries that nobody used take half of the room at most from those that somebody did.
+        """
         alive = []
         for entry in self._entries:
             if entry.standing.is_gone:
@@ -493,7 +496,9 @@ class Dispatcher(Followed):
             else:
                 alive.append(entry)
         while len(alive) >= self.options.cache_size:
-            oldest = min(alive, key=lambda entry: entry.last_used)
+            unused = [entry for entry in alive if not entry.hits]
+            is_crowd = 2 * len(unused) > self.options.cache_size
+            oldest = min(unused if is_crowd else alive, key=lambda entry: entry.last_used)
             alive.remove(oldest)
             self._tally.note_dropped(oldest)
             self._patience.changes.dropped += 1

@@ -476,3 +476,29 @@ def test_the_message_names_a_cache_that_is_too_small(caplog: pytest.LogCaptureFi
                 check_same(of(n) * 2, compiled(of(n)))
     assert "cache_size: raise it" in caplog.text
     assert compiled.statistics().entries == 3
+
+
+def test_an_entry_in_use_outlives_any_number_of_values_that_come_once() -> None:
+    compiled = tripwire.compile(lambda x, name: x * len(name), backend="eager", cache_size=8)
+    x = torch.ones(2)
+    for _ in range(100):
+        compiled(x, "mine")
+    for number in range(50):
+        compiled(x, f"other {number}")
+    before = compiled.statistics().hits
+    for _ in range(5):
+        assert torch.equal(compiled(x, "mine"), x * 4)
+    assert compiled.statistics().hits == before + 5
+
+
+def test_new_values_that_come_again_take_the_places_of_old_ones() -> None:
+    compiled = tripwire.compile(lambda x, name: x * len(name), backend="eager", cache_size=4)
+    x = torch.ones(2)
+    for name in ("a", "b", "c", "d") * 10:
+        compiled(x, name)
+    before = compiled.statistics()
+    for name in ("e", "f") * 10:
+        assert torch.equal(compiled(x, name), x)
+    after = compiled.statistics()
+    assert after.traces == before.traces + 2
+    assert after.hits == before.hits + 18
