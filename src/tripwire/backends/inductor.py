@@ -60,7 +60,7 @@ from tripwire.phases import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import describe_backends, sample_torch_state
 from tripwire.tracing.open.opening import OPEN_INPUT
-from tripwire.tracing.state import HELD, STATE
+from tripwire.tracing.state import FACTS, HELD, STATE
 from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Any]
@@ -128,9 +128,36 @@ def compile_graph(
                     raise
                 _log.info("Compiled anew, with the backward put off and nothing kept: %s", error)
                 runtime = compile_for(None, None, compiler, folds=folds)
-    if not has_graphs:
+    if has_graphs:
+        runtime = in_rounds(runtime, stay, module.forward)
+    return _tell_apart(module.graph, runtime)
+
+
+def _tell_apart(graph: fx.Graph, runtime: Runtime) -> Runtime:
+    """Two results that share memory are two tensors, as in plain code. Inductor may hand out one.
+
+    So it does for `y, y.detach()` and for views that show the whole of a tensor.
+    """
+    (output,) = graph.find_nodes(op="output")
+    seen: set[int] = set()
+    shared = []
+    for position, node in enumerate(output.args[0]):
+        memory = node.meta[FACTS].memory
+        if not seen.isdisjoint(memory):
+            shared.append(position)
+        seen.update(memory)
+    if not shared:
         return runtime
-    return in_rounds(runtime, stay, module.forward)
+
+    def run(*inputs: Any) -> Any:
+        results = list(runtime(*inputs))
+        for position in shared:
+            one = results[position]
+            if any(one is other for other in results[:position]):
+                results[position] = one.detach() if one.grad_fn is None else one.view_as(one)
+        return results
+
+    return run
 
 
 def _mark_staying(graph: fx.Graph, tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -421,3 +421,35 @@ def go(f, see):
         STATE.fill_(3)
 """
     check_twins(source, backend, tmp_path)
+
+
+TWO = {
+    "detached": "y, y.detach()",
+    "its own view": "y, y.view(2)",
+    "there and back": "y.unsqueeze(0).squeeze(0), y",
+    "a whole slice": "y[:], y",
+    "three": "y, y.detach(), y.expand(2)",
+    "kept and returned": "KEPT.__setitem__('y', y.detach()) or (y, KEPT['y'])",
+}
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "inductor"])
+@pytest.mark.parametrize("name", TWO)
+def test_two_results_with_one_memory_are_two_tensors(name, backend, tmp_path) -> None:
+    source = f"""
+KEPT = {{}}
+def call(x):
+    y = x * 2
+    return {TWO[name]}
+
+def go(f, see):
+    for i in range(4):
+        one, two, *rest = f(T(i))
+        see(one is two, one.data_ptr() == two.data_ptr(), len({{*map(id, rest), id(one), id(two)}}))
+        one.note = i
+        see(hasattr(two, "note"))
+        two.add_(1)
+        two.unsqueeze_(0)
+        see(one, two, rest)
+"""
+    check_twins(source, backend, tmp_path, hits=1)
