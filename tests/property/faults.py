@@ -45,8 +45,12 @@ def _never(*_: Any, **__: Any) -> None:
     """Stands in for what is left out."""
 
 
+CONDITIONS: list[str] = []  # what is left out of guards, as patterns
+
+
 def _without_condition(pattern: str) -> Patch:
     """Guards whose conditions leave out what matches."""
+    CONDITIONS.append(pattern)
 
     def apply(monkeypatch: MonkeyPatch) -> None:
         whole = GuardWriter.check
@@ -177,9 +181,9 @@ FAULTS = (
     Fault("tensor arguments", "dtype", _without_condition(r"v\d+\.dtype is k\d+")),
     Fault("tensor arguments", "shape", _without_condition(r"v\d+\.shape == k\d+")),
     Fault("tensor arguments", "stride", _without_condition(r"v\d+\.stride\(\) == \(.*?\)")),
-    Fault("tensor arguments", "offset", _without_condition(r"v\d+\.storage_offset\(\) == \d+")),
+    Fault("tensor arguments", "offset", _without_condition(r"k\d+\(v\d+, 'storage_o.*")),
     Fault("tensor arguments", "requires_grad", _without_condition(r"v\d+\.requires_grad is \w+")),
-    Fault("tensor arguments", "leaf", _without_condition(r"v\d+\.is_leaf is \w+")),
+    Fault("tensor arguments", "leaf", _without_condition(r"bool\(k\d+\(v\d+\)\) is \w+")),
     Fault("tensor arguments", "aliasing", _without_method(Admission, "_write_distinctness")),
     Fault("plain arguments", "values", _without_method(GuardWriter, "_add_plain")),
     Fault("plain arguments", "equal is same", _taking_equal_for_same),

@@ -4,9 +4,15 @@ A few faults are tried in each test run, all of them by `make mutate`. Chance de
 are drawn: a fault that one seed misses within its steps is tried with the next.
 """
 
+import re
+
 import pytest
-from property.faults import FAULTS, ROWS
+import torch
+from property.faults import CONDITIONS, FAULTS, ROWS
 from property.machine import LawBroken, run
+
+import tripwire
+from tripwire.validity.guards import GuardWriter
 
 BUDGET = 2_000  # steps of each seed
 SEEDS = (1, 2, 3)
@@ -46,3 +52,25 @@ def test_the_quick_ones_are_faults() -> None:
 
 def test_every_row_of_the_channel_table_is_broken_somewhere() -> None:
     assert {fault.row for fault in FAULTS} == set(ROWS)
+
+
+class Sized:
+    def __init__(self) -> None:
+        self.items = [1, 2]
+
+
+def test_the_conditions_that_faults_leave_out_are_those_of_guards(monkeypatch) -> None:
+    met: list[str] = []
+    whole = GuardWriter.check
+
+    def check(self, path, condition, *rest):
+        met.append(condition)
+        whole(self, path, condition, *rest)
+
+    def call(x, y, sized):
+        return x * x.storage_offset() + y * (2 if y.is_leaf else 3) * len(sized.items)
+
+    monkeypatch.setattr(GuardWriter, "check", check)
+    y = torch.ones(2, requires_grad=True)
+    tripwire.compile(call, backend="eager")(torch.arange(4.0)[2:], y, Sized())
+    assert [one for one in CONDITIONS if not any(re.search(one, text) for text in met)] == []
