@@ -6,7 +6,9 @@ import collections
 import contextvars
 import fractions
 import functools
+import itertools
 import json
+import operator
 import types
 import uuid
 
@@ -47,6 +49,18 @@ def _with_defaults(n):
     return function
 
 
+def _product(n):
+    made = itertools.product((1, 2), [n])
+    next(made)
+    return made
+
+
+def _zip_longest(n):
+    made = itertools.zip_longest([1, 2], [1], fillvalue=n)
+    next(made)
+    return made
+
+
 # What a run makes of a number, and how to look into it.
 KEPT = {
     "argument of a partial": (lambda n: functools.partial(max, n), lambda v: v.args),
@@ -77,6 +91,29 @@ KEPT = {
     "identifier": (lambda n: uuid.UUID(int=int(n)), lambda v: (v.int,)),
     "fraction": (lambda n: fractions.Fraction(int(n)), lambda v: (v.numerator,)),
     "moment": (lambda n: numpy.datetime64(int(n), "s"), lambda v: (int(v.astype(int)),)),
+    "itemgetter": (operator.itemgetter, lambda v: v.__reduce__()[1]),
+    "itemgetter of two": (lambda n: operator.itemgetter(n, 0), lambda v: v.__reduce__()[1]),
+    "methodcaller": (lambda n: operator.methodcaller("f", n), lambda v: v.__reduce__()[1]),
+    "keyword of a methodcaller": (
+        lambda n: operator.methodcaller("f", a=n),
+        lambda v: v.__reduce__()[0].keywords.values(),
+    ),
+    "repeat": (itertools.repeat, lambda v: itertools.islice(v, 2)),
+    "count": (itertools.count, lambda v: itertools.islice(v, 2)),
+    "chain": (lambda n: itertools.chain([n], (n,)), list),
+    "product": (lambda n: itertools.product([n], (n, 1)), lambda v: next(v)),
+    "rest of a product": (_product, lambda v: next(v)),
+    "zip": (lambda n: zip([n], (n,), strict=True), lambda v: next(v)),
+    "what fills a zip": (_zip_longest, lambda v: next(v)),
+    "map": (lambda n: map(abs, [n]), list),
+    "iterator of a list": (lambda n: iter([n]), list),
+    "iterator of a tuple": (lambda n: iter((n, n)), list),
+    "iterator of a frozenset": (lambda n: iter(frozenset((n,))), list),
+    "iterator of values": (lambda n: iter({"a": n}.values()), list),
+    "end of an iterator": (lambda n: iter(lambda: 1, n), lambda v: v.__reduce__()[1][1:]),
+    "static method": (staticmethod, lambda v: (v.__wrapped__,)),
+    "alias": (lambda n: types.GenericAlias(list, (n,)), lambda v: v.__args__),
+    "key of a sort": (functools.cmp_to_key(min), lambda v: (v.obj,)),
     "context variable": (VARIABLE.set, lambda v: (VARIABLE.get(),)),
     "tuple in a context variable": (lambda n: VARIABLE.set((n,)), lambda v: VARIABLE.get()),
 }

@@ -12,7 +12,7 @@ import gc
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import (
@@ -24,6 +24,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
+    ModuleType,
 )
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +177,7 @@ class NumberInput:
 
 
 _TupleIterator = type(iter(()))
+_SetIterator = type(iter(set()))
 _OF_ERRORS = ("args", "value", "code")  # of StopIteration, of SystemExit
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -186,6 +188,18 @@ _REBUILT: dict[type, Callable[[Any, Callable[[object], Any]], object]] = {
     slice: lambda held, find: slice(find(held.start), find(held.stop), find(held.step)),
     MethodType: lambda held, find: MethodType(held.__func__, find(held.__self__)),
 }
+
+
+# Iterators, itemgetters and their like.
+_OF_PYTHON = frozenset(
+    {"builtins", "itertools", "operator", "_operator", "functools", "_functools", "types"}
+)
+_LEFT_ALONE = (FrameType, CodeType, GeneratorType, FunctionType, ModuleType, type)
+
+
+def _words_of(holder: object) -> Any:
+    """An object's memory, without what it has allocated elsewhere."""
+    return (ctypes.c_void_p * (type(holder).__basicsize__ // _WORD)).from_address(id(holder))
 
 
 class Sweep:
@@ -268,13 +282,26 @@ class Sweep:
     def _replace_in_link(self, link: Any) -> None:
         """In an entry of an lru_cache: its key and its result are the last that it has."""
         words = type(link).__basicsize__ // _WORD
-        held = (ctypes.c_void_p * words).from_address(id(link))
-        for place in (words - 2, words - 1):
-            old = held[place]
+        self._replace_words(link, (words - 2, words - 1))
+
+    def _replace_in_part(self, holder: object) -> None:
+        """In an object of Python's own that has no other way in: an itemgetter, a count."""
+        if type(holder).__module__ not in _OF_PYTHON or isinstance(holder, _LEFT_ALONE):
+            return
+        held = [id(one) for one in gc.get_referents(holder) if id(one) in self._replaced]
+        memory = _words_of(holder)
+        places = [place for place in range(2, len(memory)) if memory[place] in held]
+        if len(places) == len(held):  # each word is one of its references
+            self._replace_words(holder, places)
+
+    def _replace_words(self, holder: object, places: Iterable[int]) -> None:
+        memory = _words_of(holder)
+        for place in places:
+            old = memory[place]
             if old in self._replaced:
                 new = ctypes.py_object(self._replaced[old])
                 ctypes.pythonapi.Py_IncRef(new)
-                held[place] = id(new.value)
+                memory[place] = id(new.value)
                 ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._alive(old)))
 
     def _alive(self, identity: int) -> object:
@@ -306,6 +333,11 @@ class Sweep:
             _, (held,), at = parts
             iterator = self._replaced[id(holder)] = iter(self._find(held))
             iterator.__setstate__(at)
+            self._old.append(holder)
+            fresh.append(holder)
+        elif type(holder) is _SetIterator:
+            (left,) = holder.__reduce__()[1]  # another set has another order
+            self._replaced[id(holder)] = iter([self._find(item) for item in left])
             self._old.append(holder)
             fresh.append(holder)
         elif isinstance(holder, dict):
@@ -340,3 +372,4 @@ class Sweep:
                 value = slot.__get__(holder)
                 if id(value) in self._replaced:
                     slot.__set__(holder, self._find(value))
+            self._replace_in_part(holder)
