@@ -197,8 +197,12 @@ class ReadSet:
         Installed packages don't: in those, `is` between two variables is of objects.
         """
         users = [code for code in self._codes if not is_installed_file(code.co_filename)]
-        if any(map(needs_plain_numbers, users)):
-            return True
+        return any(map(needs_plain_numbers, users)) or self.asks_which_number
+
+    @cached_property
+    def asks_which_number(self) -> bool:
+        """Whether a user's function may ask with `is` which int or float it has."""
+        users = [code for code in self._codes if not is_installed_file(code.co_filename)]
         asked = {one for code in users for one in find_uses(code).identities}
         if asked and any(code.co_name in LOOKUPS for code in users):
             return True

@@ -22,6 +22,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.validity.table import TableRow
 from tripwire.values.classes import (
     ids_of,
+    is_exactly,
     name_of,
 )
 from tripwire.values.contents import elements_of
@@ -160,6 +161,20 @@ class Kept:
 VALUE_SLOT = vars(Kept)["_value"]
 
 
+class ThatNumber(Kept):
+    """A number of which the code may ask which one it is: Python has equal ones several times."""
+
+    __slots__ = ()
+
+    def is_same(self, value: object) -> bool:
+        """Whether it is that very object."""
+        return value is self._value
+
+    @property
+    def item(self) -> object:
+        return ABSENT
+
+
 class Alike(Kept):
     """A container of plain values, in whose place an equal one may come.
 
@@ -237,19 +252,30 @@ _CONTAINERS = ids_of(list, set, tuple, frozenset)
 class Keeper:
     """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
 
-    __slots__ = ("_alike", "_is_itself", "_places")
+    __slots__ = ("_alike", "_is_itself", "_places", "_tells_numbers")
 
     def __init__(
         self,
         alike: Mapping[int, tuple[Alike, ...]] = MappingProxyType({}),
         is_itself: Callable[[object], bool] = lambda _: True,
+        *,
+        tells_numbers: bool = False,
     ) -> None:
         self._alike = alike  # mutable containers, by identity; one for each place that has it
         self._is_itself = is_itself  # whether it matters which object it is
+        self._tells_numbers = tells_numbers  # whether it matters which of equal numbers it is
         self._places = {key: iter(found) for key, found in alike.items()}
+
+    def is_by_value(self, value: object) -> bool:
+        """Whether an equal value is as good."""
+        if self._tells_numbers and is_exactly(value, int, float):
+            return False
+        return id(type(value)) in PLAIN
 
     def keep(self, value: object, held: Held | None = None) -> Kept:
         """What to compare with, in one more place."""
+        if self._tells_numbers and is_exactly(value, int, float):
+            return ThatNumber(value)
         found = next(self._places.get(id(value), iter(())), None)
         if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
             content = content_of(value)

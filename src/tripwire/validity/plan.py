@@ -275,7 +275,7 @@ class _Planner:
     def find_keeper(self) -> Keeper:
         """What values are compared with: an equal list will do where nobody asks which it is."""
         if self.reads.compares_identity:
-            return Keeper()
+            return Keeper(tells_numbers=self.reads.asks_which_number)
         named = {*self.completion.handed_out, *self.reach.fresh, *map(id, self.reach.aliases)}
         self.alike = self._find_alike(named)
         return Keeper(self.alike, lambda value: id(value) in named)

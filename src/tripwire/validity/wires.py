@@ -126,7 +126,7 @@ class DictWire:
             now = {key: value for key, value in now.items() if value is not ABSENT}
         # Half of it is plain, and kept as it is: a first call makes thousands of these.
         self._kept: dict[Any, object] = {
-            key: value if id(type(value)) in PLAIN else keeper.keep(value, held)
+            key: value if keeper.is_by_value(value) else keeper.keep(value, held)
             for key, value in now.items()
         }
         self._order = (order or tuple(now)) if wanted is None else None
@@ -184,7 +184,7 @@ class DictWire:
         changed += [(key, "nothing", value) for key, value in now.items() if key not in self._kept]
         if changed or self._order is None:
             return tuple(
-                Cause(self._step(key), old, str(fingerprint(value)), writers.of(key))
+                Cause(self._step(key), old, _describe_new(value, old), writers.of(key))
                 for key, old, value in changed
             )
         order = self._read_order(self._order)
@@ -208,6 +208,11 @@ def _is_kept(kept: object, value: object) -> bool:
 
 def _describe_kept(kept: object) -> str:
     return str(kept) if isinstance(kept, Kept) else str(fingerprint(kept))
+
+
+def _describe_new(value: object, old: str) -> str:
+    found = str(fingerprint(value))
+    return f"{found}, another object" if found == old else found
 
 
 _NOTHING = object()  # can't be written to

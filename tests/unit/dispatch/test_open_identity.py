@@ -294,3 +294,26 @@ def test_a_bool_is_one_or_zero_beside_open_numbers(number) -> None:
             x = torch.ones(int(n))
             check_same(fn(x, n, flag), compiled(x, n, flag))
         assert compiled.statistics().hits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", ["2.5", "1000000", "nan"])
+@pytest.mark.parametrize("name", build_asked())
+def test_two_equal_numbers_of_state_are_told_apart(name, number, backend) -> None:
+    make = int if number.isdigit() else float
+    ask, put = build_asked()[name]
+    compiled = tripwire.compile(ask, backend=backend)
+    one = make(number)
+    for other in (one, make(number), one, make(number), make(number), one):
+        put(one, other)
+        check_same(ask(x()), compiled(x()))
+
+
+def test_the_cause_says_that_it_is_another_object() -> None:
+    space = SimpleNamespace(a=2.5, b=2.5)
+    compiled = tripwire.compile(lambda x: x * (space.a is space.b), backend="eager")
+    compiled(x())
+    space.b = float("2.5")
+    compiled(x())
+    (cause,) = compiled.statistics().causes
+    assert (cause.old, cause.new) == ("2.5", "2.5, another object")

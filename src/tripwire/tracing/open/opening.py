@@ -177,7 +177,7 @@ class NumberInput:
 
 
 _TupleIterator = type(iter(()))
-_SetIterator = type(iter(set()))
+_SetIterator: type = type(iter(frozenset()))
 _OF_ERRORS = ("args", "value", "code")  # of StopIteration, of SystemExit
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -336,7 +336,8 @@ class Sweep:
             self._old.append(holder)
             fresh.append(holder)
         elif type(holder) is _SetIterator:
-            (left,) = holder.__reduce__()[1]  # another set has another order
+            told: Any = holder.__reduce__()
+            _, (left,) = told  # another set has another order
             self._replaced[id(holder)] = iter([self._find(item) for item in left])
             self._old.append(holder)
             fresh.append(holder)
