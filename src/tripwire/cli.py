@@ -35,8 +35,18 @@ class _Group(click.Group):
 
 def _in_a_line(error: Exception) -> str:
     """What an error says. Names of files are in it, which others may have chosen for a terminal."""
-    text = " ".join(str(error).split())
+    return _harmless(" ".join(str(error).split()))
+
+
+def _harmless(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _tell_paths(*paths: Path) -> None:
+    """As they are for programs; on a terminal without what would command it."""
+    is_shown = sys.stdout.isatty()
+    for path in paths:
+        click.echo(_harmless(str(path)) if is_shown else path)
 
 
 class _Trouble(click.ClickException):
@@ -179,7 +189,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
         }
         click.echo(msgspec.json.encode(figures))
     else:
-        click.echo(path)
+        _tell_paths(path)
 
 
 @main.command()
@@ -211,7 +221,7 @@ def trace(directory: str, output: str | None, kind: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"paths": [str(path) for path in paths]}))
     else:
-        click.echo("\n".join(map(str, paths)))
+        _tell_paths(*paths)
 
 
 def _beside(log: str, name: str) -> Path:
@@ -289,7 +299,7 @@ def _tell_of(folder: Path, code: int, as_json: bool, no_report: bool) -> None:
     elif trouble is not None:
         click.echo(f"tripwire: there is no report: {trouble}", err=True)
     else:
-        click.echo(f"tripwire: {page or folder}", err=True)
+        click.echo(f"tripwire: {_harmless(str(page or folder))}", err=True)
 
 
 def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
@@ -380,5 +390,5 @@ def doctor(as_json: bool) -> None:
         for finding in findings:
             mark = {True: "+", False: "!", None: " "}[finding.good]
             advice = f"  ({finding.advice})" if finding.advice else ""
-            click.echo(f"{mark} {finding.name:{width}}  {finding.found}{advice}")
+            click.echo(_harmless(f"{mark} {finding.name:{width}}  {finding.found}{advice}"))
     sys.exit(1 if any(finding.good is False for finding in findings) else 0)

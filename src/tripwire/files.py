@@ -390,10 +390,11 @@ def _check_regular(handle: int) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
+def read_ours(path: str | os.PathLike[str], most: int = -1, *, is_private: bool = False) -> bytes:
     """The content of a file that this user alone may write, by the one name that it has.
 
-    `NotOurs` where anybody else could have put it there: see `check_ours`.
+    `NotOurs` where anybody else could have put it there: see `check_ours`. is_private: nobody else
+    may read it either.
     """
     with enter(Path(path).parent, strict=True) as folder:
         try:
@@ -408,6 +409,8 @@ def read_ours(path: str | os.PathLike[str], most: int = -1) -> bytes:
                 raise NotOurs("it belongs to another user")
             if _HAS_OWNERS and status.st_mode & 0o022:
                 raise NotOurs("other users may write it")
+            if is_private and _HAS_OWNERS and status.st_mode & 0o077:
+                raise NotOurs("other users may read it")
             if status.st_nlink > 1:  # it has none if it was replaced since it was opened
                 raise NotOurs(
                     "it has a second name (a hard link), through which others may write it"

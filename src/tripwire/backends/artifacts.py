@@ -304,7 +304,7 @@ def find_secret() -> bytes:
 
 def _read_secret(folder: Path) -> bytes:
     check_ours(folder)
-    secret = read_ours(folder / "key", _SECRET + 1)
+    secret = read_ours(folder / "key", _SECRET + 1, is_private=True)
     if len(secret) != _SECRET:
         raise NotOurs(f"{folder / 'key'} is damaged")
     return secret

@@ -326,6 +326,8 @@ def _settle_kernels(store: Store | None) -> Store | None:
             if not os.access(own, os.W_OK):  # it can be read all the same
                 store.tell_unkept(OSError("it is not writable"))
                 own = None
+            elif any(map(str.isspace, own)):  # torch splits its commands there
+                own = None
     is_named = before not in (None, default, *_settled)
     folder = _find_safe(_FOLDER, (before if is_named else own) or default, own)
     if folder != before:

@@ -314,6 +314,14 @@ def writable_key(key_file: Path) -> None:
     key_file.chmod(0o660)
 
 
+def readable_key(key_file: Path) -> None:
+    key_file.chmod(0o640)
+
+
+def second_name_of_key(key_file: Path) -> None:
+    os.link(key_file, key_file.parent.parent / "elsewhere")
+
+
 def link_to_key(key_file: Path) -> None:
     key_file.rename(key_file.with_name("elsewhere"))
     key_file.symlink_to("elsewhere")
@@ -329,7 +337,16 @@ def writable_home(key_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "trick", [short_key, writable_key, link_to_key, pipe_for_key, writable_home]
+    "trick",
+    [
+        short_key,
+        writable_key,
+        readable_key,
+        second_name_of_key,
+        link_to_key,
+        pipe_for_key,
+        writable_home,
+    ],
 )
 def test_a_key_that_others_may_know_or_set_isnt_used(store, key_file, trick, caplog) -> None:
     store.write(KEY, KEPT)

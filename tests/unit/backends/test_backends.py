@@ -288,6 +288,16 @@ def test_a_damaged_artifact_is_written_anew_and_serves_the_next_start(built) -> 
     assert start(own, shared) == "[]"  # torch was asked nothing
 
 
+def test_a_store_in_a_path_with_a_space_is_used_and_torch_builds_elsewhere(tmp_path) -> None:
+    """torch splits the commands that it gives to a compiler where a space is."""
+    own, shared = tmp_path / "with space" / "own", tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    assert "autograd_cache_miss" in start(own, shared)
+    assert len([*own.rglob("*.bin")]) == 1
+    assert [*own.rglob("*.so")] == []
+    assert start(own, shared) == "[]"  # torch was asked nothing
+
+
 @pytest.mark.parametrize("trains", [False, True])
 def test_code_with_autocast_inside_is_in_the_store(trains, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path))

@@ -455,6 +455,32 @@ def test_lines_are_as_long_as_they_may_be(tmp_path, monkeypatch) -> None:
     assert found.statistics().damaged == 1
 
 
+ODD = "\x1b]0;title\a\u202egnp"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_name_of_a_logs_folder_cant_command_a_terminal(
+    is_terminal, command, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / ODD).mkdir()
+    (tmp_path / ODD / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + span())
+    told: list[str] = []
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("tripwire.cli.click.echo", lambda text, **_: told.append(str(text)))
+    main.main([*command, str(tmp_path / ODD)], standalone_mode=False)
+    shown = {"\x1b", "\a", "\u202e"} & set("".join(told))
+    assert bool(shown) is not is_terminal
+
+
+def test_what_doctor_says_cant_command_a_terminal(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRIPWIRE_LOG_DIR", ODD)
+    monkeypatch.setenv("TRIPWIRE_CACHE_DIR", str(tmp_path / ODD))
+    done = CliRunner().invoke(main, ["doctor"])
+    assert "title" in done.output
+    assert not {"\x1b", "\a", "\u202e"} & set(done.output)
+
+
 def test_the_name_of_a_log_cant_command_a_terminal(tmp_path) -> None:
     (tmp_path / "tripwire-\x1b]0;title\a-7-abc.jsonl").write_bytes(
         b'{"event":"header","major":9}\n'
