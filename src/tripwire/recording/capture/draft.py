@@ -7,6 +7,7 @@ like a secret is taken out of all of it.
 
 from __future__ import annotations
 
+import dis
 import io
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,6 +134,10 @@ class Cleaner:
         named = [pair for node in self._table.nodes for pair in self._named(node)]
         for name, slot in (*self._table.roots.items(), *named):
             self._learn_slot(name, slot, set())
+        for code, kept in zip(self._codes, self._table.codes, strict=True):
+            for one in all_codes(code) if kept.source is None else ():
+                for name, value in _find_named_constants(one):
+                    self._learn_slot(name, value, set())
 
     def _named(self, node: AnyNode) -> _Named:
         """Slots of a node with the names that code has for them."""
@@ -275,6 +280,28 @@ class Cleaner:
 
     def _clean_slot(self, slot: Slot, name: str | None = None) -> Slot:
         return self._redactor.clean(slot, name) if isinstance(slot, str) else slot
+
+
+def _find_named_constants(code: types.CodeType) -> Iterator[tuple[str, str]]:
+    """Texts in code with their names: `password = "x"`, `password == "x"`, `f(password="x")`."""
+    steps = [*dis.get_instructions(code)]
+    for number, step in enumerate(steps):
+        after = steps[number + 1].opname if number + 1 < len(steps) else ""
+        if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
+            if after.startswith("STORE_"):
+                yield str(steps[number + 1].argval), step.argval
+            elif after == "COMPARE_OP" and number:
+                yield str(steps[number - 1].argval), step.argval
+        elif step.opname == "KW_NAMES" or (
+            step.opname == "LOAD_CONST" and after in ("BUILD_CONST_KEY_MAP", "CALL_KW")
+        ):
+            found = code.co_consts[step.arg or 0]  # dis doesn't look it up on Python 3.11
+            names = found if isinstance(found, tuple) else ()
+            for name, given in zip(reversed(names), reversed(steps[:number]), strict=False):
+                if given.opname != "LOAD_CONST":
+                    break  # what comes before it isn't known to be one step each
+                if isinstance(given.argval, str):
+                    yield name, given.argval
 
 
 def _relocate(table: Table, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Table:

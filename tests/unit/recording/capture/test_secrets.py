@@ -269,3 +269,37 @@ def test_records_and_their_folders_are_for_this_user_alone(tmp_path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     check_record(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+UNSEEN = """
+def log_in(x, user="me", **options):
+    if options.get("n") == "kept-1":
+        return x
+    raise ValueError(user)
+
+
+def fails(x, password):
+    db_pw = "stored-1"
+    if password == "compared-2":
+        return x
+    options = {"api_key": "mapped-3", "user": "kept-2"}
+    log_in(x, user="kept-3", password="passed-4")
+
+
+def outer(x, password):
+    def inner():
+        secret = "inside-5"
+        return fails(x, password)
+    return inner()
+"""
+
+
+def test_code_without_a_source_holds_no_secret(tmp_path) -> None:
+    names: dict = {"__name__": "unseen"}
+    exec(compile(UNSEEN, "<nowhere>", "exec"), names)
+    path = tripwire.record_call(tmp_path)(names["outer"], torch.ones(1), "given-6")
+    with zipfile.ZipFile(path) as file:
+        data = b"".join(map(file.read, file.namelist()))
+    hidden = [b"stored-1", b"compared-2", b"mapped-3", b"passed-4", b"inside-5", b"given-6"]
+    assert [text for text in hidden if text in data] == []
+    assert [text for text in (b"kept-1", b"kept-2", b"kept-3") if text not in data] == []
