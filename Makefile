@@ -80,6 +80,7 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 	$(BIN)/python benchmarks/bench_dispatch.py --json benchmarks/results/dispatch.json
 	$(BIN)/python benchmarks/bench_steady.py --json benchmarks/results/steady.json
 	$(BIN)/python benchmarks/bench_open.py --json benchmarks/results/open.json
+	$(BIN)/python benchmarks/varying.py --json benchmarks/results/varying.json
 	$(BIN)/python benchmarks/bench_start.py --json benchmarks/results/start.json
 	$(BIN)/python benchmarks/bench_start.py --layers 36 --rounds 3 --json benchmarks/results/start-36.json
 	$(BIN)/python benchmarks/bench_bystander.py --json benchmarks/results/bystander.json
