@@ -7,6 +7,7 @@ repeated or seen is a refusal.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib.util
 import inspect
@@ -90,7 +91,7 @@ class Session:
         self.adopted: set[int] = set()  # those of them that may run out of sight, by identity
         self.blind = Observer.blind
         self.recorder: Recorder | None = None
-        self.namespaces: dict[str, dict[str, Any]] = {}
+        self.namespaces: dict[str, dict[str, Any]] = {"builtins": vars(builtins)}
         # Compared where the trace itself is called; compiled code has guards.
         self.skeletons = {
             str(source): build_skeleton(value, source)

@@ -441,3 +441,44 @@ def go(f, see):
         see(f(T(i)), held.box[0])
 """
     check_twins(source, "eager", tmp_path)
+
+
+OF_BUILTINS = {  # name: what is there, what a call does to it, what another writes
+    "attribute": (
+        "types.SimpleNamespace(v=2.0)",
+        "law.v = law.v * 2; x = x * law.v",
+        "law.v = 3.0",
+    ),
+    "replaced list": (
+        "types.SimpleNamespace(v=[2.0])",
+        "law.v.append(1.0); x = x * law.v[0]",
+        "law.v = [5.0]",
+    ),
+    "list": ("[2.0]", "law.append(1.0); x = x * law[0]", "law[0] = 4.0"),
+    "dict": ("{}", "law['n'] = law.get('n', 0) + 1; x = x * law['n']", "law['n'] = 7"),
+    "tensor": ("torch.ones(2)", "law.add_(x); x = x * law", "law.mul_(3)"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OF_BUILTINS)
+def test_what_a_program_puts_among_the_builtins_is_written_and_read(
+    name, backend, tmp_path
+) -> None:
+    made, body, write = OF_BUILTINS[name]
+    program = f"""
+import builtins
+builtins.law = {made}
+def call(x):
+    {body}
+    return x
+def go(f, see):
+    try:
+        for i in range(9):
+            see(f(torch.full((2,), 1.0 + i)), law if isinstance(law, (list, dict)) else str(law))
+            if i in (1, 3, 6):
+                {write}
+    finally:
+        del builtins.law
+"""
+    check_twins(program, backend, tmp_path, hits=0 if name == "list" else 2)
