@@ -430,6 +430,41 @@ def test_twins_agree_about(name) -> None:
     check_twins(program, [CALL, *[step for text in writes for step in (Do(text), CALL)]])
 
 
+_TALLY = "class Tally: pass\ntally = Tally()\ntally.n = 0\n"
+_NUMBER = "class Number:\n    def __add__(self, other): return 7\n"
+_COUNTS = "    {0}.n += 2\n    {0}.n -= 1\n    return x\n"
+COUNTERS = {
+    "attribute of what was exchanged": (_TALLY, "x, y", "tally", "tally = copy.copy(tally)"),
+    "attribute of an argument": (_TALLY, "x, y, o=tally", "o", "o = tally"),
+    "slot of an argument": (
+        "class Tally: __slots__ = ('n',)\ntally = Tally()\ntally.n = 0\n",
+        *("x, y, o=tally", "o", "o = tally"),
+    ),
+    "attribute below an argument": (
+        _TALLY + "box = types.SimpleNamespace(inner=tally)\n",
+        *("x, y, o=box", "o.inner", "o = box"),
+    ),
+    "attribute of an attribute that was exchanged": (
+        _TALLY + "box = types.SimpleNamespace(inner=tally)\n",
+        *("x, y", "box.inner", "box.inner = tally = copy.copy(tally)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("became", ["del tally.n", "tally.n = Number()", "tally.n = 'none'"])
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_counter_that_is_none_any_more_is_not_counted_on(name, became, backend) -> None:
+    setup, parameters, counter, first = COUNTERS[name]
+    program = f"{setup}{_NUMBER}def call({parameters}):\n{_COUNTS.format(counter)}"
+    given = ", o" if "o=" in parameters else ""
+    call = Call(f"new(4), new(4){given}", times=3)
+    figures = Figures()
+    writes = Do(first), call, Do(became), call, Do("tally.n = 3"), call
+    check(Scenario(program, (Do(first), call, *writes), backend), figures)
+    assert figures.hits >= 4
+
+
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_twins_agree_about_the(name) -> None:
     program, writes = OF_ARGUMENTS[name]

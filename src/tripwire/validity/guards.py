@@ -486,6 +486,7 @@ class GuardWriter:
 
     def _add_attributes(self, path: str, name: str, value: object) -> None:
         held: dict[Any, object] = {}
+        counted: set[Any] = set()
         for kind in (ATTRIBUTES, SLOTS):
             holder = self._holders.get((id(value), kind))
             if holder is None:
@@ -494,8 +495,8 @@ class GuardWriter:
                 continue
             wanted = self._reads.filter_of(holder)
             before = holder.before()
-            before = {k: v for k, v in before.items() if (id(holder), k) not in self._counted}
             held |= before if wanted is None else {k: v for k, v in before.items() if k in wanted}
+            counted |= {k for k in before if (id(holder), k) in self._counted}
             if kind is SLOTS:
                 self._check_empty_slots(path, name, value, wanted, holder.keys)
             else:
@@ -507,7 +508,15 @@ class GuardWriter:
             if not spelled or answers_itself(type(value)):
                 row = None
                 get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
-            self.add(f"{path}.{attribute}", get, item, row)
+            if attribute in counted:
+                self._add_counter(f"{path}.{attribute}", self.assign(get, row), type(item))
+            else:
+                self.add(f"{path}.{attribute}", get, item, row)
+
+    def _add_counter(self, path: str, name: str, cls: type) -> None:
+        """A number that the run only counts on: it must be there, and of its type."""
+        kind, row = cls.__name__, TableRow("type", name, x=cls)
+        self.check(path, f"type({name}) is {kind}", f"a {kind}", f"_fingerprint({name})", row)
 
     def _check_empty_slots(
         self, path: str, name: str, value: object, wanted: frozenset[Any] | None, filled: Any
