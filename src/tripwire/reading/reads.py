@@ -303,8 +303,9 @@ class ReadSet:
         return asked.union(self._stored, SPECIAL, *unseen)
 
     def _looks_unseen(self, code: CodeType) -> bool:
-        """Whether code looks up attributes where no reader is told."""
-        return id(code) in self._adopted or (_ASKS_SUPER_UNSEEN and "super" in code.co_names)
+        """Whether code looks up attributes where no reader is told: `cls.__dict__['name']`."""
+        unseen = {"__dict__", "super"} if _ASKS_SUPER_UNSEEN else {"__dict__"}
+        return id(code) in self._adopted or not unseen.isdisjoint(code.co_names)
 
     @cached_property
     def _library_names(self) -> frozenset[str]:

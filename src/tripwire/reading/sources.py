@@ -23,9 +23,10 @@ from torch.utils import _pytree as pytree
 
 from tripwire.values.classes import (
     find_in_class,
+    hides_own,
     isinstance,
 )
-from tripwire.values.contents import cells_of, held_item, spell_key
+from tripwire.values.contents import cells_of, held_item, own_dict, spell_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,10 @@ class TypeOf(Source):
 
 @dataclass(frozen=True, slots=True)
 class Attr(Source):
-    """An attribute, reached as `getattr` reaches it; of a class, what lies there."""
+    """An attribute, reached as `getattr` reaches it; of a class, what lies there.
+
+    What a property stands before was read in the object's `__dict__`, and is reached there.
+    """
 
     owner: Source
     name: str
@@ -197,6 +201,8 @@ class Attr(Source):
             held = find_in_class(owner, self.name)
             if type(find_in_class(type(held), "__get__")) is FunctionType:
                 return held  # a descriptor of the user's, which has things of its own
+        elif self.name in (own := own_dict(owner) or {}) and hides_own(type(owner), self.name):
+            return own[self.name]
         return getattr(owner, self.name)
 
 

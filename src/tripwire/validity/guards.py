@@ -49,7 +49,7 @@ from tripwire.validity.table import (
     build_guards,
     find_row,
 )
-from tripwire.values.classes import is_exactly, is_namedtuple, isinstance, name_of
+from tripwire.values.classes import hides_own, is_exactly, is_namedtuple, isinstance, name_of
 from tripwire.values.contents import (
     PROXIES,
     behind_proxy,
@@ -505,7 +505,9 @@ class GuardWriter:
             get = f"{name}.{attribute}"
             row: TableRow | None = TableRow("attr", name, x=attribute)
             spelled = attribute.isidentifier() and not iskeyword(attribute)
-            if not spelled or answers_itself(type(value)):
+            if hides_own(type(value), attribute):
+                row, get = None, f"_own_dict({name})[{attribute!r}]"
+            elif not spelled or answers_itself(type(value)):
                 row = None
                 get = f"{self.constant(object.__getattribute__)}({name}, {attribute!r})"
             if attribute in counted:

@@ -6,7 +6,7 @@ lazy proxy answers with another's, or with an error. Whoever looks at a user's v
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -138,6 +138,14 @@ def find_in_class(cls: type, name: str) -> object:
         if found is not _ABSENT:
             return found
     return None
+
+
+def hides_own(cls: type, name: str) -> bool:
+    """Whether a property, or its like, stands before what an object's own dict has there."""
+    found = type(find_in_class(cls, name))
+    if found is MemberDescriptorType:
+        return False
+    return any(find_in_class(found, method) is not None for method in ("__set__", "__delete__"))
 
 
 def is_namedtuple(cls: type) -> bool:
