@@ -182,6 +182,22 @@ PLACES = (
         ("C%n.beside = 1",),
     ),
     Place(
+        "class dict",
+        "C%n.__dict__['k']",
+        "class C%n: k = %v",
+        ("C%n.k = %v", "type.__setattr__(C%n, 'k', %v)", "C%n = type('C%n', (), {'k': %v})"),
+        ("del C%n.k",),
+        ("C%n.beside = 1",),
+    ),
+    Place(
+        "behind a property",
+        "o%n.__dict__['p']",
+        "class C%n:\n    p = property(lambda self: 9.0)\no%n = C%n()\no%n.__dict__['p'] = %v",
+        ("o%n.__dict__['p'] = %v", "vars(o%n).update(p=%v)", "C%n.p = property(lambda self: %v)"),
+        ("del o%n.__dict__['p']", "del C%n.p"),
+        _COPIES,
+    ),
+    Place(
         "metaclass",
         "C%n.k",
         "class K%n(type): k = %v\nclass C%n(metaclass=K%n): pass",

@@ -77,6 +77,7 @@ from tripwire.values.classes import (
     SPECIAL,
     can_be_written,
     class_dict,
+    hides_own,
     ids_of,
     is_namedtuple,
     isinstance,
@@ -595,6 +596,8 @@ def children_of(holder: Holder) -> Reached:
     for key, value in holder.before().items():
         if id(type(value)) in LEAVES or key in MODULE_TABLES:
             continue
-        in_table = isinstance(holder.kind, TableKind)
-        if not (isinstance(value, torch.Tensor) and is_shadowed(type(holder.owner), key, in_table)):
-            yield value, holder.step(key)
+        in_table, cls = isinstance(holder.kind, TableKind), type(holder.owner)
+        if isinstance(value, torch.Tensor) and is_shadowed(cls, key, in_table):
+            if in_table or not hides_own(cls, key):
+                continue  # no path leads there
+        yield value, holder.step(key)

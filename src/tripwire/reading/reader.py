@@ -19,13 +19,19 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from types import CodeType, WrapperDescriptorType
+from types import CodeType, MemberDescriptorType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
 from tripwire.env import OWN_FOLDER
-from tripwire.values.classes import find_in_class, is_heap_type, isinstance, module_of
+from tripwire.values.classes import (
+    find_in_class,
+    hides_own,
+    is_heap_type,
+    isinstance,
+    module_of,
+)
 from tripwire.values.contents import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -70,7 +76,7 @@ def is_shadowed(cls: type, name: str, in_table: bool) -> bool:
     of_class = find_in_class(cls, name)
     if in_table:  # which is asked last
         return of_class is not None
-    return hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
+    return isinstance(of_class, MemberDescriptorType) or hides_own(cls, name)
 
 
 def may_be_made(cls: type, name: str) -> bool:

@@ -57,6 +57,11 @@ BEHIND = {  # name: what is kept, what a call does, what another writes
     "counter": ("3", "D['v'] += 1; x = x * D['v']", "D['v'] = 10"),
     "tensor": ("T(3)", "x = x * D['v']", "D['v'] = T(4)"),
     "tensor in place": ("T(3)", "D['v'].add_(x); x = x * D['v']", "D['v'].zero_()"),
+    "form of a tensor": (
+        "T(3)",
+        "x = x * D['v'].dim() * (1 + D['v'].requires_grad)",
+        "D['v'].requires_grad_(not D['v'].requires_grad)",
+    ),
     "list": ("[1.0]", "D['v'].append(2.0); x = x * D['v'][0]", "D['v'] = [5.0]"),
     "text": ("'sin'", "x = getattr(x, D['v'])()", "D['v'] = 'cos'"),
 }
