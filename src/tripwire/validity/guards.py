@@ -132,8 +132,15 @@ class GuardWriter:
         self._lines.append(Assignment(label, expression))
 
     def add_open(self, path: str, name: str, number: OpenNumber) -> None:
-        """A number that is open: of its type, and no larger than what a graph computes with."""
+        """A number that is open: of its type, and no larger than what a graph computes with.
+
+        One that another place of the same path holds has its name: they are equal.
+        """
         kind = number.kind.__name__
+        if number.label in self.opened:
+            condition = f"type({name}) is {kind} and {name} == {number.label}"
+            self.check(path, condition, "one number", f"_fingerprint({name})")
+            return
         condition, expected = f"type({name}) is {kind}", f"a {kind}"
         if number.kind is int:
             condition = f"{condition} and {-LARGEST_OPEN} <= {name} <= {LARGEST_OPEN}"
@@ -196,7 +203,7 @@ class GuardWriter:
         found = f"_fingerprint({name})"
         cls = type(value)
         opened = None if self._shadow is None else self._shadow.numbers.get(path)
-        if opened is not None:
+        if opened is not None and opened.was(value):
             self.add_open(path, name, opened)
             return
         if cls in _SEVERAL:

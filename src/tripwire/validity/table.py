@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Collection, Container, Sequence, Set
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Protocol
@@ -129,6 +129,7 @@ class _Rows:
     def __init__(self, space: dict[str, Any]) -> None:
         self._space = space
         self._registers: dict[str, int] = {}
+        self._n_registers = 0  # more than names, where one is assigned again
         self._rows: list[tuple[object, ...]] = []
         self._pending: list[_WithRows] = []  # lines without rows that follow one another
 
@@ -147,10 +148,18 @@ class _Rows:
                 self._pending.append(Assignment(names[index], one))
         self._flush()
         self._add(TableRow("give", all_of=tuple(names)))
-        return Table(tuple(self._rows), len(self._registers), CAUGHT)
+        return Table(tuple(self._rows), self._n_registers, CAUGHT)
 
     def _register(self, name: str) -> int:
-        return self._registers.setdefault(name, len(self._registers))
+        if name not in self._registers:
+            self._add_registers([name])
+        return self._registers[name]
+
+    def _add_registers(self, names: Collection[str]) -> None:
+        """One after the other, whatever else has one of these names."""
+        first = self._n_registers
+        self._registers.update((name, first + index) for index, name in enumerate(names))
+        self._n_registers += len(names)
 
     def _add(self, row: TableRow, assigned: str = "") -> None:
         known = self._registers
@@ -173,10 +182,9 @@ class _Rows:
         results = "".join(f"{name}, " for name in assigned)
         source = f"def stretch({given}):\n{body}    return ({results})\n"
         exec(compile(source, "<tripwire guards>", "exec"), self._space)
-        first = len(self._registers)
+        first = self._n_registers
         registers = tuple(self._registers[name] for name in used)
-        for name in assigned:
-            self._registers[name] = len(self._registers)
+        self._add_registers(assigned)
         stretch = self._space.pop("stretch")
         self._rows.append(("python", 0, first, 0, stretch, None, None, registers, ()))
 

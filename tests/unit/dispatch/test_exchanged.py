@@ -308,3 +308,46 @@ def test_a_model_that_is_moved_keeps_its_buffers_under_watch() -> None:
     (entry,) = [one for one in tripwire.explain(fast).entries if one.state == "in use"]
     assert "running_mean" not in entry.guards
     assert any("running_mean" in wire.source for wire in entry.wires)
+
+
+# Of two dicts the same path is said: that of a class, and that of one which takes its place.
+TWO_OF_ONE_PATH = {
+    "a number that each call counts": ("o.k['n'] = len(o.k)", "pass"),
+    "a tensor beside it": ("o.k['last'] = t.detach(); o.k['n'] = len(o.k)", "pass"),
+    "the hidden one changes": ("o.k['n'] = len(o.k)", "Base.k['n'] = 50 + i"),
+    "both change": ("pass", "Base.k['n'] = 50 + i; o.k['n'] = i"),
+    "the hidden one changes as the other does": ("pass", "Base.k['n'] = o.k['n'] = i"),
+    "the hidden one is a float": ("pass", "Base.k['n'] = 50.5 + i; o.k['n'] = i"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", TWO_OF_ONE_PATH)
+def test_numbers_of_two_places_with_one_path_are_two(
+    case: str, backend: str, tmp_path: Path
+) -> None:
+    writes, step = TWO_OF_ONE_PATH[case]
+    source = f"""
+class Base: k = {{'b': 3.0}}
+o = Base()
+class Tally: n = 0
+def call(x):
+    Tally.n += 1
+    t = x
+    for v in o.k.values():
+        t = t * v / 2
+    {writes}
+    return t
+def go(f, see):
+    for i in range(8):
+        see(f(T()), o.k, Tally.n)
+        Base.k['n'] = i
+    o.__class__ = type('Other', (Base,), {{'k': {{'a': 2}}}})
+    for i in range(8):
+        see(f(T()), o.k, Base.k, Tally.n)
+        {step}
+    for i in range(3):
+        see(f(T()), o.k, Base.k, Tally.n)
+        Base.k['n'] = 70 + i
+"""
+    check_twins(source, backend, tmp_path)

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import dataclasses
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -350,3 +351,22 @@ def test_open_sizes_are_asked_as_the_text_asks() -> None:
     assert check_alike(guards, (of((5, 7)),))
     for other in (of((1, 3)), of((4, 3, 1)), of((3, 4)).t(), of((4, 3)).double(), None):
         check_alike(guards, (other,))
+
+
+def test_a_name_that_is_assigned_again_is_as_in_the_text() -> None:
+    row = table.TableRow("tensor", "x", x=torch.Tensor, y=frozenset(), z=table.HAS_FORM)
+    lines = (
+        table.Assignment("x", "args[0]", (table.TableRow("arg"),)),
+        table.Check("", "type(x) is Tensor", "", "''", (row,)),
+        table.Assignment("number", "args[1]"),
+        table.Assignment("other", "args[2]", (table.TableRow("arg", n=2),)),
+        table.Assignment("number", "args[2]"),
+        table.Assignment("last", "number + 1"),
+    )
+    guards = table.build_guards(lines, ("number", "last", "other"), {"Tensor": torch.Tensor})
+    given = of()
+    held = sys.getrefcount(given)
+    for _ in range(3):
+        assert check_alike(guards, (given, 3, 5))
+        assert guards.admits((given, 3, 5), {}) == (5, 6, 5)
+    assert sys.getrefcount(given) == held

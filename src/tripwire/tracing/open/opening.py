@@ -130,6 +130,10 @@ class OpenNumber:
     symbol: torch.SymInt | torch.SymFloat
     kind: type
 
+    def was(self, value: object) -> bool:
+        """Whether it was this in the run: a path may lead to two places."""
+        return type(value) is self.kind and value == self.symbol.node.hint
+
 
 @dataclass(frozen=True, slots=True)
 class Planted:

@@ -180,6 +180,8 @@ class Shadow:
                 number = self.symbols.make(value, label)
                 self.symbols.note(number, label, (path, None))
                 self.numbers[path] = OpenNumber(label, number, type(value))
+        if not self.numbers[path].was(value):
+            return None  # of another place
         with self._state.aside():
             opened: OpenInt | OpenFloat = self._wrap(self.numbers[path].symbol, value)
             return opened
