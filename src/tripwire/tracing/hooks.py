@@ -344,9 +344,23 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
             opaque=not has_plain_sizes(self),
             of_shapes=follows_from_shapes(self),
         )
-        return _observe(state, rule, functools.partial(plain, self), args, kwargs)
+        made = _observe(state, rule, functools.partial(plain, self), args, kwargs)
+        given = set(map(id, iter_given((args, kwargs))))
+        if not given.isdisjoint(map(id, iter_given(made))) and _decides(self):
+            reason = (
+                f"`{self.name}` is scripted, decides while it runs, and handed back an argument. "
+                "From there on the two are one; on another call they may not be."
+            )
+            state.refuse(Refusal("scripted-result", reason, _range(state)))
+        return made
 
     return call_observed
+
+
+def _decides(script: Any) -> bool:
+    """Whether what a scripted function does may hang on values."""
+    graph = str(script.inlined_graph)
+    return "prim::If" in graph or "prim::Loop" in graph
 
 
 # --- tensors made or remade unseen --------------------------------------------------------------

@@ -453,3 +453,35 @@ def go(f, see):
         see(one, two, rest)
 """
     check_twins(source, backend, tmp_path, hits=1)
+
+
+SCRIPTS = {  # name: what the script does, what the call makes of it
+    "another value": ("if bool(x.sum() > 0):\n        return x * 2\n    return x", "x + 1, y"),
+    "another size": ("if bool(x.sum() > 0):\n        return x[:1]\n    return x", "x * y.shape[0]"),
+    "a length": ("if bool(x.sum() > 0):\n        return x[:1]\n    return x", "x + len(y), y"),
+    "in a list": (
+        "if bool(x.sum() > 0):\n        return [x * 2, x]\n    return [x, x * 2]",
+        "x + 1, y[0]",
+    ),
+    "by a loop": ("while bool(x.sum() > 0):\n        x = x - 1\n    return x", "x * 3, y"),
+    "always": ("return x", "x + 1, y * 2"),
+    "in place": ("x.add_(1)\n    return x", "x + 1, y * 2"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_may_hand_back_its_argument(name, backend, tmp_path) -> None:
+    body, result = SCRIPTS[name]
+    program = f"""
+@torch.jit.script
+def script(x):
+    {body}
+def call(x):
+    y = script(x)
+    return {result}
+def go(f, see):
+    for value in (-1, -1, -2, 1, 1, -1, 2, -3):
+        see(f(T(value)))
+"""
+    check_twins(program, backend, tmp_path, hits=2 if name in ("always", "in place") else 0)
