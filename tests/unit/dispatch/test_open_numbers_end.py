@@ -109,6 +109,13 @@ KEPT = {
     "iterator of a list": (lambda n: iter([n]), list),
     "iterator of a tuple": (lambda n: iter((n, n)), list),
     "iterator of a frozenset": (lambda n: iter(frozenset((n,))), list),
+    "next of a frozenset": (lambda n: iter(frozenset((n,))).__next__, lambda v: (v(),)),
+    "rest of a frozenset": (
+        lambda n: iter(frozenset((n,))).__reduce__,
+        lambda v: v()[1][0],
+    ),
+    "sum with a number": (lambda n: n.__add__, lambda v: (v(0),)),
+    "ratio of a number": (lambda n: n.as_integer_ratio, lambda v: v()),
     "iterator of values": (lambda n: iter({"a": n}.values()), list),
     "end of an iterator": (lambda n: iter(lambda: 1, n), lambda v: v.__reduce__()[1][1:]),
     "static method": (staticmethod, lambda v: (v.__wrapped__,)),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import (
+    BuiltinMethodType,
     CellType,
     CodeType,
     FrameType,
@@ -24,6 +25,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import TYPE_CHECKING, Any
@@ -186,11 +188,26 @@ _OF_ERRORS = ("args", "value", "code")  # of StopIteration, of SystemExit
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HERE = sys.modules[__name__]  # `sys.modules` refers to it
+_BOUND = (MethodWrapperType, BuiltinMethodType)
+
+
+def _rebind(method: Any, find: Callable[[object], Any]) -> object:
+    """A method of what comes in its owner's place; which has its own where its class is another."""
+    owner, name = find(method.__self__), ""
+    if isinstance(method, _BOUND):
+        name = method.__name__
+    elif type(owner) is not type(method.__self__):
+        spaces = (class_dict(cls) for cls in type(method.__self__).__mro__)
+        items = (item for space in spaces for item in space.items())
+        name = next((name for name, value in items if value is method.__func__), "")
+    return getattr(owner, name) if name else MethodType(method.__func__, owner)
+
+
 # What can't be changed is made again.
 _REBUILT: dict[type, Callable[[Any, Callable[[object], Any]], object]] = {
     frozenset: lambda held, find: frozenset(map(find, held)),
     slice: lambda held, find: slice(find(held.start), find(held.stop), find(held.step)),
-    MethodType: lambda held, find: MethodType(held.__func__, find(held.__self__)),
+    **dict.fromkeys((MethodType, *_BOUND), _rebind),
 }
 
 
@@ -321,6 +338,8 @@ class Sweep:
                 self._replaced[id(holder)] = made if known is holder else known
                 self._old.append(holder)
                 fresh.append(holder)
+        elif type(holder) in _BOUND and type(self._find(holder.__self__)) is type(holder.__self__):
+            self._replace_in_part(holder)
         elif type(holder) in _REBUILT:
             if id(holder) not in self._replaced:
                 self._replaced[id(holder)] = _REBUILT[type(holder)](holder, self._find)
