@@ -465,6 +465,95 @@ def test_a_counter_that_is_none_any_more_is_not_counted_on(name, became, backend
     assert figures.hits >= 4
 
 
+# What a custom function writes, and how other code reads it: names, and what they lead to.
+_MAKE = (
+    "def make():\n    n = 1\n"
+    "    def write():\n        nonlocal n\n        n = other\n"
+    "    def use(t): return t * n\n    return write, use\nwrite, use = make()\n"
+)
+WRITTEN_INSIDE = {
+    "global": ("n = 1", "global n; n = other", "t * n"),
+    "counter": ("n = 1", "global n; n += 1", "t * n"),
+    "attribute": ("o = types.SimpleNamespace(n=1)", "o.n = other", "t * o.n"),
+    "class attribute": ("class o: n = 1", "o.n = other", "t * o.n"),
+    "item of a dict": ("d = {'n': 1}", "d['n'] = other", "t * d['n']"),
+    "item of a list": ("v = [1]", "v[0] = other", "t * v[0]"),
+    "list that grows": ("v = [1]", "v.append(other)", "t * sum(v)"),
+    "item further in": ("d = {'a': {'n': 1}}", "d['a']['n'] = other", "t * d['a']['n']"),
+    "item of each": ("v = [[1]]", "for w in v: w[0] = other", "t * v[0][0]"),
+    "one with two names": ("v = [1]\nw = v", "w[0] = other", "t * v[0]"),
+    "one under a computed name": (
+        "o = types.SimpleNamespace(n=1)\nname = 'n'",
+        *("setattr(o, name, other)", "t * o.n"),
+    ),
+    "tensor": ("w = torch.ones(4)", "global w; w = w + other", "t * w"),
+}
+_WRITING = """other = 2
+{0}
+{1}class H(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t):
+        write()
+        return t * 1
+    @staticmethod
+    def backward(ctx, g): return g * 3
+def call(x, y):
+    {2}t = H.apply(x)
+    return {3}
+"""
+
+
+def check_written_inside(program, backend) -> None:
+    writes = "other = 2", "other = 3", "other = 2"
+    check(Scenario(program, (CALL, *[s for w in writes for s in (Do(w), CALL)]), backend))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("place", ["in the call", "in a function that starts later", "seen before"])
+@pytest.mark.parametrize("name", WRITTEN_INSIDE)
+def test_what_a_custom_function_writes_is_read_after_it(name, place, backend) -> None:
+    setup, write, use = WRITTEN_INSIDE[name]
+    functions = f"def write(): {write}\ndef use(t): return {use}\n"
+    if "for " in write:
+        functions = functions.replace("def write(): ", "def write():\n    ")
+    before = "write(); " if place == "seen before" else ""
+    after = use if place == "in the call" else "use(t)"
+    check_written_inside(_WRITING.format(setup, functions, before, after), backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("before", ["", "write(); "])
+def test_what_a_custom_function_writes_to_a_cell_is_read_after_it(before, backend) -> None:
+    check_written_inside(_WRITING.format("", _MAKE, before, "use(t)"), backend)
+
+
+def test_a_write_that_leaves_what_a_custom_function_left_is_not_lost() -> None:
+    functions = "def write(): global n; n = other\ndef use(t): global n; n = 2; return t\n"
+    check_written_inside(_WRITING.format("n = 1", functions, "", "use(t)"), "eager")
+
+
+@pytest.mark.parametrize("write", ["d['n'] = other", "d[key] = other", "d.update(n=other)"])
+def test_what_a_custom_function_writes_to_its_argument_is_read_after_it(write) -> None:
+    program = _WRITING.format(
+        "d, key = {'n': 1}, 'n'", f"def write(d): {write}\n", "", "t * d['n']"
+    )
+    program = program.replace("write()", "write(d)").replace("(ctx, t)", "(ctx, t, d)")
+    program = program.replace("apply(x)", "apply(x, d)").replace("g * 3", "g * 3, None")
+    check_written_inside(program, "eager")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "write", ["o.count += 1", "d['n'] += 1", "v.append(other)", "global n; n += 1"]
+)
+def test_what_only_a_custom_function_uses_is_its_own(write, backend) -> None:
+    setup = "n, o, d, v = 0, types.SimpleNamespace(count=1, scale=2), {'n': 1, 'k': 2}, []"
+    program = _WRITING.format(setup, f"def write(): {write}\n", "", "t * o.scale * d['k']")
+    figures = Figures()
+    check(Scenario(program, (CALL, CALL), backend), figures)
+    assert figures.hits == 5
+
+
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_twins_agree_about_the(name) -> None:
     program, writes = OF_ARGUMENTS[name]

@@ -35,6 +35,7 @@ from tripwire.reading.kinds import (
 )
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Source
+from tripwire.reading.stores import SHARED
 from tripwire.reading.structure import Building, PartPlan
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
@@ -346,18 +347,16 @@ class _EffectPlanner:
             self._add(write, place)
 
     def add_inner(self, write: Write) -> None:
-        """Whoever reads what others write finds something else on the next call."""
+        """Refuse a place that other code reads: it may find something else on each call."""
         holder = write.holder
         self.written.add((id(holder), write.key))
-        if not isinstance(holder.kind, ElementsKind):
-            if holder.anchored and self._is_read(write):  # and open numbers can't follow it
-                found = Volatile(write.source, write.before, write.after, id(holder), write.key)
-                self.volatile.append(found)
-            return
-        use = self.reads.use_of_container(holder.owner)
-        if holder.anchored and (use.whole or use.keys or use.attributes or use.stored_keys):
-            before, now = list(holder.before().values()), list(holder.owner)
-            self.volatile.append(Volatile(holder.path, before, now, id(holder), ABSENT))
+        if isinstance(holder.kind, ElementsKind):
+            use = self.reads.use_of_container(holder.owner)
+            is_read = bool(use.whole or use.keys or use.attributes or use.stored_keys)
+        else:
+            is_read = self._is_read(write)
+        if holder.anchored and is_read:
+            raise Refused("custom-function-writes", SHARED.format(write.source))
 
     def _add(self, write: Write, place: WrittenHolder) -> None:
         holder = write.holder

@@ -102,6 +102,11 @@ def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Funct
     return tuple(found)
 
 
+def find_contexts(cls: Any) -> dict[int, str | None]:
+    """The names of contexts, by the identity of the code that has them."""
+    return {id(getattr(f, "__code__", None)): name for f, name in _starts_of(cls).items()}
+
+
 def _starts_of(cls: Any) -> dict[Any, str | None]:
     """Forward and its like, each with the name of its context."""
     forward, setup = cls.forward, cls.setup_context

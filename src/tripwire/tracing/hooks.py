@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -36,11 +36,13 @@ from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_o
 from tripwire.tracing.bodies import (
     Functions,
     find_backward,
+    find_contexts,
     find_functions,
     follows_from_shapes,
     has_plain_sizes,
 )
 from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
+from tripwire.tracing.observe import Started
 from tripwire.tracing.recorder import Recorder, note_failure
 from tripwire.tracing.state import (
     CURRENT,
@@ -121,8 +123,12 @@ def _observe(
         place: int | None = state.custom_calls
         state.custom_calls += python is not None
         state.inside = inside = Inside(is_plain=functions is not None)
+        noting: AbstractContextManager[Started] = (
+            state.observer.noting() if acts and state.observer else nullcontext([])
+        )
         try:
-            value = run(*args, **kwargs)
+            with noting as started:
+                value = run(*args, **kwargs)
         except Exception as error:
             note_failure(state, rule, error, where)
             raise
@@ -139,6 +145,11 @@ def _observe(
                 why = _find_hindrance(state, python.function, functions, args, versions, value)
             rule = replace(rule, opaque=False, as_it_is=why)
         if acts:
+            assert python is not None
+            contexts = find_contexts(python.function)
+            state.stores.add_passed((*args, *kwargs.values()))
+            for code, namespace in started:
+                state.stores.add(code, namespace, contexts.get(id(code)))
             state.inner.note(written)
             can_answer = state.inner.is_as(written) and not (state.regions or kwargs)
             if not can_answer or changes(args, versions) or hands_out(args, value):

@@ -18,7 +18,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ from tripwire.rulebook.rules import Refuse, find_refused_code
 from tripwire.values.classes import isinstance
 
 Profile = Callable[[FrameType, str, Any], None]
+Started = list[tuple[CodeType, dict[str, Any]]]  # code, and its globals
 
 
 class Listener(Protocol):
@@ -103,6 +105,7 @@ class Observer:
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
         self.paused = False  # report nothing; set by whoever records
+        self._inside: Started | None = None  # what starts while it is noted
         self.collecting = False  # report nothing either: callbacks of the collector run
         self._thread = threading.get_ident()
         self.profile: Profile | None = None  # to be taken out while paused; see Recorder
@@ -119,8 +122,13 @@ class Observer:
         """Report a frame's code if it is new; whether its later starts can go unseen."""
         code = frame.f_code
         if id(code) in self._seen:
-            return True
+            return self._inside is None  # what was only noted is to be seen afterwards
         own = _is_own(frame)
+        if self._inside is not None and not (own or self.collecting):
+            if not is_library_file(code.co_filename):
+                self._inside.append((code, frame.f_globals))
+            self._seen[id(code)] = code
+            return False
         if (self.paused or self.collecting) and not own:
             return False  # it runs inside an op, which is the op's business; it may run again
         refuse = find_refused_code(code)
@@ -197,6 +205,26 @@ class Observer:
         self.paused = False
         if self.profile is not None and sys.getprofile() is None:
             set_profile(self.profile)
+
+    @contextmanager
+    def noting(self) -> Iterator[Started]:
+        """While paused: the user's code that starts in here, whether it did before or not."""
+        seen, self._inside = dict(self._seen), []
+        self._seen.clear()
+        self._restart()
+        if self.profile is not None and sys.getprofile() is None:
+            set_profile(self.profile)
+        try:
+            yield self._inside
+        finally:
+            if self.profile is not None and sys.getprofile() is self.profile:
+                sys.setprofile(None)
+            self._inside = None
+            self._seen.clear()
+            self._seen.update(seen)
+
+    def _restart(self) -> None:
+        """Have code that went quiet tell of its starts again."""
 
     def __enter__(self) -> Observer:
         try:
@@ -414,6 +442,9 @@ class _MonitoringObserver(Observer):
         with _lock:
             super().stop()
             _stop_tool()
+
+    def _restart(self) -> None:
+        sys.monitoring.restart_events()  # type: ignore[attr-defined]  # from 3.12 on
 
 
 def _start_tool() -> None:

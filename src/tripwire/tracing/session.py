@@ -320,6 +320,7 @@ class Session:
             if self.complete:
                 holders = state.reach.holders
                 own, inner = state.inner.split(writes)
+                state.stores.check(reads, state.reach)
                 open_at = {} if state.shadow is None else {"is_open": state.shadow.is_open_at}
                 effects = plan_effects(
                     own,

@@ -31,6 +31,7 @@ from tripwire.ranges import NOWHERE, Scope, ScopeStack, SourceRange, capture_ran
 from tripwire.reading.holders import InnerWrites
 from tripwire.reading.reach import Reach
 from tripwire.reading.sources import ScopePaths, Source
+from tripwire.reading.stores import Stores
 from tripwire.reading.tensors import (
     LAZY,
     OUTSIDE,
@@ -141,6 +142,7 @@ class TracingState:
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
         self.inner = InnerWrites(self.reach.holders)  # of such functions
+        self.stores = Stores()  # where they may write
         self.custom_calls = 0  # of such functions
         self.autocast = find_autocast()  # as the graph has it, so far
         self.regions: list[Region] = []

@@ -1,0 +1,198 @@
+"""Stores: where the code that ran inside custom functions may write, by its bytecode.
+
+Such code runs again on every call, and what it writes then may hang on anything: its arguments,
+what else it reads. So it doesn't count what it wrote while it was watched. Where it may store, no
+other code of the run may read or write: compiled code has what that code found once.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from types import CodeType
+from typing import Any
+
+from tripwire.reading.bytecode import find_uses
+from tripwire.reading.holders import Holder
+from tripwire.reading.kinds import (
+    AttributesKind,
+    CellsKind,
+    ClassDictKind,
+    ElementsKind,
+    ItemsKind,
+    LibraryClassKind,
+    LibraryNamesKind,
+    MembersKind,
+    NamesKind,
+    SlotsKind,
+    TableKind,
+)
+from tripwire.reading.reach import Reach
+from tripwire.reading.reads import ReadSet
+from tripwire.reading.sources import Attr, Cell, Global, Item, Source
+from tripwire.reading.uses import StepKind, Use, Uses, merge
+from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.rules import words
+from tripwire.values.classes import isinstance
+from tripwire.values.identity import CONTAINERS
+
+_ATTRIBUTES = (AttributesKind, SlotsKind, ClassDictKind, TableKind)
+_CONTAINERS = (ItemsKind, ElementsKind, MembersKind)
+_OF_LIBRARIES = (LibraryClassKind, LibraryNamesKind)
+# What stores under names that the code doesn't tell.
+_WRITERS = words("setattr delattr __setattr__ __delattr__ __dict__ vars globals exec eval")
+_ONLY_READ = words("get items keys values copy index count")
+_CELL_STORES = words("STORE_DEREF DELETE_DEREF")
+_CHANGES_ITEMS = words("STORE_SUBSCR DELETE_SUBSCR")
+_CHANGERS = words(
+    "append appendleft extend extendleft insert pop popleft popitem remove clear update "
+    "setdefault add discard sort reverse rotate"
+)
+_WHOLE = Use(whole=True)
+SHARED = (
+    "a custom autograd function may write to {}, which other code of the run uses as well. What "
+    "the function writes may be something else on each call. Pass it to the function, or return "
+    "it from there."
+)
+
+
+class Stores:
+    """Names and containers that the code of custom functions may store to."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, CodeType] = {}
+        self._globals: set[tuple[int, str]] = set()  # by namespace
+        self._attributes: set[str] = set()
+        self._cells: set[str] = set()
+        self._containers: dict[Any, Use] = {}  # by names and keys that lead to them
+        self._objects: dict[int, tuple[object, Use]] = {}  # those that globals lead to
+        self._passed: dict[int, object] = {}  # containers among their arguments
+        self._hides_names = self._changes_passed = False
+
+    def add_passed(self, args: tuple[object, ...]) -> None:
+        """Arguments of a custom function, whose code has other names for them."""
+        self._passed |= {id(arg): arg for arg in args if isinstance(arg, CONTAINERS)}
+
+    def add(self, code: CodeType, namespace: dict[str, Any], context: str | None) -> None:
+        """A function ran; `context` is the argument that is nobody else's."""
+        if id(code) in self._codes:
+            return
+        self._codes[id(code)] = code
+        uses = find_uses(code)
+        hides = uses.has_dynamic_names or uses.opens_self or uses.computes_names
+        self._hides_names |= hides and not _WRITERS.isdisjoint(code.co_names)
+        self._globals |= {(id(namespace), name) for name in uses.stored_globals}
+        self._attributes |= (
+            uses.stored_attributes if context is None else set(_find_stored(code, context))
+        )
+        found = list(dis.get_instructions(code))
+        self._cells |= {i.argval for i in found if i.opname in _CELL_STORES}.intersection(
+            code.co_freevars
+        )
+        changes_items = any(i.opname in _CHANGES_ITEMS for i in found)
+        if changes_items or not _CHANGERS.isdisjoint(code.co_names):
+            self._changes_passed = True
+        for step, use in uses.steps.items():
+            if step.kind is not StepKind.LOCAL and _may_change(use):
+                name = step.name
+                self._containers[name] = merge(use, self._containers.get(name, use))
+                value = namespace.get(str(name)) if step.kind is StepKind.GLOBAL else None
+                if isinstance(value, CONTAINERS):
+                    _, known = self._objects.get(id(value), (value, use))
+                    self._objects[id(value)] = value, merge(use, known)
+
+    def check(self, reads: ReadSet, reach: Reach) -> None:
+        """Raise Refused where other code uses what custom functions may store to."""
+        for holder in reads.holders if self._codes else ():
+            if not isinstance(holder.kind, _OF_LIBRARIES):
+                for key in self._find_shared(reads, reach, holder):
+                    raise Refused("custom-function-writes", SHARED.format(holder.step(key)))
+
+    def _find_shared(self, reads: ReadSet, reach: Reach, holder: Holder) -> Iterator[Any]:
+        wanted = reads.filter_of(holder)
+        if isinstance(holder.kind, NamesKind):
+            stored = {name for space, name in self._globals if space == id(holder.owner)}
+            yield from sorted(wanted & (stored | self._attributes) if wanted else ())
+        elif isinstance(holder.kind, CellsKind):
+            yield from (key for key in holder.keys if wanted is None and key in self._cells)
+        elif isinstance(holder.kind, _ATTRIBUTES):
+            yield from self._find_attributes(reads, holder, wanted)
+        elif isinstance(holder.kind, _CONTAINERS):
+            paths = reach.paths.get(id(holder.owner), ())
+            if any(_is_named(reads.uses, path) for path in paths):
+                for use in self._find_uses(holder.owner, paths):
+                    yield from _find_keys(holder, wanted, use)
+
+    def _find_attributes(
+        self, reads: ReadSet, holder: Holder, wanted: frozenset[Any] | None
+    ) -> Iterator[str]:
+        named = reads.uses.attributes.keys() | reads.uses.stored_attributes
+        for name in sorted(named if self._hides_names else named & self._attributes):
+            if isinstance(holder.kind, ClassDictKind) and name not in holder.keys:
+                continue
+            if wanted is None or name in wanted:
+                yield name
+
+    def _find_uses(self, container: object, paths: Sequence[Source]) -> Iterator[Use]:
+        if id(container) in self._objects:
+            yield self._objects[id(container)][1]
+        if self._changes_passed and id(container) in self._passed:
+            yield _WHOLE
+        for path in paths:
+            use = self._containers.get(_last_of(path))
+            if use is not None:
+                yield use
+            while isinstance(path, Item):  # whoever has the whole has its parts
+                path = path.owner
+                use = self._containers.get(_last_of(path))
+                if use is not None and use.whole:
+                    yield _WHOLE
+
+
+def _last_of(path: Source) -> object:
+    match path:
+        case Attr(_, name) | Cell(_, name) | Global(_, name) | Item(_, name):
+            return name
+    return None
+
+
+def _find_keys(holder: Holder, wanted: frozenset[Any] | None, use: Use) -> Iterator[Any]:
+    """Keys of a container that are wanted, and may be stored by code that uses it so."""
+    all_stored = use.appended or use.updated or use.whole or use.attributes - _ONLY_READ
+    if isinstance(holder.kind, ItemsKind) and wanted is not None and not all_stored:
+        yield from wanted & use.stored_keys
+    elif wanted is None or wanted:
+        yield next(iter(holder.keys), 0)
+
+
+def _is_named(uses: Uses, path: Source) -> bool:
+    """Whether code names the last step of a path."""
+    match path:
+        case Attr(_, name):
+            return name in uses.attributes or name in uses.stored_attributes
+        case Global(_, name):
+            return name in uses.globals or name in uses.attributes
+    return True
+
+
+def _may_change(use: Use) -> bool:
+    """Whether a container that is used so may hold something else afterwards."""
+    changed = use.stored_keys or use.appended or use.updated or use.whole
+    return bool(changed or use.attributes - _ONLY_READ)
+
+
+def _find_stored(code: CodeType, context: str) -> Iterator[str]:
+    """Attributes that a code stores, but for those of its context."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    is_kept = not any(i.opname.startswith("STORE_FAST") and context in _locals(i) for i in found)
+    for before, store in pairwise(found):
+        if store.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            loads = before.opname.startswith("LOAD_FAST") and _locals(before)[-1] == context
+            if not (is_kept and loads and not store.is_jump_target):
+                yield store.argval
+
+
+def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
+    named = instruction.argval
+    return named if isinstance(named, tuple) else (named,)  # from 3.13 on some name two
