@@ -210,6 +210,10 @@ COMPILED = Refuse(
     "a function compiled by torch.compile runs here, and this trace can't see into it. Trace "
     "the plain function.",
 )
+_BACKWARD_STEP = Refuse(
+    "unknown-c-function",
+    "compiled autograd runs a step of the backward here, a C++ function that no graph can hold.",
+)
 _SHARDED = Refuse(
     "communicates",
     "a wrapper for training in several processes runs here. Compile what is inside: the module "
@@ -264,6 +268,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _COLLECTIVE, _COLLECTIVES
     if path == "_dynamo/eval_frame.py":
         return COMPILED, frozenset({"compile_wrapper"})
+    if path == "_dynamo/compiled_autograd.py":
+        return _BACKWARD_STEP, frozenset({"__call__"})
     return None
 
 

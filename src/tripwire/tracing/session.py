@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from types import CodeType, FunctionType, GeneratorType
+from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class Session:
         shadow = self.state.shadow
         if shadow is not None and self.state.refusal is None and shadow.is_told_by(code):
             self.state.refuse(Refusal(TOLD, _TOLD, self.state.capture_range(2)))
-            self.state.run_aside(shadow.withdraw, sys._getframe(1), run_user.__code__)
+            self._withdraw(sys._getframe(1))
         self.state.run_aside(self._reach_from, code, namespace, module)
 
     def on_library_start(self, code: CodeType) -> None:
@@ -164,9 +164,17 @@ class Session:
             hooks.uninstall(self)
         else:
             hooks.release(self)
+        # A function that C++ has takes an open number for a symbol, and no mode stands before it.
+        self._withdraw(sys._getframe(1))
         # Open numbers may still go to torch, which must get plain ones.
         if self.recorder is not None and CURRENT.kept is None and self.state.shadow is None:
             self.recorder.leave()
+
+    def _withdraw(self, frame: FrameType) -> None:
+        """Leave no open number to a run that is refused."""
+        shadow = self.state.shadow
+        if shadow is not None:
+            self.state.run_aside(shadow.withdraw, frame, run_user.__code__)
 
     def open_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

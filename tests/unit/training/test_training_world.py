@@ -295,3 +295,39 @@ def test_a_function_over_two_models(backend) -> None:
         found.append((losses, [p.detach() for m in models for p in m.parameters()]))
     torch.testing.assert_close(found[0], found[1])
     assert compiled.statistics().hits == 5
+
+
+def _hook(x: torch.Tensor, k: int) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(functools.partial(torch.mul, k))
+    return y * 3
+
+
+def _ask_for_memory(x: torch.Tensor, k: int) -> torch.Tensor:
+    y = (x * k).sum()
+    y.register_hook(lambda grad: (grad.untyped_storage(), grad * k)[1])
+    return y
+
+
+BACKWARDS = {
+    "a hook": _hook,
+    "a part": lambda x, k: x[1 : k + 1].repeat(2),
+    "a reshaped one": lambda x, k: x.view(2, -1).cumsum(1),
+    "a number": lambda x, k: x.select(0, k).unsqueeze(0).repeat(k),
+    "padding": lambda x, k: torch.nn.functional.pad(x, (k, k)),
+    "a hook that asks for memory": _ask_for_memory,
+}
+
+
+@quick
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_compiled_autograd_gets_plain_sizes(backend, name) -> None:
+    from torch._dynamo import compiled_autograd
+
+    compiler = functools.partial(tripwire.compile, backend=backend)
+    for size, k in ((4, 1), (6, 2), (8, 3), (10, 2)):
+        x, twin = (torch.arange(float(size), requires_grad=True) for _ in range(2))
+        with compiled_autograd._enable(compiler):
+            BACKWARDS[name](x, k).sum().backward()
+        BACKWARDS[name](twin, k).sum().backward()
+        assert torch.equal(x.grad, twin.grad)
