@@ -237,6 +237,7 @@ class Session:
     def freeze(self, result: object, torch_state: tuple[object, ...]) -> Run:
         """The finished run as a Trace, or its refusal."""
         state = self.state
+        self._result = result
         try:
             self._check_torch_state()
             self._check_exposed_memory()
@@ -251,11 +252,13 @@ class Session:
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
         was_alone, modules = state.reach.holders.is_alone(), tuple(state.modules)
-        return Run(self._settle(result), None, state.refusal, modules, was_alone=was_alone)
+        return Run(self._settle(), None, state.refusal, modules, was_alone=was_alone)
 
-    def _settle(self, result: object) -> object:
-        """A result with plain numbers in the place of open ones; the user's objects as well."""
-        return result if self.state.shadow is None else self.state.shadow.settle(result)
+    def _settle(self) -> object:
+        """The result with plain numbers in the place of open ones; the user's objects as well."""
+        if self.state.shadow is not None:
+            self._result = self.state.shadow.settle(self._result)
+        return self._result
 
     def _check_torch_state(self) -> None:
         for answer in self.answers:
@@ -361,7 +364,7 @@ class Session:
         if self.complete:
             drop_unused_inputs(state)
         inputs = build_inputs(self.state)
-        result = self._settle(result)
+        result = self._settle()
         if effects is None or not effects.steps:
             self._check_result(result, tensors, inputs)
         return Trace(

@@ -18,7 +18,7 @@ import torch
 from support import run_with_torch
 
 import tripwire
-from tripwire.values.numbers import is_open
+from tripwire.values.numbers import is_open, iter_leaves
 
 VARIABLE: contextvars.ContextVar = contextvars.ContextVar("number")
 Pair = collections.namedtuple("Pair", "low high")
@@ -178,7 +178,7 @@ def test_what_is_kept_is_plain_where_the_collector_was_frozen() -> None:
     """Servers call `gc.freeze` before they fork; the collector knows no holders then."""
     program = """
 import gc, torch, tripwire
-from tripwire.values.numbers import is_open
+from tripwire.values.numbers import is_open, iter_leaves
 
 class Held: pass
 
@@ -201,3 +201,22 @@ for n in (2.0, 3.0, 4.0, 5.0):
 print("plain")
 """
     assert run_with_torch(program) == "plain"
+
+
+RESULTS = {
+    "a size": lambda x: x.shape[0],
+    "a tuple": lambda x: (1, x.shape[0]),
+    "tuples": lambda x: ((x.shape[0], 1), (1, x.shape[1] + 1)),
+    "a list": lambda x: [x.shape[0], (x.shape[1],)],
+    "a float": lambda x: (x.shape[0] / 2,),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_without_tensors_is_plain(name, backend) -> None:
+    compiled = tripwire.compile(RESULTS[name], backend=backend, dynamic=True)
+    for size in (4, 5, 6):
+        got = compiled(torch.ones(size, 3))
+        assert not any(map(is_open, iter_leaves(got)))
+        assert repr(got) == repr(RESULTS[name](torch.ones(size, 3)))
