@@ -57,7 +57,7 @@ from tripwire.values.classes import (
     short_name_of,
 )
 from tripwire.values.contents import all_codes
-from tripwire.values.numbers import close_values
+from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
 
 # What a hook calls in the library is what the user called.
@@ -420,12 +420,13 @@ def _wrap_method(rule: Call) -> Callable[[Callable[..., Any]], object]:
 def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
     """nn.MultiheadAttention and its like leave their fast path when a mode is active.
 
-    They ask through the module; functions that dispatch to a mode have the name of their own.
+    They ask through the module; functions that dispatch to a mode have the name of their own, but
+    for torch's functions of numbers.
     """
 
     def has_torch_function(*args: Any) -> bool:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-        if not isinstance(mode, Recorder):
+        if not isinstance(mode, Recorder) or any(map(is_open, iter_leaves(args))):
             return plain(*args)
         with _pop_mode_temporarily():
             return plain(*args)

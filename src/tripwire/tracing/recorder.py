@@ -44,7 +44,14 @@ from tripwire.tracing.state import (
     TracingState,
 )
 from tripwire.values.classes import is_exactly, isinstance
-from tripwire.values.numbers import OpenInt, close_values, is_open, is_taken, iter_leaves
+from tripwire.values.numbers import (
+    OF_NUMBERS,
+    OpenInt,
+    close_values,
+    is_open,
+    is_taken,
+    iter_leaves,
+)
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
@@ -139,10 +146,14 @@ class Recorder(TorchFunctionMode):
         if state.shadow is not None and any(map(is_open, iter_leaves(given))):
             given = state.shadow.take(given)
             args, kwargs = close_values((args, kwargs))
-            if func is torch.Tensor.__getitem__ and CURRENT.state is state and not state.refusal:
+            is_recording = CURRENT.state is state and not state.refusal
+            if func is torch.Tensor.__getitem__ and is_recording:
                 picks = _find_picks(args, given[0])
                 if picks is not None:
                     return self._pick(args[0], *picks)
+            if func in OF_NUMBERS and is_recording:
+                _run_plainly(state, func, args, kwargs)  # raises what torch raises
+                return OF_NUMBERS[func](*given[0], **given[1])
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
         if CURRENT.state is not state or state.refusal is not None:

@@ -433,6 +433,40 @@ _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
 OpenInt.__name__, OpenFloat.__name__ = "int", "float"  # in the words of errors that they raise
 
 
+# --- torch's functions of numbers ---------------------------------------------------------------
+# They take an open number for a symbol, and give symbols. What they do with plain numbers leaves
+# open ones open.
+
+
+def _sym_max(left: Any, right: Any) -> Any:
+    return _promote(right if right > left else left, left, right)
+
+
+def _sym_min(left: Any, right: Any) -> Any:
+    return _promote(right if right < left else left, left, right)
+
+
+def _promote(number: Any, *operands: Any) -> Any:
+    return float(number) if any(map(_is_float, operands)) else number
+
+
+def _sym_ite(condition: Any, found: Any, otherwise: Any) -> Any:
+    return found if condition else otherwise
+
+
+_SYM_MATH = "sqrt cos cosh sin sinh tan tanh asin acos atan log2"
+OF_NUMBERS: dict[object, Callable[..., Any]] = {
+    torch.sym_max: _sym_max,
+    torch.sym_min: _sym_min,
+    torch.sym_sum: sum,
+    torch.sym_ite: _sym_ite,
+    torch.sym_not: operator.not_,
+    torch.sym_float: float,
+    torch.sym_int: int,
+    **{getattr(torch, f"_sym_{name}"): getattr(math, name) for name in _SYM_MATH.split()},
+}
+
+
 # --- arguments of a call ------------------------------------------------------------------------
 
 

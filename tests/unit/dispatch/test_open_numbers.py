@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from support import check_compiles, check_same
 from torch import nn
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor
 
 import tripwire
@@ -391,6 +392,50 @@ def test_what_python_computes_of_open_numbers_is_open(name, backend) -> None:
     for n in (4, 5, 6, 7, 8, 9, 10, 11, 5):
         check_same(function(torch.arange(8.0) + n, n), compiled(torch.arange(8.0) + n, n))
     assert compiled.statistics().traces <= traces
+
+
+def contiguous(x, n):
+    return x.new_zeros(n, 4).as_strided((n, 4), make_contiguous_strides_for((n, 4))) + n
+
+
+OF_TORCH = {  # torch's functions of numbers, and how many traces they take
+    "max": (lambda x, n: (x * torch.sym_max(n, 3), torch.sym_max(3, n)), 2),
+    "max of a float": (lambda x, n: (x * torch.sym_max(n, 3.5), torch.sym_max(2.5, n)), 2),
+    "min": (lambda x, n: (x * torch.sym_min(n, x.shape[0]), torch.sym_min(20, n)), 3),
+    "sum": (lambda x, n: (x * torch.sym_sum([n, 2, n]), torch.sym_sum(n, 1)), 2),
+    "sum of floats": (lambda x, n: x * torch.sym_sum([n, 0.5]), 2),
+    "choice": (lambda x, n: x * torch.sym_ite(n > 7, n, 3), 3),
+    "negation": (lambda x, n: (x * n, torch.sym_not(n > 7), torch.sym_not(n)), 3),
+    "float": (lambda x, n: (x * torch.sym_float(n), torch.sym_float(n)), 2),
+    "int": (lambda x, n: (x * torch.sym_int(n), torch.sym_int(n * 0.5)), 2),
+    "root": (lambda x, n: (x * torch.sym_sqrt(n), torch._sym_log2(n)), 2),
+    "a size": (lambda x, n: x.new_zeros(torch.sym_max(n, x.shape[0])), 3),
+    "strides": (contiguous, 2),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_what_torch_computes_of_open_numbers_is_open(name, backend) -> None:
+    function, traces = OF_TORCH[name]
+    compiled = tripwire.compile(function, backend=backend, fullgraph=True)
+    for n in (4, 5, 6, 7, 8, 9, 10, 11, 5):
+        x = torch.arange(8.0) + n
+        want, got = function(x, n), compiled(x, n)
+        check_same(want, got)
+        if isinstance(want, tuple):
+            assert list(map(repr, want[1:])) == list(map(repr, got[1:]))
+    assert compiled.statistics().traces <= traces
+
+
+def test_torch_s_functions_of_numbers_raise_as_they_do_for_plain_ones() -> None:
+    def choose(x, n):
+        return x * torch.sym_ite(n > 5, n, 0.5)
+
+    compiled = tripwire.compile(choose, backend="eager")
+    for n in (4, 5, 6):
+        with pytest.raises(AssertionError, match="type mismatch"):
+            compiled(torch.ones(2), n)
 
 
 @pytest.mark.parametrize("name", ["log", "exp", "sqrt"])
