@@ -304,11 +304,11 @@ class Entry:
         Another thread retired it, or put other tensors there, while it was asked. With the state of
         a later moment a call could see what no order of reads and writes shows to plain code.
         """
-        while True:
-            state = self.held.tensors
+        while len(state := self.held.tensors) == self.n_held:
             fetched = self.standing.admits(args, kwargs)
-            if fetched is None or (self.held.tensors is state and len(state) == self.n_held):
+            if fetched is None or self.held.tensors is state:
                 return fetched, state
+        return None, state  # retired
 
     def join(
         self, fetched: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...]
