@@ -304,8 +304,7 @@ class ReadSet:
 
     def _looks_unseen(self, code: CodeType) -> bool:
         """Whether code looks up attributes where no reader is told: `cls.__dict__['name']`."""
-        unseen = {"__dict__", "super"} if _ASKS_SUPER_UNSEEN else {"__dict__"}
-        return id(code) in self._adopted or not unseen.isdisjoint(code.co_names)
+        return id(code) in self._adopted or not _UNSEEN.isdisjoint(code.co_names)
 
     @cached_property
     def _library_names(self) -> frozenset[str]:
@@ -582,7 +581,8 @@ def _is_library(holder: Holder) -> bool:
     return isinstance(holder.kind, (LibraryClassKind, LibraryNamesKind))
 
 
-_ASKS_SUPER_UNSEEN = "LOAD_SUPER_ATTR" in dis.opmap  # which asks no `tp_getattro`
+# What code names where it may find attributes that no reader is told of.
+_UNSEEN = {"__dict__", "super"} if "LOAD_SUPER_ATTR" in dis.opmap else {"__dict__"}
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (AttributesKind, SlotsKind)
 

@@ -142,10 +142,11 @@ def find_in_class(cls: type, name: str) -> object:
 
 def hides_own(cls: type, name: str) -> bool:
     """Whether a property, or its like, stands before what an object's own dict has there."""
-    found = type(find_in_class(cls, name))
-    if found is MemberDescriptorType:
+    found = find_in_class(cls, name)
+    if found is None or isinstance(found, MemberDescriptorType):
         return False
-    return any(find_in_class(found, method) is not None for method in ("__set__", "__delete__"))
+    methods = "__set__", "__delete__"
+    return any(find_in_class(type(found), method) is not None for method in methods)
 
 
 def is_namedtuple(cls: type) -> bool:
