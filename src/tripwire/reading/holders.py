@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from operator import is_
@@ -177,6 +178,7 @@ class Holders:
         self._sentries: list[tuple[Any, Sentry]] | None = (
             [] if IS_COMPILED and has_other_threads() else None
         )
+        self._by_dict: defaultdict[int, list[Sentry]] = defaultdict(list)  # the same, by identity
         self._types: set[int] = set()  # met so far, by identity, and no tensors
         self._kinds: list[type] = []  # the same, alive
         self._facts: dict[int, tuple[TensorMeta, Traits]] = {}  # by a tensor's weak reference
@@ -199,7 +201,9 @@ class Holders:
     ) -> None:
         """From now on, note writes to a dict, where other threads may write."""
         if self._sentries is not None and space is not None:
-            self._sentries.append((path, Sentry([(space, names)], [])))
+            sentry = Sentry([(space, names)], [])
+            self._sentries.append((path, sentry))
+            self._by_dict[id(space)].append(sentry)
 
     def remember_library(self, space: dict[str, Any], path: Source) -> Holder:
         """A namespace of a library's, of which names are kept as they come into use."""
@@ -239,10 +243,20 @@ class Holders:
             spot = kind.spot(owner, key)
             if spot not in self._planted and self.open_number is not None:
                 number = self.open_number(holder, key, value)
-                if number is not None and swap(*kind.slot(owner, key), value, number):
+                if number is not None and self._swap(holder, key, value, number):
                     self._planted[spot] = _Planted(holder, key, number, value)
             if spot in self._planted:
                 self.planted.append((holder, key))
+
+    def _swap(self, holder: Holder, key: Any, old: object, new: object) -> bool:
+        """Put one value in another's place, if that is there; it isn't another thread's write."""
+        owner, kind = holder.owner, holder.kind
+        sentries = self._by_dict.get(kind.spot(owner, key)[0], ())
+        quiet = [sentry for sentry in sentries if sentry.is_quiet()]
+        is_done = swap(*kind.slot(owner, key), old, new)
+        for sentry in quiet:
+            sentry.take()
+        return is_done
 
     @contextmanager
     def planting_nothing(self) -> Iterator[None]:
@@ -262,7 +276,7 @@ class Holders:
         self.open_number = None
         for spot, (holder, key, number, plain) in self._planted.items():
             if number is not None:
-                swap(*holder.kind.slot(holder.owner, key), number, plain)
+                self._swap(holder, key, number, plain)
             self._planted[spot] = _Planted(holder, key, None, plain)  # the number may die now
 
     def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:

@@ -271,6 +271,24 @@ def test_what_another_thread_writes_and_puts_back_is_not_taken_for_what_was_read
     assert compiled.statistics().hits >= 2
 
 
+@pytest.mark.parametrize("place", ["an attribute", "an item", "a global", "of a class"])
+def test_an_open_number_is_no_write_of_a_thread_that_runs_meanwhile(place) -> None:
+    read, write = PLACES[place]
+    net = Scaled()
+
+    def scaled(x):
+        return read(net, x) + step(x) - x
+
+    compiled = tripwire.compile(scaled, backend="eager")
+    for value in (2.0, 3.0, 4.0, 5.0, 6.0):
+        write(net, value)
+        MEANWHILE[:] = [lambda: None]
+        assert torch.equal(compiled(X), X * value)
+    write(net, 2.0)
+    statistics = compiled.statistics()
+    assert (statistics.traces, statistics.hits) == (2, 3)
+
+
 class Affine(nn.Module):
     def __init__(self) -> None:
         super().__init__()
