@@ -147,7 +147,8 @@ class Made:
     """What came of a call that no entry took."""
 
     run: Run
-    # None: what the run wrote over can't come back, so an entry would never be used.
+    # None: an entry would never be used, since what the run wrote over can't come back; or the
+    # next trace leaves open what keeps this one from being compiled.
     outcome: Entry | Refusal | None
 
 
@@ -237,6 +238,9 @@ class Pipeline:
         try:
             planned = self._plan(run, originals, counters, key, entries())
         except Refused as refused:
+            has_taken = opening is not None and opening.takes
+            if refused.slug == "tensor-branch" and not has_taken and self.variation.will_take():
+                return Made(run, None)
             return self._refuse(run, _refusal_of(refused), bool(opening or exchanged))
         return planned if isinstance(planned, Planned) else Made(run, planned)
 

@@ -188,6 +188,41 @@ def test_a_history_gets_this_calls_number() -> None:
     assert compiled.statistics().traces == 2
 
 
+class Normed(nn.Module):
+    """Writes to its buffers before Python takes a number, so that no probe can compute it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.losses = []
+
+    def forward(self, x):
+        loss = (self.norm(x) ** 2 + x).mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_that_the_next_trace_leaves_open_is_no_refusal(fullgraph, backend, caplog) -> None:
+    torch.manual_seed(0)
+    plain, model = Normed(), Normed()
+    compiled = tripwire.compile(model, backend=backend, fullgraph=fullgraph)
+    for _ in range(CALLS):
+        x = torch.randn(6, 3)
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert model.losses == pytest.approx(plain.losses, rel=1e-6)
+    statistics = tripwire.statistics(compiled)
+    assert (statistics.traces, statistics.hits, statistics.refusals) == (2, CALLS - 2, 0)
+    assert not caplog.messages
+
+
+def test_a_number_that_can_not_be_open_is_refused_at_once() -> None:
+    compiled = tripwire.compile(Normed(), backend="eager", fullgraph=True, dynamic=False)
+    with pytest.raises(tripwire.CannotTrace, match="can't be computed before the call"):
+        compiled(torch.randn(6, 3))
+
+
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-2),
