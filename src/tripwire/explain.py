@@ -161,7 +161,8 @@ def _saving_line(saving: Saving) -> str:
 
 
 def _refusal_lines(refusal: RefusalView) -> list[str]:
-    lines = [f"  refused {refusal.count} times [{refusal.slug}]: {refusal.reason}"]
+    often = "once" if refusal.count == 1 else f"{refusal.count} times"
+    lines = [f"  refused {often} [{refusal.slug}]: {refusal.reason}"]
     if refusal.place:
         lines.append(f"    {refusal.place}: {refusal.text}")
     return lines

@@ -144,7 +144,7 @@ class Teller:
         is_told = HAS_TELEMETRY and telemetry.is_enabled()
         if not is_told and not recompiles.isEnabledFor(logging.INFO):
             return
-        reasons = [explain_miss(entry, args, kwargs, probed) for entry in entries]
+        reasons = _explain_misses(entries, args, kwargs, probed)
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
         if is_told:
             contexts = compiles.collect_user_contexts()
@@ -192,11 +192,35 @@ def explain_miss(
     entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
 ) -> str:
     """Why an entry isn't for a call."""
+    return "; ".join(_find_failures(entry, args, kwargs, probed))
+
+
+def _explain_misses(
+    entries: Sequence[Entry],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    probed: dict[object, Any],
+) -> list[str]:
+    """Why none of some entries is for a call. What several of them ask for is told once."""
+    reasons: list[str] = []
+    told: set[str] = set()
+    for entry in entries:
+        failures = _find_failures(entry, args, kwargs, probed)
+        new = [failure for failure in failures if failure not in told]
+        told.update(new)
+        if new:
+            reasons.append("; ".join(new))
+    return reasons
+
+
+def _find_failures(
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
+) -> list[str]:
     failures = entry.standing.find_failures(args, kwargs)
     if not failures and entry.probe is not None:
         failure = entry.probe.find_failure(probed.get(entry.probe.key))
         failures = [failure] if failure else []
-    return "; ".join(failures) or "no reason found"
+    return failures or ["no reason found"]
 
 
 def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> None:

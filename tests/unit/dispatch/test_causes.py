@@ -466,7 +466,7 @@ def test_a_miss_is_told_with_the_old_and_the_new_value(caplog, monkeypatch) -> N
     assert "G['SCALE']: 2.0 → 3.0" in caplog.messages[0]
 
 
-def test_a_miss_names_every_entry_and_every_wire_that_tripped(caplog) -> None:
+def test_a_miss_names_every_wire_that_tripped_once(caplog) -> None:
     net = nn.Sequential(nn.Dropout(0.2), nn.Dropout(0.5))
     compiled = tripwire.compile(net)
     with caplog.at_level(logging.INFO, logger="tripwire.recompiles"):
@@ -474,10 +474,8 @@ def test_a_miss_names_every_entry_and_every_wire_that_tripped(caplog) -> None:
         compiled(X[:1])
         net.eval()
         compiled(X)
-    first, second = caplog.messages[-1].removeprefix("Sequential is traced again: ").split(" | ")
-    for reason in (first, second):
-        assert "L['self'][0].training: True → False" in reason
-        assert "L['self'][1].training: True → False" in reason
+    for name in ("L['self'][0].training", "L['self'][1].training"):
+        assert caplog.messages[-1].count(f"{name}: True → False") == 1  # of two entries
 
 
 def test_a_miss_of_plain_values_is_told_with_both(caplog) -> None:
