@@ -198,20 +198,22 @@ def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
 _MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
 
 
-def _has_attributes(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and bool(value.__dict__)
-
-
 class Unmarked:
-    """Compiled code without the marks that AOTAutograd puts on results of open sizes for Dynamo.
+    """Compiled code without the marks that AOTAutograd puts on tensors of open sizes for Dynamo.
 
-    An argument that is handed back keeps the marks that it came with, in the same sets.
+    It marks results, and inputs that it keeps for the backward. An input keeps the marks that it
+    came with, in the same sets.
     """
 
-    def __init__(self, runtime: Callable[..., Any]) -> None:
+    def __init__(self, runtime: Callable[..., Any], graph: fx.Graph) -> None:
         self._runtime = runtime
-        # Positions of results, each with that of the input that it is, if any: the graph decides.
-        self._places: list[tuple[int, int | None]] | None = None
+        # State has fixed sizes, but where it is said to be open.
+        self._inputs = [
+            i
+            for i, node in enumerate(graph.find_nodes(op="placeholder"))
+            if node.meta.get(OPEN_INPUT) is not None or not node.meta.get(STATE)
+        ]
+        self._made: list[int] | None = None  # positions of results that are no inputs
         self._is_marked = True
 
     @property
@@ -222,32 +224,39 @@ class Unmarked:
         return self if self._is_marked else self._runtime
 
     def __call__(self, *inputs: Any) -> Any:
-        places = self._places
-        looked_at = (
-            range(len(inputs)) if places is None else [i for _, i in places if i is not None]
-        )
-        before = {i: _find_marks(inputs[i]) for i in looked_at if _has_attributes(inputs[i])}
+        tensors = [inputs[i] for i in self._inputs if isinstance(inputs[i], torch.Tensor)]
+        before = [_find_marks(tensor) for tensor in tensors]
         outputs = self._runtime(*inputs)
-        if places is None:
-            given = {id(one): i for i, one in enumerate(inputs)}
+        if self._made is None:
+            given = set(map(id, inputs))
             found = [(i, o) for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)]
-            places = self._places = [(i, given.get(id(output))) for i, output in found]
-            self._is_marked = any(o.__dict__.keys() & _MARKS for _, o in found)
-        for index, origin in places:
-            attributes = outputs[index].__dict__
-            if attributes:
-                marks = {} if origin is None else before.get(origin, {})
-                for name in _MARKS:
-                    if name not in marks:
-                        attributes.pop(name, None)
-                    else:
-                        of_user, dims = marks[name]
-                        of_user.intersection_update(dims)
-                        attributes[name] = of_user
+            self._made = [i for i, output in found if id(output) not in given]
+            touched = (*tensors, *(output for _, output in found))
+            # In place of a view another tensor is kept, and marked.
+            has_views = any(one._is_view() for one in tensors)
+            self._is_marked = has_views or any(one.__dict__.keys() & _MARKS for one in touched)
+        for tensor, marks in zip(tensors, before, strict=True):
+            _put_back(tensor, marks)
+        for index in self._made:
+            _put_back(outputs[index], {})
         return outputs
 
 
-def _find_marks(value: object) -> dict[str, tuple[set[int], frozenset[int]]]:
+def _put_back(tensor: torch.Tensor, marks: dict[str, tuple[set[int], frozenset[int]]]) -> None:
+    """Leave a tensor with some marks and no others."""
+    attributes = tensor.__dict__
+    if not attributes:
+        return
+    for name in _MARKS:
+        if name not in marks:
+            attributes.pop(name, None)
+        else:
+            of_user, dims = marks[name]
+            of_user.intersection_update(dims)
+            attributes[name] = of_user
+
+
+def _find_marks(value: torch.Tensor) -> dict[str, tuple[set[int], frozenset[int]]]:
     """The marks of a tensor: the sets themselves, and what is in them now."""
     held = value.__dict__
     return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}

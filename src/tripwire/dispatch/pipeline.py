@@ -400,7 +400,7 @@ class Pipeline:
     ) -> Runtime:
         with self._showing(module.graph), keeping_saved(), leaving_generators():
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
-        return Unmarked(runtime) if OPEN in module.meta else runtime
+        return Unmarked(runtime, module.graph) if OPEN in module.meta else runtime
 
     def _showing(self, graph: fx.Graph) -> AbstractContextManager[None]:
         """Whoever waits for the compiler is told."""

@@ -866,6 +866,26 @@ def test_an_argument_that_is_handed_back_bears_no_marks_of_a_compiler(name) -> N
     assert compiled.statistics().hits >= 2
 
 
+KEPT = {
+    "for the backward": (lambda x, w: (x * w).sum(), False),
+    "as a matrix": (lambda x, w: x.t() @ w, False),
+    "a view first": (lambda x, w: (x * w).sum(), True),
+    "with a result that is it": (lambda x, w: ((x * w).sum(), x), False),
+    "in the second of two parts": (lambda x, w: (x[x > 0].sum() * x * w).exp(), False),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_an_argument_that_the_backward_needs_bears_no_marks_of_a_compiler(name) -> None:
+    fn, is_view = KEPT[name]
+    compiled = tripwire.compile(fn, backend="aot_eager")
+    for index, size in enumerate((3, 4, 5, 6, 7)):
+        x = torch.ones(1, size, 4)[0] if is_view and index < 3 else torch.ones(size, 4)
+        compiled(x, torch.ones(size, 4, requires_grad=True))
+        assert vars(x) == {}
+    assert compiled.statistics().hits >= 2
+
+
 @pytest.mark.parametrize(
     "mark", ["_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"]
 )
