@@ -160,19 +160,19 @@ class Dispatcher(Followed):
                         entry.last_used = next(self._clock)
                         if form is not None and likely is not entry:
                             self._note_form(form, entry)
+                        why = None
                         try:
                             return entry.run(fetched, state, args, kwargs)
                         except RunAgain as again:
-                            if isinstance(again.__cause__, FormChanged):
-                                return self._run_answered(entry, args, kwargs, again.__cause__)
-                            return self._run_again(args, kwargs, again.__cause__)
+                            why = again.__cause__
                         except NotYet:
-                            entry.hits -= 1
-                            return self._run_meanwhile(args, kwargs, known)
+                            pass
                         except FunctionChanged as changed:
                             entry.retire_for(changed)
                             self._rest_at_once(key_of(self.target, args, kwargs), changed)
                             raise
+                        # Outside of `except`: what the call raises would have ours as its context.
+                        return self._run_instead(entry, args, kwargs, known, why)
                 result = self._miss(args, kwargs, known, probed or {})
                 if result is not _AGAIN:
                     return result
@@ -233,6 +233,22 @@ class Dispatcher(Followed):
         if CURRENT.kept is not None:
             return CURRENT.kept.run_plainly(self.target, args, kwargs)
         return self.target(*args, **kwargs)
+
+    def _run_instead(
+        self,
+        entry: Entry,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: tuple[Entry, ...],
+        why: BaseException | None,
+    ) -> Any:
+        """The plain call where an entry's code gave up; without a reason, it isn't there yet."""
+        if why is None:
+            entry.hits -= 1
+            return self._run_meanwhile(args, kwargs, known)
+        if isinstance(why, FormChanged):
+            return self._run_answered(entry, args, kwargs, why)
+        return self._run_again(args, kwargs, why)
 
     def _run_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException | None

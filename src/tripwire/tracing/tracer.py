@@ -16,7 +16,7 @@ import difflib
 import platform
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -122,11 +122,11 @@ class Tracer:
         with TRACE:
             torch_state = sample_quickly()
             binding = build_binding(fn)
-            try:
+            bound = None
+            with suppress(TypeError):
                 bound = binding.bind(args, kwargs)
-            except TypeError:  # the call itself says it in the words that users know
-                result = fn(*args, **kwargs)
-                return Run(result, None, Refusal("unbound-arguments", _UNBOUND))
+            if bound is None:  # the call itself says it in the words that users know
+                return Run(fn(*args, **kwargs), None, Refusal("unbound-arguments", _UNBOUND))
             state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
             state.name_fn = self.name_fn
             state.target = fn
@@ -141,21 +141,21 @@ class Tracer:
                 from tripwire.tracing.open.shadow import Shadow  # imports much
 
                 state.shadow = Shadow(state, opening)
+            session: Session | Refusal
             try:
                 session = Session(
                     state, binding, bound, binding.expressions(args, kwargs), complete
                 )
             except ReferenceError:  # nothing of the user's has run yet
-                state.reach.holders.uproot()
-                result = fn(*args, **kwargs)
-                return Run(result, None, Refusal("hidden-state", _GONE))
+                session = Refusal("hidden-state", _GONE)
             except Refused as refused:
-                state.reach.holders.uproot()
-                result = fn(*args, **kwargs)
-                return Run(result, None, Refusal(refused.slug, refused.reason, refused.where))
+                session = Refusal(refused.slug, refused.reason, refused.where)
             except BaseException:
                 state.reach.holders.uproot()
                 raise
+            if isinstance(session, Refusal):  # outside of `except`: the call would see the error
+                state.reach.holders.uproot()
+                return Run(fn(*args, **kwargs), None, session)
             session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
         contexts, depth = sample_contexts(), sample_depth()
         try:

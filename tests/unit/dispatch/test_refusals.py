@@ -9,6 +9,7 @@ import random
 import time
 import traceback
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -423,6 +424,50 @@ def test_an_exception_comes_out_as_it_is() -> None:
         assert caught.value.args == ("two rows, please",)
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
+
+
+def out_of_range(i, x):
+    return torch.nn.functional.embedding(i, x)
+
+
+FAILING = {
+    "too few arguments": (fussy, lambda: (X,), lambda: ()),
+    "an argument too many": (fussy, lambda: (X,), lambda: (X, X)),
+    "in compiled code": (
+        out_of_range,
+        lambda: (torch.tensor([1]), X),
+        lambda: (torch.tensor([9]), X),
+    ),
+    "with a dead proxy": (lambda x, p: fussy(x), lambda: (X, CALLS), lambda: (X[:1], dead_proxy())),
+    "a module's": (nn.Linear(3, 3), lambda: (X,), lambda: (X[:, :2],)),
+    "after refusals": (lambda x: (printing(x), fussy(x)), lambda: (X,), lambda: (X[:1],)),
+}
+
+
+def dead_proxy():
+    return weakref.proxy(Custom())
+
+
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_exception_has_no_context_of_ours(name, backend) -> None:
+    fn, good, bad = FAILING[name]
+    compiled = tripwire.compile(fn, backend=backend)
+    for _ in range(3):
+        compiled(*good())
+    for _ in range(3):
+        with pytest.raises(Exception) as plain:
+            fn(*bad())
+        with pytest.raises(type(plain.value)) as caught:
+            compiled(*bad())
+        assert str(caught.value) == str(plain.value)
+        assert caught.value.__context__ is caught.value.__cause__ is None
+        with pytest.raises(type(plain.value)) as around:
+            try:
+                raise Custom
+            except Custom:
+                compiled(*bad())
+        assert isinstance(around.value.__context__, Custom)
 
 
 def test_a_traceback_ends_in_the_users_line_and_hides_the_tracer() -> None:
