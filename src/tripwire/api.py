@@ -39,7 +39,7 @@ from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
-from tripwire.values.classes import isinstance, short_name_of
+from tripwire.values.contents import name_callable
 from tripwire.writes.patches import Patch, Patches
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def compile(
         return model
     if shapes_spec is not None:
         logger.warning("shapes_spec is ignored: tripwire leaves open what varies; see `dynamic`")
-    return compile_callable(model, name or _name_of(model), _build_options(given))
+    return compile_callable(model, name or name_callable(model), _build_options(given))
 
 
 def _build_options(given: dict[str, Any]) -> Options:
@@ -373,11 +373,6 @@ def _note_failed(
     )
 
     note_failed(dispatcher, args, kwargs, error)
-
-
-def _name_of(target: Any) -> str:
-    cls = short_name_of(type(target))
-    return cls if isinstance(target, nn.Module) else str(getattr(target, "__name__", cls))
 
 
 # --- records ---

@@ -22,7 +22,8 @@ from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
-from tripwire.values.classes import isinstance, name_of, short_name_of
+from tripwire.values.classes import isinstance, short_name_of
+from tripwire.values.contents import name_callable
 
 _P = ParamSpec("_P")
 
@@ -188,8 +189,9 @@ def explain(compiled: Any, /) -> Explanation:
         compiled = compiled.__func__
     dispatcher = find_dispatcher(compiled)
     if dispatcher is None:
+        given = name_callable(compiled, "__qualname__")
         raise BadOption(
-            f"explain takes what tripwire.compile returned, not {_name_of(compiled)}. "
+            f"explain takes what tripwire.compile returned, not {given}. "
             "tripwire.preview(fn, *args) says what can be captured of a plain call.",
             slug="not-compiled",
         )
@@ -326,7 +328,7 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
             slug="not-callable",
         )
     run = Tracer().run(target, args, kwargs, complete=True)
-    name = _name_of(target)
+    name = name_callable(target, "__qualname__")
     redactor = Redactor()
     if run.trace is None:
         assert run.refusal is not None
@@ -340,7 +342,3 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
         for read in run.trace.reads
     )
     return Preview(name, run.trace, None, reads, run.result)
-
-
-def _name_of(target: Any) -> str:
-    return str(getattr(target, "__qualname__", name_of(type(target))))

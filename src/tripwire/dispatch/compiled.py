@@ -35,7 +35,7 @@ from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import build_plan
 from tripwire.validity.standing import Standing
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, name_of
-from tripwire.values.contents import slots_of
+from tripwire.values.contents import answers_for_itself, slots_of
 
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
@@ -49,7 +49,10 @@ class CompiledFunction(Generic[_P, _R_co]):
     __slots__ = ("__dict__", "__weakref__", "_dispatcher")
 
     def __init__(self, target: Callable[_P, _R_co], name: str, options: Options) -> None:
-        functools.update_wrapper(self, target)
+        names: tuple[str, ...] = functools.WRAPPER_ASSIGNMENTS
+        if answers_for_itself(target):  # asked for others, it may raise or make something up
+            names = ("__module__", "__doc__")
+        functools.update_wrapper(self, target, names)
         self._dispatcher = Dispatcher(target, name, options)
 
     @out_of_dynamo

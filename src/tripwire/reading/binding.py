@@ -14,7 +14,8 @@ from torch import nn
 
 from tripwire.errors import CannotTrace
 from tripwire.reading.sources import Local, Roots, Source
-from tripwire.values.classes import find_in_class, isinstance, short_name_of
+from tripwire.values.classes import find_in_class, isinstance
+from tripwire.values.contents import answers_for_itself, name_callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +125,18 @@ def _signature(target: Any) -> inspect.Signature | None:
         called = target
         if isinstance(target, nn.Module) and type(target).__call__ is nn.Module.__call__:
             called = target.forward
+        elif answers_for_itself(target):  # `signature` asks it for `__signature__`
+            called = find_in_class(type(target), "__call__")
+            called = MethodType(called, target) if isinstance(called, FunctionType) else None
         return inspect.signature(called, follow_wrapped=False)  # a wrapper may take other names
     except (TypeError, ValueError):  # a builtin without one
         return None
 
 
 def _name(target: Any) -> str:
-    if isinstance(target, nn.Module):
-        return short_name_of(type(target))
     if isinstance(target, functools.partial):
         return _name(target.func)
-    return getattr(target, "__name__", short_name_of(type(target)))
+    return name_callable(target)
 
 
 def _check_runs_at_once(function: FunctionType | None, target: Any) -> None:

@@ -31,6 +31,8 @@ from tripwire.values.classes import (
     ids_of,
     isinstance,
     mro,
+    name_of,
+    short_name_of,
     size_of,
 )
 
@@ -300,6 +302,22 @@ def children(value: object) -> list[object]:
 
 
 # --- the code behind what can be called ---
+
+
+def answers_for_itself(value: object) -> bool:
+    """Whether Python code of a value's class runs where one of its attributes is asked for."""
+    names = "__getattr__", "__getattribute__"
+    return any(isinstance(find_in_class(type(value), name), FunctionType) for name in names)
+
+
+def name_callable(target: Any, attribute: str = "__name__") -> str:
+    """What messages call a callable; its class's name where it has none of its own."""
+    own = own_dict(target) or {}
+    found = own if answers_for_itself(target) else {attribute: getattr(target, attribute, None)}
+    name = found.get(attribute)
+    if isinstance(name, str):
+        return name
+    return name_of(type(target)) if attribute == "__qualname__" else short_name_of(type(target))
 
 
 def find_function(target: Any) -> FunctionType | None:

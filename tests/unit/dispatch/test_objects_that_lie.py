@@ -407,3 +407,51 @@ def test_a_module_whose_metaclass_raises_is_compiled_and_audited():
     compiled = tripwire.compile(Odd(), backend="eager")
     assert compiled(torch.ones(2))[0] == 3.0
     assert tripwire.audit(compiled, torch.ones(2)).ok
+
+
+# --- callables that answer for themselves ------------------------------------------------------
+
+
+def _raising(error: type[Exception]) -> Callable[..., Any]:
+    def answer(self: object, name: str) -> object:
+        raise error(name)
+
+    return answer
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "a number": lambda self, name: 1.5,
+    "itself": lambda self, name: self,
+    "None": lambda self, name: None,
+    "KeyError": _raising(KeyError),
+    "RuntimeError": _raising(RuntimeError),
+    "AttributeError": _raising(AttributeError),
+}
+
+
+@pytest.mark.parametrize("how", ["__getattr__", "__getattribute__"])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_callable_that_answers_for_every_attribute_is_compiled(name, how):
+    asked: list[str] = []
+
+    def answer(self: object, attribute: str) -> object:
+        asked.append(attribute)
+        known = object.__getattribute__(self, "__dict__")
+        if attribute in known or attribute in ("__module__", "__doc__", "__dict__"):
+            return object.__getattribute__(self, attribute)
+        return ANSWERS[name](self, attribute)
+
+    def call(self: Any, x: torch.Tensor, k: int = 1) -> torch.Tensor:
+        return x * self.gain + k
+
+    cls = type("Answering", (), {how: answer, "__call__": call})
+    scaling = cls()
+    vars(scaling)["gain"] = 2.0
+    compiled = tripwire.compile(scaling, backend="eager")
+    asked.clear()
+    for gain in (2.0, 2.0, 3.0, 3.0):
+        vars(scaling)["gain"] = gain
+        assert compiled(torch.ones(2), k=4).tolist() == [gain + 4] * 2
+    assert set(asked) <= {"gain", "__dict__"}
+    assert str(tripwire.explain(compiled)).startswith("Answering")
+    assert tripwire.preview(scaling, torch.ones(2)).name == cls.__qualname__

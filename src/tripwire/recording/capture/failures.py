@@ -41,8 +41,8 @@ from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
 from tripwire.recording.format.manifest import Compiled, Outcome, Returned
 from tripwire.tracing.state import CURRENT
-from tripwire.values import classes
 from tripwire.values.classes import isinstance
+from tripwire.values.contents import name_callable
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
@@ -226,7 +226,7 @@ def _watch_backward(
 
 def name_of_callable(target: Any) -> str:
     """What records call it."""
-    return str(getattr(target, "__qualname__", None) or classes.name_of(type(target)))
+    return name_callable(target, "__qualname__")
 
 
 @dataclass(frozen=True, slots=True)
