@@ -357,8 +357,9 @@ class WatchedCompile:
         with DynamoCompiles() as compiles:
             result = self._compiled(*args, **kwargs)
         again = tuple(one for one in compiles if one.reason)
-        if causes or again:
-            difference = None if expected is None else _find_difference(result, expected)
+        difference = None if expected is None else _find_difference(result, expected)
+        # What is compiled for the first time was never kept, and isn't compiled again.
+        if again or difference or (causes and not compiles):
             self._note(Sighting(causes, again, difference))
         if compiles:  # Dynamo patches nn.Module while it compiles: that is nobody's write
             self._standings = [standing for standing in self._standings if standing.settle()]

@@ -52,6 +52,16 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     assert len(watched.sightings) == 1
 
 
+def test_a_write_before_the_first_compile_is_no_sighting() -> None:
+    net = Net()
+    watched = watch(net, check=True)
+    watched(X)  # observed
+    net.kind = "triple"
+    for _ in range(3):
+        assert torch.equal(watched(X), net(X))
+    assert watched.sightings == []
+
+
 def test_the_first_compile_of_a_process_loses_no_watch() -> None:
     program = """
 import torch, tripwire
