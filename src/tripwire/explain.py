@@ -11,10 +11,9 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import MethodType
 from typing import Any, ParamSpec
 
-from tripwire.dispatch.compiled import find_dispatcher
+from tripwire.dispatch.compiled import find_calls, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
 from tripwire.dispatch.tally import Saving
@@ -22,7 +21,7 @@ from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
-from tripwire.values.classes import isinstance, short_name_of
+from tripwire.values.classes import short_name_of
 from tripwire.values.contents import name_callable
 
 _P = ParamSpec("_P")
@@ -185,9 +184,7 @@ def _block(title: str, lines: list[str]) -> list[str]:
 
 def explain(compiled: Any, /) -> Explanation:
     """What is known of a compiled function, method or module. Nothing runs."""
-    if isinstance(compiled, MethodType):
-        compiled = compiled.__func__
-    dispatcher = find_dispatcher(compiled)
+    dispatcher = find_calls(compiled)
     if dispatcher is None:
         given = name_callable(compiled, "__qualname__")
         raise BadOption(

@@ -164,9 +164,26 @@ def find_dispatcher(compiled: Any) -> Dispatcher | None:
     return dispatcher
 
 
-def statistics(compiled: Any) -> Statistics:
-    """What a compiled function or module did so far."""
+def find_calls(compiled: Any) -> Dispatcher | None:
+    """The dispatcher of something's calls, also of a method, or of what was compiled in place.
+
+    `nn.Module.compile` and a decorated class leave a module as it is, and compile its calls.
+    """
+    if isinstance(compiled, MethodType):
+        compiled = compiled.__func__
     dispatcher = find_dispatcher(compiled)
+    if dispatcher is not None:
+        return dispatcher
+    if isinstance(compiled, nn.Module):
+        calls: object = compiled._compiled_call_impl
+    else:
+        calls = find_in_class(type(compiled), "__call__")
+    return calls if isinstance(calls, Dispatcher) else find_dispatcher(calls)
+
+
+def statistics(compiled: Any) -> Statistics:
+    """What a compiled function, method or module did so far."""
+    dispatcher = find_calls(compiled)
     if dispatcher is None:
         raise TypeError(f"{type(compiled).__name__} was not compiled by tripwire.")
     return dispatcher.statistics()

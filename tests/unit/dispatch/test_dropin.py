@@ -182,6 +182,30 @@ def test_a_class_of_callables_is_decorated() -> None:
     assert Adder.__call__.statistics().hits >= 1
 
 
+def test_what_is_compiled_in_place_can_be_asked_like_what_compile_returned() -> None:
+    @compile_eager
+    class Adder:
+        def __call__(self, x):
+            return x + 1
+
+    class Box:
+        @compile_eager
+        def add(self, x):
+            return x + 1
+
+    module, decorated = Net(), compile_eager(type("Decorated", (Net,), {}))()
+    with tripwire.replacing_torch_compile():
+        module.compile(backend="eager")
+    for compiled in (module, decorated, Adder(), Box().add):
+        for _ in range(3):
+            compiled(X)
+        assert (tripwire.statistics(compiled).traces, tripwire.statistics(compiled).hits) == (1, 2)
+        assert tripwire.explain(compiled).hits == 2
+    for plain in (Net(), plus, 3):
+        with pytest.raises(TypeError, match="not compiled"):
+            tripwire.statistics(plain)
+
+
 def test_a_class_without_call_is_refused() -> None:
     with pytest.raises(BadOption) as raised:
         compile_eager(type("Plain", (), {}))
