@@ -7,12 +7,17 @@ Inductor registers classes with abstract ones. A run that asked `isinstance` of 
 registrations, and code is loaded, or compiled, after that run. No object that was there before is
 of a class that the compiler brings, so its registrations aren't counted. Other threads might
 register their own meanwhile: where there are any, everything is imported before the run.
+
+Dynamo and Inductor import each other. Two threads that begin in different places get halves of
+modules, and both fail, also a user's that only makes an optimizer. So all begin at one place.
 """
 
 from __future__ import annotations
 
 import abc
 import gc
+import importlib
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +37,16 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def import_dynamo() -> None:
+    """Import Dynamo, before a part of it or of Inductor; another thread's import is waited for.
+
+    Optimizers and checkpoints begin there, too. Profilers begin with Inductor.
+    """
+    if "torch._inductor" in sys.modules:
+        importlib.import_module("torch._inductor")
+    importlib.import_module("torch._dynamo")
 
 
 PROGRESS = "tripwire progress"  # a thread's name: it shows how long a compiler takes

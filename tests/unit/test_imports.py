@@ -102,3 +102,69 @@ def test_code_that_is_in_the_store_runs_without_the_compiler(tmp_path) -> None:
     cold, warm = (run_python(code, env=env).split() for _ in range(2))
     assert cold == ["2", "1", "True"]
     assert warm == ["2", "1", "False"]
+
+
+# Two threads import, the second while the first is in the midst of Dynamo.
+IN_THE_MIDST = """
+import sys, threading
+import torch
+import tripwire
+
+midst, begins = threading.Event(), threading.Event()
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch._inductor.utils" and not midst.is_set():
+            midst.set()
+            begins.wait()
+            threading.Event().wait(0.5)  # the other comes as far as it can
+        return None
+
+sys.meta_path.insert(0, Finder)
+wide = tripwire.compile(lambda x: x * len(x), backend="eager", dynamic=True)
+
+def optimizer():
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+def profiler():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(1)
+
+def opened():
+    assert wide(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
+
+def inductor():
+    tripwire.backends.registry.prepare(tripwire.backends.registry.inductor)
+
+failed = []
+
+def guarded(job, begun):
+    begun.set()
+    try:
+        job()
+    except BaseException as error:
+        failed.append(f"{job.__name__}: {error!r}")
+
+first = threading.Thread(target=guarded, args=(FIRST, threading.Event()))
+first.start()
+midst.wait()
+second = threading.Thread(target=guarded, args=(SECOND, begins))
+second.start()
+first.join(), second.join()
+assert not failed, failed
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("optimizer", "opened"),
+        ("optimizer", "inductor"),
+        ("profiler", "opened"),
+    ],
+)
+def test_threads_that_import_parts_of_the_compiler_at_once_all_get_them_whole(
+    first, second
+) -> None:
+    run_python(IN_THE_MIDST.replace("FIRST", first).replace("SECOND", second))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tripwire.imports import import_dynamo
 from tripwire.values.classes import isinstance
 
 # A hit looks here for Dynamo, which may be imported at any time: 25 ns where it isn't.
@@ -72,6 +73,7 @@ def find_plain(compiled: Any) -> Callable[..., Any] | None:
 
 def prepare() -> None:
     """Have Dynamo patch nn.Module now, and not in its first compile of the process."""
+    import_dynamo()
     from torch._dynamo.mutation_guard import install_generation_tagging_init
 
     install_generation_tagging_init()
@@ -81,6 +83,7 @@ class DynamoCompiles:
     """What Dynamo compiles inside the `with`, in this process."""
 
     def __enter__(self) -> list[DynamoCompile]:
+        import_dynamo()
         from torch._dynamo.utils import get_compilation_metrics
 
         self._list = get_compilation_metrics

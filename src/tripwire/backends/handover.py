@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
 from tripwire.backends.floats import is_better_unknown, spell_floats
+from tripwire.imports import import_dynamo
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
@@ -90,7 +91,8 @@ def _closing_floats(shadow: Shadow | None) -> Iterator[None]:
     if shadow is None or not (names := shadow.float_names()):
         yield
         return
-    from torch._dynamo.symbolic_convert import TensorifyState  # imports much
+    import_dynamo()
+    from torch._dynamo.symbolic_convert import TensorifyState
 
     before = TensorifyState.force_specializations
     TensorifyState.force_specializations = before | names
@@ -157,6 +159,7 @@ def _build(meta: TensorMeta | None) -> torch.Tensor | None:
 
 def _name_inputs(module: fx.GraphModule) -> None:
     """Say where each input comes from, and which are state: the same memory on every call."""
+    import_dynamo()
     from torch._dynamo.source import LocalSource
 
     module.meta["dynamo_compile_id"] = None  # the sign of a graph whose inputs are named

@@ -17,7 +17,7 @@ from torch import fx
 from torch._C._dynamo import eval_frame
 
 from tripwire.errors import BadOption
-from tripwire.imports import has_other_threads, without_collections
+from tripwire.imports import has_other_threads, import_dynamo, without_collections
 from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
@@ -68,6 +68,7 @@ _OWN: dict[str, Backend] = {"eager": eager, "inductor": inductor}
 
 def find_registered(name: str) -> Callable[..., Runtime] | None:
     """A back end that is registered for torch.compile, by entry points too."""
+    import_dynamo()
     from torch._dynamo.backends.registry import lookup_backend
     from torch._dynamo.exc import InvalidBackend
 
@@ -99,8 +100,7 @@ class _HandedOver:
 
 def list_registered() -> list[str]:
     """Names of the back ends that are registered for torch.compile."""
-    import torch._dynamo
-
+    import_dynamo()
     return list(torch._dynamo.list_backends(exclude_tags=None))
 
 
@@ -168,6 +168,7 @@ def prepare(backend: Backend) -> None:
     """
     if backend is inductor:
         with without_collections():
+            import_dynamo()
             import tripwire.backends.inductor
 
             if has_other_threads():

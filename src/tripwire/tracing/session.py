@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tripwire.env import is_library_file, is_own_code
+from tripwire.imports import import_dynamo
 from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
@@ -135,7 +136,7 @@ class Session:
     def on_library_start(self, code: CodeType) -> None:
         """A function of torch's or the standard library's starts for the first time."""
         if code.co_filename == _IMPORTS_DYNAMO and "torch._dynamo" not in sys.modules:
-            self.state.run_aside(importlib.import_module, "torch._dynamo")
+            self.state.run_aside(import_dynamo)
         self.state.reach.walk_library_code(code)
 
     def _reach_from(self, code: CodeType, namespace: dict[str, Any], module: str) -> None:

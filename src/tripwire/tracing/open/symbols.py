@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
+from tripwire.imports import import_dynamo
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.identity import same_plain
 from tripwire.values.numbers import is_open
@@ -25,7 +26,8 @@ class Symbols:
     """Of one run."""
 
     def __init__(self, *, takes: bool) -> None:
-        from torch._dynamo.source import ConstantSource  # imports much
+        import_dynamo()
+        from torch._dynamo.source import ConstantSource
 
         self.name_source = ConstantSource
         forget_environments()  # of runs that came to nothing
