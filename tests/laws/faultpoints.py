@@ -491,6 +491,7 @@ class Visits:
             first.close()
         if first.compiled.statistics().hits == 0:
             raise AssertionError("the scene runs no compiled code")
+        leave_alone_what_is_there()
         self.process = Process()
 
     def visit(self, point: int, occurrence: int, error: type[BaseException]) -> None:
@@ -585,8 +586,14 @@ def _is_injected(error: BaseException | None, wanted: type[BaseException]) -> bo
     return False
 
 
+def leave_alone_what_is_there() -> None:
+    """Or each collection, and each search for holders, goes through all of torch and its tests."""
+    gc.collect()
+    gc.freeze()
+
+
 def count_alive() -> Counter[str]:
-    """What is watched and compiled, and still there."""
+    """What was watched and compiled since, and is still there."""
     gc.collect()
     wanted = {"Sentry", "Entry", "_FreshEntry", "Dispatcher", "Plan", "Standing"}
     wanted |= {"TracingState", "Net"}
@@ -629,8 +636,7 @@ def main() -> int:
         put_points_into_guards()
     import torch._dynamo
 
-    gc.collect()
-    gc.freeze()  # or each collection, and each search for holders, goes through all of torch
+    leave_alone_what_is_there()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     fine = True
