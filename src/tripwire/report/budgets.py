@@ -210,11 +210,8 @@ class Grouping:
             if len(self._groups) >= self._most or not self._allowance.take(cost):
                 self._left_out += 1
                 return
-            group = self._groups[key] = Group(
-                title=title, reason=reason, place=place, first_ns=occurrence.time_ns
-            )
+            group = self._groups[key] = Group(title=title, reason=reason, place=place)
         group.count += 1
-        group.last_ns = occurrence.time_ns
         process = occurrence.process
         group.by_process[process] = group.by_process.get(process, 0) + 1
         if group.occurrences:  # the first one was paid for with its group
@@ -235,9 +232,6 @@ class Grouping:
         for group in self._groups.values():
             for occurrence in group.occurrences:
                 occurrence.time_ns -= beginnings[occurrence.process]
-            # Clocks of processes differ by a constant; the first and the last are still told.
-            group.first_ns = group.occurrences[0].time_ns
-            group.last_ns = group.occurrences[-1].time_ns
         rows = sorted(self._groups.values(), key=lambda group: -group.count)
         return Groups(rows, self.total, self._left_out)
 

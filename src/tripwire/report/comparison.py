@@ -188,7 +188,6 @@ def _compare_graphs(
                 place=compile.file,
                 compile=number,
                 id_before=earlier.id,
-                id_after=compile.id,
                 added=kinds.count("added"),
                 removed=kinds.count("removed"),
                 changed=kinds.count("changed"),

@@ -165,8 +165,6 @@ class Group(Struct, kw_only=True):
     place: UserLine
     count: int = 0
     by_process: dict[int, int] = {}
-    first_ns: int = 0
-    last_ns: int = 0
     occurrences: list[Occurrence] = []
 
 
@@ -249,7 +247,6 @@ class GraphChange(Struct, kw_only=True):
     place: str
     compile: int
     id_before: str
-    id_after: str
     added: int
     removed: int
     changed: int

@@ -74,11 +74,10 @@ class MetricsContext:
         self._places: dict[str, str] = {}
         self._start_ns = 0
         self._level = 0
-        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
         if self._level == 0:
-            self._metrics, self._places, self._error = {}, {}, None
+            self._metrics, self._places = {}, {}
             self._start_ns = clock.wall_ns()
         self._level += 1
         return self

@@ -3,11 +3,11 @@ from __future__ import annotations
 import gc
 
 import pytest
+from faketime import FakeClock, using_clock
 
 from tripwire import telemetry
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry import pytorch, spans, threads
-from tripwire.telemetry.clock import FakeClock, using_clock
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from faketime import FakeClock, using_clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from tripwire.errors import TelemetryError
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry import logging_to, prometheus_text, pytorch, timed
 from tripwire.telemetry import metrics as metrics_module
-from tripwire.telemetry.clock import FakeClock, using_clock
 from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
     MAJOR,
