@@ -20,13 +20,7 @@ from torch import nn
 
 from tripwire.backends.dynamo import EVAL_FRAME, MODULES, find_stance, tell_of_reset
 from tripwire.backends.handover import one_round
-from tripwire.backends.registry import (
-    find_backend,
-    is_prepared,
-    name_of,
-    out_of_dynamo,
-    prepare,
-)
+from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.patience import Patience, Regions, form_of, key_of, refuse_over_limit
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned

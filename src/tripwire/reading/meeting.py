@@ -205,7 +205,7 @@ class Meeting(ABC):
         if issubclass(cls, type):
             yield from self._class_children(item, path)
             return
-        elif issubclass(cls, types.FunctionType):
+        if issubclass(cls, types.FunctionType):
             yield from self._function_children(item, path)
             return
         if isinstance(item, threading.local):
@@ -418,7 +418,9 @@ class Meeting(ABC):
         for name in MODULE_TABLES:
             table = space.get(name)
             if table:
-                indexed = issubclass(cls, _INDEXED_MODULES) and _is_numbered(table)
+                indexed = issubclass(cls, _INDEXED_MODULES) and all(
+                    key == str(index) for index, key in enumerate(at_once(table.keys))
+                )
                 kind = _TABLES[name, indexed, name == keyed_table]
                 held.append(self.holders.remember(module, kind, path, anchored))
         yield from self._meet(module)
@@ -584,11 +586,6 @@ def _value_of(variable: ContextVar[object]) -> object:
         return variable.get()  # given a default, it would pass over its own
     except LookupError:
         return None
-
-
-def _is_numbered(table: dict[str, Any]) -> bool:
-    """Whether the keys of a table are the positions of what it holds."""
-    return all(key == str(index) for index, key in enumerate(at_once(table.keys)))
 
 
 def children_of(holder: Holder) -> Reached:

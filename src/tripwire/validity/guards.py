@@ -233,13 +233,14 @@ class GuardWriter:
         meta, traits = self._forms.get(id(tensor)) or (meta_of(tensor), traits_of(tensor))
         opened = None if self._shadow is None else self._shadow.fakes.find_opened(tensor)
         if opened is not None:
-            parts = [
-                *self._spell_kind(name, tensor, meta, traits),
-                f"{name}.dim() == {len(meta.shape)}",
-            ]
+            parts = self._spell_kind(name, tensor, meta, traits)
+            parts.append(f"{name}.dim() == {len(meta.shape)}")
             self.name_it(opened.label, name)
         elif id(traits.cls) in PLAIN_TENSORS:
-            parts = self._spell_form(name, tensor, meta, traits)
+            parts = self._spell_kind(name, tensor, meta, traits)
+            parts.append(f"{name}.shape == {self.constant(torch.Size(meta.shape))}")
+            if meta.stride is not None:
+                parts.append(f"{name}.stride() == {meta.stride!r}")
         else:  # whose `__torch_function__` would be told
             form, keys = self.constant(_form_of), _dispatch_keys(tensor)
             seen = self.constant((*_select(meta, traits), keys))
@@ -297,23 +298,11 @@ class GuardWriter:
 
     def check_offset(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """Where a tensor begins in its memory: asked only where the call depends on it."""
-        seen = self._traits_of(tensor).offset
+        form = self._forms.get(id(tensor))
+        seen = traits_of(tensor).offset if form is None else form[1].offset
         if seen is not None:
             found = f"{self.constant(_ask)}({name}, 'storage_offset')"
             self.check(f"{path}.storage_offset()", f"{found} == {seen}", str(seen), found)
-
-    def _traits_of(self, tensor: torch.Tensor) -> Traits:
-        form = self._forms.get(id(tensor))
-        return traits_of(tensor) if form is None else form[1]
-
-    def _spell_form(
-        self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
-    ) -> list[str]:
-        parts = self._spell_kind(name, tensor, meta, traits)
-        parts.append(f"{name}.shape == {self.constant(torch.Size(meta.shape))}")
-        if meta.stride is not None:
-            parts.append(f"{name}.stride() == {meta.stride!r}")
-        return parts
 
     def _spell_kind(
         self, name: str, tensor: torch.Tensor, meta: TensorMeta, traits: Traits
@@ -359,8 +348,9 @@ class GuardWriter:
         if issubclass(cls, MethodType):
             self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
             self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
-        elif issubclass(cls, weakref.ReferenceType):
-            self._add_referent(path, name, value)
+        elif issubclass(cls, weakref.ReferenceType):  # what it leads to, or that it is gone
+            found = f"{self.constant(weakref.ref.__call__)}({name})"
+            self.add(f"{path}()", found, self._before(value, WEAK).get("()"))
         elif issubclass(cls, MappingProxyType):
             self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
         elif issubclass(cls, functools.partial):
@@ -376,8 +366,7 @@ class GuardWriter:
                 self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
             holder = self._holders.get((id(value), ELEMENTS))
             if holder is None or self._reads.filter_of(holder) is None:
-                base = deque if isinstance(value, deque) else list
-                now = tuple(base.__iter__(value))
+                base, now = deque if isinstance(value, deque) else list, elements_of(value)
                 before = now if holder is None else tuple(holder.before().values())
                 is_as_before = len(before) == len(now) and all(map(operator.is_, before, now))
                 places = self._reads.find_places(value) if is_as_before else None
@@ -387,22 +376,14 @@ class GuardWriter:
         elif issubclass(cls, (set, frozenset)):
             self._add_members(path, name, value)
         elif is_array(value) or isinstance(value, BYTES):
-            seen = self._before(value, ARRAY)["values"]
-            self._compare(path, name, "_same_array", seen)
+            seen = self.constant(self._before(value, ARRAY)["values"])
+            self.check(path, f"_same_array({name}, {seen})", "equal values", "'other values'")
         self._add_attributes(path, name, value)
 
     def _is_opaque(self, value: object) -> bool:
-        known = (*_TAKEN_APART, *BYTES)
-        if isinstance(value, known) or is_array(value):
-            return False
-        if isinstance(value, tuple(_PLAIN_BASES)):
+        if isinstance(value, _TAKEN_APART) or is_array(value):
             return False
         return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
-
-    def _add_referent(self, path: str, name: str, ref: weakref.ref[Any]) -> None:
-        """What a weak reference leads to, or that it is gone."""
-        found = f"{self.constant(weakref.ref.__call__)}({name})"
-        self.add(f"{path}()", found, self._before(ref, WEAK).get("()"))
 
     def _before(self, value: object, kind: Kind) -> dict[Any, object]:
         """What a value held before the run, or holds now where the run didn't come to it."""
@@ -415,10 +396,6 @@ class GuardWriter:
         found = f"f'another {{_fingerprint({name})}}'"
         row = TableRow("test", name, x=self.space[kept].is_same)
         self.check(path, f"{kept}.is_same({name})", what, found, row)
-
-    def _compare(self, path: str, name: str, function: str, seen: object) -> None:
-        condition = f"{function}({name}, {self.constant(seen)})"
-        self.check(path, condition, "equal values", "'other values'")
 
     def _add_elements(
         self, path: str, name: str, values: Any, base: type, places: frozenset[int] | None
@@ -484,8 +461,7 @@ class GuardWriter:
         """Equal sets can be walked through in different orders."""
         held = self._holders.get((id(value), MEMBERS))
         kind: Any = set if isinstance(value, set) else frozenset
-        members = kind.__iter__(value) if held is None else held.before().values()
-        members = tuple(members)
+        members = tuple(kind.__iter__(value) if held is None else held.before().values())
         self._note_members(members)
         kept, walk = self.constant(list(map(Kept, members))), self.constant(kind.__iter__)
         condition = f"{self.constant(_same_keys)}(list({walk}({name})), {kept})"
@@ -554,8 +530,6 @@ class GuardWriter:
 
 
 _Form = tuple[torch.Tensor, list[int | None], list[int | None]]
-
-
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
 # What Python can ask a tensor beside its metadata; asked only where executed code names it.
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
@@ -581,10 +555,6 @@ def _ask(tensor: torch.Tensor, query: str) -> object:
         return type(error)
 
 
-_TAKEN_APART = (
-    *(tuple, list, dict, set, frozenset, deque),
-    *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
-)
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.
@@ -595,6 +565,10 @@ _PLAIN_BASES: dict[type, Callable[[Any], object]] = {
     str: str.__str__,
     bytes: bytes.__bytes__,
 }
+_TAKEN_APART = (
+    *(tuple, list, dict, set, frozenset, deque, *BYTES, *_PLAIN_BASES),
+    *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
+)
 
 
 def _describe_tensor(value: object) -> str:
