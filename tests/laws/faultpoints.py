@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import copy
 import faulthandler
+import functools
 import gc
 import importlib.machinery
 import json
@@ -151,6 +152,7 @@ class _Finder(importlib.machinery.PathFinder):
 def put_points_into_guards() -> None:
     from tripwire.validity import guards, table
 
+    @functools.cache  # scenes are alike, and so are their guards
     def compile_with_points(source: str, name: str, mode: str) -> CodeType:
         tree = _Points(name, _Loader.entries_only).visit(ast.parse(source))
         return compile(tree, name, mode, dont_inherit=True)

@@ -270,7 +270,7 @@ def check_many(count: int) -> None:
 
 
 def test_hundreds_of_entries_on_one_dict_are_retired_by_one_write() -> None:
-    check_many(300)
+    check_many(200)
 
 
 @pytest.mark.slow
@@ -298,8 +298,8 @@ def test_a_class_of_five_thousand_attributes() -> None:
     assert torch.equal(compiled(X), X * 9 + 10)
 
 
-def test_a_dict_of_a_million_keys_of_which_one_is_read() -> None:
-    table = {number: float(number) for number in range(1_000_000)}
+def test_a_dict_of_a_hundred_thousand_keys_of_which_one_is_read() -> None:
+    table = {number: float(number) for number in range(100_000)}
     compiled = tripwire.compile(lambda x: x * table[7], backend="eager")
     for _ in range(3):
         assert torch.equal(compiled(X), X * 7)
