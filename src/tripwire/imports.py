@@ -17,10 +17,12 @@ from __future__ import annotations
 import abc
 import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # What compilers registered, in one item: guards hold this list, and subtract it from Python's count
 # (`abc.get_cache_token`).
@@ -47,6 +49,16 @@ def import_dynamo() -> None:
     if "torch._inductor" in sys.modules:
         importlib.import_module("torch._inductor")
     importlib.import_module("torch._dynamo")
+
+
+def find_native(name: str) -> Any:
+    """A C module of tripwire's; None where it isn't built, or TRIPWIRE_PURE=1 asks for none."""
+    if os.environ.get("TRIPWIRE_PURE") == "1":
+        return None
+    try:
+        return importlib.import_module(f"tripwire.{name}")
+    except ImportError:
+        return None
 
 
 PROGRESS = "tripwire progress"  # a thread's name: it shows how long a compiler takes

@@ -16,7 +16,6 @@ code; objects whose class answers with a `__getattribute__` of its own, which co
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable
 from types import CodeType, MemberDescriptorType, WrapperDescriptorType
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from tripwire.env import OWN_FOLDER
+from tripwire.imports import find_native
 from tripwire.values.classes import (
     find_in_class,
     hides_own,
@@ -190,11 +190,8 @@ def _swap(
 
 
 def _choose() -> tuple[Any, Any]:
-    if os.environ.get("TRIPWIRE_PURE") == "1":
-        return Twin, _swap
-    try:
-        module: Any = importlib.import_module("tripwire.reading._reader")
-    except ImportError:  # not built
+    module = find_native("reading._reader")
+    if module is None:
         return Twin, _swap
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=module.after_fork)

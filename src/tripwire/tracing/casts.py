@@ -18,10 +18,8 @@ imported them under whatever name: they stay the objects that they are.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import operator
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +27,7 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode
 
+from tripwire.imports import find_native
 from tripwire.rulebook.rules import Target
 from tripwire.tracing.recorder import Recorder
 from tripwire.tracing.state import CURRENT
@@ -65,16 +64,7 @@ def stop() -> None:
         _casts.stop()
 
 
-def _choose() -> Any:
-    if os.environ.get("TRIPWIRE_PURE") == "1":
-        return None
-    try:
-        return importlib.import_module("tripwire.tracing._casts")
-    except ImportError:  # not built
-        return None
-
-
-_casts = _choose()
+_casts = find_native("tracing._casts")
 # Calls that take a number out of a tensor, and may give an open one.
 TAKING = frozenset({"item", "tolist"} | ({"__float__", "__int__"} if _casts else set()))
 

@@ -13,9 +13,7 @@ of code that an import runs: a module's code doesn't run again at the next call.
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from typing import Any, Protocol
 
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
+from tripwire.imports import find_native
 from tripwire.rulebook.purity import (
     LASTING,
     LOGS,
@@ -334,11 +333,8 @@ def _sift_nothing(profile: Profile, *codes: object) -> Profile:
 
 
 def _choose() -> tuple[Callable[..., Profile], Callable[[Profile], None]]:
-    if HAS_MONITORING or os.environ.get("TRIPWIRE_PURE") == "1":
-        return _sift_nothing, sys.setprofile
-    try:
-        module: Any = importlib.import_module("tripwire.tracing._sieve")
-    except ImportError:  # not built
+    module = None if HAS_MONITORING else find_native("tracing._sieve")
+    if module is None:
         return _sift_nothing, sys.setprofile
     return module.Sieve, module.set_profile
 

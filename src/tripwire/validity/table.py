@@ -8,8 +8,6 @@ run. Arguments cost 0.1 µs a tensor instead of 1, bench_dispatch.py.
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import re
 from collections.abc import Callable, Collection, Container, Sequence, Set
 from dataclasses import dataclass, replace
@@ -18,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tripwire.imports import find_native
 from tripwire.rulebook.refusals import Cause, Mismatch
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import spell_key
@@ -55,16 +54,7 @@ class Assignment:
         return f"{self.name} = {self.expression}"
 
 
-def _choose() -> Any:
-    if os.environ.get("TRIPWIRE_PURE") == "1":
-        return None
-    try:
-        return importlib.import_module("tripwire.validity._table").Table
-    except ImportError:  # not built
-        return None
-
-
-Table = _choose()
+Table: Any = getattr(find_native("validity._table"), "Table", None)
 _NAME = re.compile(r"[^\W\d]\w*")
 _SIZES = re.compile(r"\b(\w+)\.(size|stride)\(\)")
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from tripwire.imports import find_native
 from tripwire.values.classes import isinstance
 from tripwire.writes import twin
 from tripwire.writes.twin import Hidden, Touch
@@ -141,11 +140,8 @@ def _sees_attribute_stores(sentry_class: type[twin.Sentry]) -> bool:
 def _choose() -> tuple[Any, tuple[str, ...]]:
     """Return the module to use, and the writers of objects that its sentry can't see."""
     has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if os.environ.get("TRIPWIRE_PURE") == "1" or not has_gil:
-        return twin, ()
-    try:
-        watch = importlib.import_module("tripwire.writes._watch")
-    except ImportError:  # not built, or no dict watcher left for us
+    watch = find_native("writes._watch") if has_gil else None
+    if watch is None:  # or there was no dict watcher left for us
         return twin, ()
     unhooked = _install(watch.hook)
     # torch.utils.swap_tensors refuses tensors that have weakrefs, a known grief of compiled models
