@@ -203,6 +203,12 @@ def _stored_names(code: CodeType, opname: str, argument: int) -> list[str]:
     return []
 
 
+def local_names(instruction: dis.Instruction) -> tuple[str, ...]:
+    """The variables that an instruction loads or stores: from 3.13 on some do so with two."""
+    named = instruction.argval
+    return named if isinstance(named, tuple) else (named,)
+
+
 # --- the lines that name a source ---
 
 

@@ -28,6 +28,7 @@ from tripwire.reading.kinds import (
     SlotsKind,
     TableKind,
 )
+from tripwire.reading.names import local_names
 from tripwire.reading.reach import Reach
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Attr, Cell, Global, Item, Source
@@ -185,14 +186,11 @@ def _may_change(use: Use) -> bool:
 def _find_stored(code: CodeType, context: str) -> Iterator[str]:
     """Attributes that a code stores, but for those of its context."""
     found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-    is_kept = not any(i.opname.startswith("STORE_FAST") and context in _locals(i) for i in found)
+    is_kept = not any(
+        i.opname.startswith("STORE_FAST") and context in local_names(i) for i in found
+    )
     for before, store in pairwise(found):
         if store.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            loads = before.opname.startswith("LOAD_FAST") and _locals(before)[-1] == context
+            loads = before.opname.startswith("LOAD_FAST") and local_names(before)[-1] == context
             if not (is_kept and loads and not store.is_jump_target):
                 yield store.argval
-
-
-def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
-    named = instruction.argval
-    return named if isinstance(named, tuple) else (named,)  # from 3.13 on some name two

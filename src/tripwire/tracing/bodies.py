@@ -26,6 +26,7 @@ from torch._ops import OpOverloadPacket
 from torch.autograd.function import FunctionMeta
 
 from tripwire.env import is_library_module
+from tripwire.reading.names import local_names
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
 from tripwire.values.classes import ids_of, isinstance
@@ -149,7 +150,9 @@ def _find_named(
         name = instruction.opname
         if name in ("CACHE", "EXTENDED_ARG"):
             continue
-        if name in _REFUSED or (name.startswith("STORE_FAST") and context in _locals(instruction)):
+        if name in _REFUSED or (
+            name.startswith("STORE_FAST") and context in local_names(instruction)
+        ):
             return None
         if name in ("STORE_ATTR", "DELETE_ATTR"):
             if instruction.is_jump_target or not _loads(before, context):
@@ -173,12 +176,7 @@ def _loads(instruction: dis.Instruction | None, name: str | None) -> bool:
     """Whether an instruction leaves a variable on top of the stack."""
     if instruction is None or not instruction.opname.startswith("LOAD_FAST"):
         return False
-    return name is not None and _locals(instruction)[-1] == name
-
-
-def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
-    named = instruction.argval
-    return named if isinstance(named, tuple) else (named,)  # from 3.13 on some name two
+    return name is not None and local_names(instruction)[-1] == name
 
 
 def _is_harmless(value: object) -> bool:
