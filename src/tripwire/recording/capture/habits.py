@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tripwire.reading.tensors import iter_given
-from tripwire.recording.capture.origin import is_library_file, is_library_module
+from tripwire.recording.capture.origin import is_installed_file, is_installed_module
 from tripwire.rulebook.rules import Call, rule_for, words
 from tripwire.values.classes import isinstance, module_of
 
@@ -102,13 +102,13 @@ def _changes_when_used(value: object) -> bool:
     """Whether using an object may change something though the user's code doesn't show it."""
     kind = type(value)
     if isinstance(value, types.ModuleType):
-        return is_library_module(value.__name__) and _root(value.__name__) not in _KNOWN
+        return is_installed_module(value.__name__) and _root(value.__name__) not in _KNOWN
     if isinstance(value, type):
         return False  # what is made of it is new
     if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
         return _is_changer(value.__name__)  # `partial(list.append, items)`
     if isinstance(value, types.FunctionType):
-        return is_library_file(value.__code__.co_filename) and _is_unknown(value.__module__)
+        return is_installed_file(value.__code__.co_filename) and _is_unknown(value.__module__)
     if isinstance(value, types.BuiltinFunctionType):
         owner = value.__self__
         if owner is None or isinstance(owner, types.ModuleType | type):
@@ -119,7 +119,7 @@ def _changes_when_used(value: object) -> bool:
     home = kind.__module__
     if home == "builtins":
         return kind.__name__ not in _STILL  # iterators: to read one is to change it
-    if not is_library_module(home):
+    if not is_installed_module(home):
         return False  # its methods are among the codes
     if _root(home) == "torch":
         known = home.startswith("torch.nn.modules.") or kind.__name__ in _STILL_OF_TORCH
@@ -148,7 +148,7 @@ def _changes_itself(module: nn.Module) -> bool:
     return bool(
         state.get("inplace")
         or state.get("max_norm") is not None
-        or (state.get("_buffers") and is_library_module(module_of(type(module))))
+        or (state.get("_buffers") and is_installed_module(module_of(type(module))))
     )
 
 

@@ -39,7 +39,7 @@ _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages",
 
 
 @functools.cache
-def is_library_file(filename: str) -> bool:
+def is_installed_file(filename: str) -> bool:
     """Whether a file belongs to the standard library, an installed package or tripwire."""
     return filename.startswith(("<frozen ", _OWN_ROOT, *_STDLIB_ROOTS)) or any(
         folder in filename for folder in _PACKAGE_FOLDERS
@@ -54,7 +54,7 @@ def is_base_file(filename: str) -> bool:
     """Whether a file belongs to torch, the standard library or tripwire."""
     if any(folder in filename for folder in _PACKAGE_FOLDERS):
         return any(folder in filename for folder in _TORCH_FOLDERS)
-    return is_library_file(filename)
+    return is_installed_file(filename)
 
 
 # --- modules -------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def module_dict(module: types.ModuleType) -> dict[str, object]:
     return found
 
 
-def is_library_module(name: str) -> bool:
+def is_installed_module(name: str) -> bool:
     """Whether a module, by name, is a library's. Modules that aren't loaded are nobody's."""
     module = sys.modules.get(name)
     if name == "__main__" or not issubclass(type(module), types.ModuleType):
@@ -78,17 +78,17 @@ def is_library_module(name: str) -> bool:
     space = module_dict(module)
     file = space.get("__file__")
     if isinstance(file, str) and os.path.isabs(file):
-        return is_library_file(file)
+        return is_installed_file(file)
     paths = space.get("__path__")
     if type(paths) is list and paths:
-        return all(isinstance(path, str) and is_library_file(path + os.sep) for path in paths)
+        return all(isinstance(path, str) and is_installed_file(path + os.sep) for path in paths)
     top, dot, _ = name.partition(".")
     if dot:  # made by its package: torch.ops, say
-        return is_library_module(top)
+        return is_installed_module(top)
     return name in sys.stdlib_module_names or file is not None
 
 
-def is_installed_module(name: str) -> bool:
+def is_third_party_module(name: str) -> bool:
     """Whether a module is of a package that knows nothing of torch's or Python's conventions.
 
     Those of torch, NumPy and the standard library ask objects for what their own classes have;
@@ -96,7 +96,7 @@ def is_installed_module(name: str) -> bool:
     """
     if name.partition(".")[0] in (*_CONVENTIONAL, *sys.stdlib_module_names):
         return False
-    return is_library_module(name)
+    return is_installed_module(name)
 
 
 _CONVENTIONAL = ("torch", "numpy", "tripwire", "functorch")
@@ -114,7 +114,7 @@ def find_library_namespace(space: dict[str, object]) -> Library | None:
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or not issubclass(type(module), types.ModuleType):
         return None
-    if module_dict(module) is space and is_library_module(str(name)):
+    if module_dict(module) is space and is_installed_module(str(name)):
         return Library(str(name), "__dict__")
     return None
 
@@ -157,7 +157,7 @@ def resolve(module: types.ModuleType, name: str) -> object:
 
 def _is_at(module: str, name: str, value: object) -> bool:
     """Whether a library has this very object under that name."""
-    if not is_library_module(module):
+    if not is_installed_module(module):
         return False
     try:
         return resolve(sys.modules[module], name) is value
@@ -168,7 +168,7 @@ def _is_at(module: str, name: str, value: object) -> bool:
 def _find_module(module: object) -> Library | None:
     assert isinstance(module, types.ModuleType)
     name = module_name(module)
-    if sys.modules.get(name) is module and is_library_module(name):
+    if sys.modules.get(name) is module and is_installed_module(name):
         return Library(name, "")
     return None
 
@@ -178,14 +178,14 @@ def _find_class(cls: Any) -> Library | None:
     if isinstance(module, str):
         if _is_at(module, qualname, cls):
             return Library(module, qualname)
-        if is_library_module(module):
+        if is_installed_module(module):
             return _search(qualname.rpartition(".")[2], cls) or _search_values("types", cls)
     return None
 
 
 def _find_function(function: object) -> Library | None:
     assert isinstance(function, types.FunctionType)
-    if not is_library_file(function.__code__.co_filename):
+    if not is_installed_file(function.__code__.co_filename):
         # A library makes some of its functions from text; they still live in its namespace.
         if not function.__code__.co_filename.startswith("<"):
             return None
@@ -237,7 +237,7 @@ def _find_object(value: object) -> Library | None:
     if name_of(kind) == "cython_function_or_method":
         return _find_cython_function(value, kind)
     home = _module_of_class(kind)
-    if not isinstance(home, str) or home == "builtins" or not is_library_module(home):
+    if not isinstance(home, str) or home == "builtins" or not is_installed_module(home):
         return None
     found = _search_values(home, value)
     if found is not None:
@@ -278,7 +278,7 @@ def _search(name: str, value: object) -> Library | None:
     homes = [
         module
         for module, space in _loaded()
-        if space.get(name) is value and is_library_module(module)
+        if space.get(name) is value and is_installed_module(module)
     ]
     if not homes:
         return None
@@ -309,7 +309,7 @@ def find_patches(met: Iterable[object]) -> list[Patch]:
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), types.ModuleType):
             foreign = _find_foreign(module_dict(module))
-            if foreign and is_library_module(name):
+            if foreign and is_installed_module(name):
                 found += [(module, key, value) for key, value in foreign]
     classes: dict[int, type] = {}
     for value in met:
@@ -337,7 +337,7 @@ def _is_users(code: types.CodeType) -> bool:
 @functools.cache
 def _is_users_file(name: str) -> bool:
     """Whether a function was written by the user: libraries make theirs from text, too."""
-    return not name.startswith("<") and not is_library_file(name)
+    return not name.startswith("<") and not is_installed_file(name)
 
 
 @contextlib.contextmanager

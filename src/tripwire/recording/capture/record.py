@@ -24,7 +24,13 @@ import msgspec
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.uses import Step, StepKind, Uses, join
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.origin import KEEP_ALL, Patch, Policy, find_library, is_library_file
+from tripwire.recording.capture.origin import (
+    KEEP_ALL,
+    Patch,
+    Policy,
+    find_library,
+    is_installed_file,
+)
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.container import Content, write_members, write_new
 from tripwire.recording.format.decode import view
@@ -304,7 +310,7 @@ class ExecutionRecorder:
             args=args,
             kwargs=kwargs,
         )
-        if function is not None and not is_library_file(function.__code__.co_filename):
+        if function is not None and not is_installed_file(function.__code__.co_filename):
             recorder._add_globals(function)
         return recorder
 
@@ -410,7 +416,7 @@ def _find_builtins(function: FunctionType | None) -> Variables:
 
     What somebody put into builtins is among the globals.
     """
-    if function is None or is_library_file(function.__code__.co_filename):
+    if function is None or is_installed_file(function.__code__.co_filename):
         return {}
     names = {name for code in all_codes(function.__code__) for name in find_uses(code).globals}
     found = {

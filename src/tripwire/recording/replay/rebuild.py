@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from tripwire.errors import CannotReplay
 from tripwire.recording.capture.classes import module_of
-from tripwire.recording.capture.origin import is_library_file, is_library_module, resolve
+from tripwire.recording.capture.origin import is_installed_file, is_installed_module, resolve
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher
 from tripwire.recording.format import nodes
@@ -148,7 +148,7 @@ class Rebuilder:
     def importable(self) -> Iterator[None]:
         """While this is open, code that imports the user's modules finds the record's."""
         define(self._defined, self._importable)
-        ours = {n: m for n, m in self._importable.items() if not is_library_module(n)}
+        ours = {n: m for n, m in self._importable.items() if not is_installed_module(n)}
         for name, module in ours.items():
             if _is_package(module) or any(other.startswith(f"{name}.") for other in ours):
                 vars(module).setdefault("__path__", [])
@@ -268,7 +268,7 @@ def _make_weakref(target: Any) -> weakref.ref[Any]:
 def _make_generic(origin: Any, args: Any) -> object:
     if origin is typing.Callable and type(args[0]) is tuple:
         args = (list(args[0]), *args[1:])
-    if isinstance(origin, type) and not is_library_module(origin.__module__):
+    if isinstance(origin, type) and not is_installed_module(origin.__module__):
         # A class of the record's has no parameters yet that could be checked.
         return cast("Any", typing)._GenericAlias(origin, args)
     if isinstance(origin, typing._SpecialForm) and len(args) == 1:
@@ -545,6 +545,6 @@ def _is_librarys(module: str) -> bool:
     """Whether a module is of an installed package, loaded or not."""
     top = module.partition(".")[0]
     if top in sys.modules:
-        return is_library_module(top)
+        return is_installed_module(top)
     spec = importlib.util.find_spec(top)
-    return spec is not None and spec.origin is not None and is_library_file(spec.origin)
+    return spec is not None and spec.origin is not None and is_installed_file(spec.origin)

@@ -23,8 +23,8 @@ import tripwire
 from tripwire.recording.capture.origin import (
     find_library,
     find_library_namespace,
-    is_library_file,
-    is_library_module,
+    is_installed_file,
+    is_installed_module,
 )
 from tripwire.recording.format.nodes import Library
 from tripwire.recording.replay.rebuild import find_in_library
@@ -154,30 +154,30 @@ def test_what_a_library_lost_is_no_longer_its_own(monkeypatch) -> None:
 
 
 def test_files() -> None:
-    assert is_library_file(torch.__file__)
-    assert is_library_file(json.__file__)
-    assert is_library_file(pytest.__file__)
-    assert is_library_file(tripwire.__file__)
-    assert is_library_file("<frozen os>")
-    assert not is_library_file(__file__)
-    assert not is_library_file("<stdin>")
-    assert not is_library_file("<ipython-input-1>")
+    assert is_installed_file(torch.__file__)
+    assert is_installed_file(json.__file__)
+    assert is_installed_file(pytest.__file__)
+    assert is_installed_file(tripwire.__file__)
+    assert is_installed_file("<frozen os>")
+    assert not is_installed_file(__file__)
+    assert not is_installed_file("<stdin>")
+    assert not is_installed_file("<ipython-input-1>")
 
 
 def test_modules_by_name() -> None:
-    assert is_library_module("torch.nn")
-    assert is_library_module("sys")
-    assert is_library_module("tripwire.recording")
-    assert not is_library_module(__name__)
-    assert not is_library_module("__main__")
-    assert not is_library_module("not_loaded")
+    assert is_installed_module("torch.nn")
+    assert is_installed_module("sys")
+    assert is_installed_module("tripwire.recording")
+    assert not is_installed_module(__name__)
+    assert not is_installed_module("__main__")
+    assert not is_installed_module("not_loaded")
 
 
 def test_a_users_module_with_the_name_of_a_librarys(tmp_path, monkeypatch) -> None:
     module = types.ModuleType("wave")
     module.__file__ = str(tmp_path / "wave.py")
     monkeypatch.setitem(sys.modules, "wave", module)
-    assert not is_library_module("wave")
+    assert not is_installed_module("wave")
     assert find_library(module) is None
 
 
