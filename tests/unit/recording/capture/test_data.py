@@ -389,19 +389,21 @@ def test_a_missing_value_raises_when_it_is_used(tmp_path) -> None:
 @pytest.mark.parametrize(
     "big",
     [
-        lambda: list(range(2 * 10**6)),
-        lambda: [[] for _ in range(300_000)],
-        lambda: [Point(i) for i in range(100_000)],
-        lambda: [[Point(j) for j in range(100)] for i in range(1000)],
-        lambda: "[" * 10**6,
-        lambda: "é" * 2 * 10**7,
-        lambda: bytes(3 * 10**7),
-        lambda: {str(i): i for i in range(10**6)},
-        lambda: [(i, str(i), [i, (i,)]) for i in range(50_000)],
+        lambda n: list(range(2 * 10**6 // n)),
+        lambda n: [[] for _ in range(300_000 // n)],
+        lambda n: [Point(i) for i in range(100_000 // n)],
+        lambda n: [[Point(j) for j in range(100)] for i in range(1000 // n)],
+        lambda n: "[" * (10**6 // n),
+        lambda n: "é" * (2 * 10**7 // n),
+        lambda n: bytes(3 * 10**7 // n),
+        lambda n: {str(i): i for i in range(10**6 // n)},
+        lambda n: [(i, str(i), [i, (i,)]) for i in range(50_000 // n)],
     ],
 )
-def test_what_is_too_large_for_a_table_is_left_out_and_the_rest_can_be_read(big, tmp_path) -> None:
-    record, encoder = encode({"small": [1], "big": big()})
+def test_what_is_too_large_for_a_table_is_left_out_and_the_rest_can_be_read(
+    big, tmp_path, room
+) -> None:
+    record, encoder = encode({"small": [1], "big": big(room)})
     assert encoder.left_out
     assert all(omission.what.startswith("value['big']") for omission in encoder.left_out)
     with Record.open(record.write(tmp_path / "x.rec")) as opened:

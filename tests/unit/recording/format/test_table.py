@@ -336,12 +336,13 @@ def told_and_seen(tmp_path: Path, value: object) -> tuple[object, Any]:
         return made.manifest.omissions, view(record.table, record.blobs)["value"]
 
 
-def test_what_a_record_has_no_room_for_is_told_and_the_rest_can_be_read(tmp_path) -> None:
-    many = [types.SimpleNamespace(**{f"attribute{i}": i for i in range(100)}) for _ in range(4500)]
-    tensors = [torch.zeros(0) for _ in range(8000)]
+def test_what_a_record_has_no_room_for_is_told_and_the_rest_can_be_read(tmp_path, room) -> None:
+    names = [f"attribute{i}" for i in range(100)]
+    many = [types.SimpleNamespace(**dict.fromkeys(names, 1)) for _ in range(4500 // room)]
+    tensors = [torch.zeros(0) for _ in range(8000 // room)]
     for number, tensor in enumerate(tensors):
         vars(tensor).update({f"a{i}": (number, i) for i in range(20)})
-    modules = [nn.Identity() for _ in range(8000)]
+    modules = [nn.Identity() for _ in range(8000 // room)]
     for number, module in enumerate(modules):
         vars(module).update({f"b{i}": number + i for i in range(50)})
     for value in (many, tensors, modules):
@@ -366,46 +367,46 @@ def make_wide():
 
 
 Pair = collections.namedtuple("Pair", [f"x{i}" for i in range(20)])
-SMALL = [  # hardly fits, or doesn't
-    lambda: [10**18 + i for i in range(700_000)],
-    lambda: [1 / 3 + i for i in range(500_000)],
-    lambda: [f"name{i}" for i in range(400_000)],
-    lambda: [f"a name {i}" for i in range(400_000)],
-    lambda: {f"[{{,{i}": f'"{i}"' for i in range(90_000)},
-    lambda: {f"a.b.c.{i}": "a.b.c." + "x.y" * 15 for i in range(100_000)},
-    lambda: {f"[{{,{i}": f'"{i}"' for i in range(200_000)},
-    lambda: [f"[[[[{i}" for i in range(400_000)],
-    lambda: ["ab cd"] * 350_000,
-    lambda: ["\1" * 50 + f"a{i}" for i in range(200_000)],
-    lambda: ["€" * 50 + f"a{i}" for i in range(220_000)],
-    lambda: "\ud800" * 10**7,
-    lambda: [Pair(*range(20)) for _ in range(40_000)],
-    lambda: {"[[[[" + "\0" * 56 + str(i): i for i in range(500)},
-    lambda: types.SimpleNamespace(**{"x" * 1100 + str(i): i for i in range(500)}),
-    lambda: types.SimpleNamespace(**{"[" * 1000 + str(i): i for i in range(1000)}),
-    lambda: Slotted(),
-    lambda: make_wide(),
-    lambda: [["\1" * 63] for _ in range(70_000)],
-    lambda: 1 << 3_000_000,
-    lambda: [1 << 1_000_000 for _ in range(140)],
-    lambda: [torch.ones(n, dtype=torch.bool) for n in range(1, 2000)],
-    lambda: [torch.ones(n, 0) for n in range(4000)],
-    lambda: [
+SMALL = [  # hardly fits into an nth of the room, or doesn't; or into a line
+    lambda n: [10**18 + i for i in range(700_000 // n)],
+    lambda n: [1 / 3 + i for i in range(500_000 // n)],
+    lambda n: [f"name{i}" for i in range(400_000 // n)],
+    lambda n: [f"a name {i}" for i in range(400_000 // n)],
+    lambda n: {f"[{{,{i}": f'"{i}"' for i in range(90_000 // n)},
+    lambda n: {f"a.b.c.{i}": "a.b.c." + "x.y" * 15 for i in range(100_000 // n)},
+    lambda n: {f"[{{,{i}": f'"{i}"' for i in range(200_000 // n)},
+    lambda n: [f"[[[[{i}" for i in range(400_000 // n)],
+    lambda n: ["ab cd"] * (350_000 // n),
+    lambda n: ["\1" * 50 + f"a{i}" for i in range(200_000 // n)],
+    lambda n: ["€" * 50 + f"a{i}" for i in range(220_000 // n)],
+    lambda n: "\ud800" * (10**7 // n),
+    lambda n: [Pair(*range(20)) for _ in range(40_000 // n)],
+    lambda n: {"[[[[" + "\0" * 56 + str(i): i for i in range(500)},
+    lambda n: types.SimpleNamespace(**{"x" * 1100 + str(i): i for i in range(500)}),
+    lambda n: types.SimpleNamespace(**{"[" * 1000 + str(i): i for i in range(1000)}),
+    lambda n: Slotted(),
+    lambda n: make_wide(),
+    lambda n: [["\1" * 63] for _ in range(70_000 // n)],
+    lambda n: 1 << 3_000_000,
+    lambda n: [1 << 1_000_000 for _ in range(140 // n)],
+    lambda n: [torch.ones(n, dtype=torch.bool) for n in range(1, 2000)],
+    lambda n: [torch.ones(n, 0) for n in range(4000)],
+    lambda n: [
         types.SimpleNamespace(**{"x" * 900 + str(i): i for i in range(700)}) for _ in range(2)
     ],
-    lambda: [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000)],
-    lambda: [["\0" * 60] for _ in range(60_000)],
-    lambda: {"[" * 60 + str(i): '"' * 60 for i in range(450)},
-    lambda: [
+    lambda n: [f"model.layers.projection.weight.model.layers.{i}" for i in range(150_000 // n)],
+    lambda n: [["\0" * 60] for _ in range(60_000 // n)],
+    lambda n: {"[" * 60 + str(i): '"' * 60 for i in range(450)},
+    lambda n: [
         types.SimpleNamespace(**{f"a{i}": f'"{i},,,,,,,,' * 5 for i in range(20)})
-        for _ in range(4000)
+        for _ in range(4000 // n)
     ],
 ]
 
 
 @pytest.mark.parametrize("make", SMALL, ids=map(str, range(len(SMALL))))
-def test_small_values_take_room_too(tmp_path, make) -> None:
-    value = make()
+def test_small_values_take_room_too(tmp_path, make, room) -> None:
+    value = make(room)
     told, found = told_and_seen(tmp_path, value)
     assert told or not hasattr(value, "__len__") or len(found) == len(value)
 
