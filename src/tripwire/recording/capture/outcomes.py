@@ -345,7 +345,10 @@ def _set_flags(
     from tripwire.reading.torchstate import find_matmul_precision
 
     torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    now = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if (now, only_warns) != (deterministic, warn_only):  # or torch imports its compilers: 1.3 s
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     # Else each back end was told its own, or is as it should be: leave them alone.
     if isinstance(precision, str) and precision != find_matmul_precision():
         torch.set_float32_matmul_precision(precision)

@@ -516,11 +516,12 @@ def _main(call: dict[str, str], wanted: Environment, next_hook: int) -> str:
         raise Unwritable("its environment has names that torch doesn't have")
     lines = [
         f"torch.set_default_dtype(torch.{wanted.default_dtype})",
-        f"torch.use_deterministic_algorithms({wanted.deterministic}, "
-        f"warn_only={wanted.deterministic_warn_only})",
         f"torch.set_float32_matmul_precision({wanted.matmul_precision!r})",
         f"torch.set_autocast_cache_enabled({wanted.autocast_cache})",
     ]
+    if wanted.deterministic or wanted.deterministic_warn_only:  # or torch imports its compilers
+        only_warns = f"warn_only={wanted.deterministic_warn_only}"
+        lines.append(f"torch.use_deterministic_algorithms({wanted.deterministic}, {only_warns})")
     if wanted.num_threads:
         lines.append(f"torch.set_num_threads({wanted.num_threads})")
     if next_hook:

@@ -723,6 +723,13 @@ def test_a_replay_has_the_settings_of_the_call_and_leaves_none(name, way, tmp_pa
     assert str(fail(what_is_set, None, True)) == before
 
 
+def test_a_replay_sets_no_deterministic_algorithms_that_are_set_so(tmp_path, monkeypatch) -> None:
+    """torch imports its compilers to set them: 1.3 s."""
+    fail(tripwire.record_on_error(tmp_path)(what_is_set), torch.ones(2), True)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", None)
+    check_reproduces(only(tmp_path))
+
+
 # --- writes that the code doesn't show ---
 
 MEAN, VARIANCE, TOTAL = torch.zeros(2), torch.ones(2), torch.zeros(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_a_user_exception_of_a_compiled_call_needs_no_tripwire(
     fail(tripwire.compile(fails, record_on_error=tmp_path / "r"), torch.ones(2), {"low": 1})
     (path,) = (tmp_path / "r").iterdir()
     assert "ValueError: too large" in run_alone(path, tmp_path).stderr
+
+
+def tells(x):
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    raise RuntimeError(f"{is_deterministic} {'torch._inductor' in sys.modules}")
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_script_asks_for_deterministic_algorithms_only_if_the_call_had_them(
+    wanted, tmp_path, monkeypatch, run_alone
+) -> None:
+    """torch imports its compilers to set that: 1.3 s."""
+    monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
+    torch.use_deterministic_algorithms(wanted)
+    try:
+        path = tripwire.record_call(tmp_path / "x.rec")(tells, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert f"RuntimeError: {wanted} {wanted}" in run_alone(path, tmp_path).stderr
 
 
 @dataclass
