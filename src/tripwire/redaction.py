@@ -23,7 +23,8 @@ _NAMES = (
     r"|(?:api|access|private|secret|signing|encryption|account|auth|ssh)_?keys?"
     r"|(?:secret|client_secret|password)_(?:value|text|string|hash)|secret_key_base"
     r"|(?:db|database|smtp|mail|email|ftp|ssh|user|admin|root|redis|mysql|pg|proxy|login)_?pass"
-    r"|(?:seed|recovery)_phrase"
+    r"|(?:seed|recovery)_phrase|passkeys?|x_amz_signature"
+    r"|passwort|kennwort|mot_de_passe|contrase[nñ]a|senha|wachtwoord"
     r"|(?:access|auth|api|bearer|refresh|session|hf|hub|github|gitlab|slack|bot|use_auth|secret|csrf"
     r"|private|personal|jwt|oauth|aws_session|id|wandb|hugging_face_hub)_?tokens?|cookie|set_cookie"
 )
@@ -55,6 +56,7 @@ _FORMS = re.compile(
         | sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,} | [rs]k_(?:live|test)_[A-Za-z0-9]{16,}
         | xox[abeoprs]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}      # Slack
         | hooks\.slack\.com/(?:services|workflows)/[\w/-]{20,}
+        | discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,} | bot\d{6,12}:[\w-]{30,}
         | AIza[\w-]{35} | ya29\.[\w-]{20,} | 1//0[\w-]{40,}            # Google
         | npm_[A-Za-z0-9]{36} | pypi-[\w-]{50,} | dop_v1_[a-f0-9]{64} | SG\.[\w-]{16,}\.[\w-]{16,}
         | eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                          # JWT
@@ -62,24 +64,32 @@ _FORMS = re.compile(
         | (?:SK|AC)[0-9a-f]{32}\b | key-[0-9a-f]{32}\b | [0-9a-f]{32}-us\d{1,2}\b
       )
     | (?<=://)(?P<user>[^\s:/@'"]*):(?P<url>[^\s/@'"]+)(?=@)          # user:password@
+    | (?<=://)(?P<lone>[\w-]{20,})(?=@)
     | \b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)+password\s+(?P<netrc>\S+)
     | (?i:\b(?:bearer|basic)\s+)(?P<bearer>[A-Za-z0-9+/=_.~-]{12,})
-    | \b(?i:authorization:[ ]*(?:token|apikey|key|digest)[ ]+)(?P<header>[^\s"',;]{6,})
+    | \b(?i:authorization:[ ]*(?:token|apikey|key|digest|basic|bearer)[ ]+)(?P<header>[^\s"',;]{6,})
     | \b(?i:(?:set-)?cookie:[ ]*)(?P<cookie>[\w.-]+=[^\n"']{6,})
-    | \bcurl\b[^\n]*?[ ](?:-u|--user)[ =]["']?[\w.@-]+:(?P<curl>[^\s"']+)
+    | (?:\bcurl\b[^\n]*?[ ]-u[ =]|(?<![\w-])--(?:(?:proxy-)?user|auth|credentials?)[\s=])["']?
+      [\w.@-]+:(?!\d+\b)(?P<curl>[^\s"']+)
     | \b(?:mysql(?:dump|admin|import|show|check|slap|pump|sh)?|mariadb(?:-[a-z]+)?)(?=[\s"'])
       [^\n|;&]{0,200}?[\s"']-p["']?(?P<mysql>[^\s"',|;&)\]]+)
-    | \b(?:sshpass[\s"',]+-p|redis-cli\b[^\n|;&]{0,200}?[\s"']-a)[\s"',]*(?P<passed>[^\s"',|;&)\]]+)
+    | \b(?:sshpass[\s"',]+-p|redis-cli\b[^\n|;&]{0,200}?[\s"']-a
+        |openssl\b[^\n|;&]{0,200}?[\s"']pass:|docker[\s"',]+login\b[^\n|;&]{0,200}?[\s"']-p)[\s"',]*(?P<passed>[^\s"',|;&)\]]+)
     | <(?P<tag>[\w-]+)>(?P<tagged>[^<>\n]+)</(?P=tag)>
     | \bname:[ ]*["']?(?P<listed>[\w-]+)["']?[ ]*\n[ ]*value:[ ]*(?P<held>[^\s"']+)     # YAML
     | (?<![\w-])--(?P<option>[\w-]+)[ ]["']?(?P<optional>[^\s"'<>|-][^\s"'<>|]*)
-    | (?i:(?:[?&]|\b)(?P<name>[\w-]+)=)                                # --password=x, ?token=x
-      (?![rbufRBUF]{1,2}['"])(?P<given>[^\s&'",;)\]}]+)
+    | (?:[?&]|\b)(?P<name>[\w-]+)=(?![rbufRBUF]{1,2}['"])            # --password=x, ?token=x
     """,
     re.VERBOSE | re.DOTALL,
 )
+_GIVEN = re.compile(r"""[^\s&'",;)\]}]+""")
 # `password: x-1` in a message or in YAML. In prose and annotations words follow, so it has a digit.
-_STATED = re.compile(r"\b([\w-]+):[ \t]+([^\s'\",;(){}\[\]=|]{6,})(?=[\s,;]|\Z)")
+_STATED = re.compile(r"\b([\w-]+):([ \t]*)([^\s'\",;(){}\[\]=|]{6,})(?=[\s,;'\"]|\Z)")
+# `password 'x-1'`, `the password is x-1`.
+_SAID = re.compile(
+    r"(?i:\b(password|passwd|passphrase|passcode|api[ _-]key)[ ](?:(?:is|was)[ ])?)"
+    r"(?:(?P<quote>['\"])(?P<quoted>[^'\"\n]+)(?P=quote)|(?P<bare>[^\s'\",;(){}\[\]=|]{6,}))"
+)
 # A line of an INI file; what could be an expression of Python's isn't one.
 _ASSIGNED = re.compile(
     r"^[ \t]*([\w.-]+)[ \t]+=[ \t]+(?!\d)([^\s'\",;(){}\[\]=|]{5,})[ \t]*$", re.MULTILINE
@@ -100,14 +110,31 @@ _NO_CODE = re.compile(rf"(?P<comment>\#[^\n]*)|{_LITERAL.pattern}", re.DOTALL)
 _FORMATTED = re.compile(r"(?:\b[fF][rR]?|\b[rR][fF])\Z")
 _IN_BRACES = re.compile(r"(\{\{|\}\}|\{[^{}]*\})")
 _BEFORE = re.compile(
-    r"""(?:\[\s*['"](?P<item>[\w-]+)['"]\s*\]|['"](?P<key>[\w-]+)['"]|(?P<name>\b\w[\w-]*))"""
-    r"""\s*(?:\)\s*)?(?::[\w.| ]*+(?:\[[^=:'"\n]{0,80}\][\w.| ]*+)?=(?!=)"""
+    r"""(?:\[\s*['"](?P<item>[\w ./:-]+)['"]\s*\]|['"](?P<key>[\w ./:-]+)['"]"""
+    r"""|(?P<name>\b\w[\w-]*))\s*(?:\)\s*)?(?::[\w.| ]*+(?:\[[^=:'"\n]{0,80}\][\w.| ]*+)?=(?!=)"""
     r"""|[=!]=|:(?:[^\n→]{0,160}→)?|=>|=(?!=)"""
-    r"""|\bis(?:\s+not)?\b)\s*\(?\s*(?P<formatted>[fF][rR]?|[rR][fF])?\Z"""
+    r"""|\bis(?:\s+not)?\b)\s*(?:[\w.]*[sS]ecret\w*)?\(?\s*(?P<formatted>[fF][rR]?|[rR][fF])?\Z"""
 )
+_BEHIND = re.compile(r"\s*[!=]=\s*(?:\w+\.)*(\w+)")  # 'x' == password
+# password = find() or 'x', and `x if y else 'x'`.
+_OR_ELSE = re.compile(
+    r"""\b(\w+)\s*=(?!=)\s*(?:[^\n=;,()]|\([^()\n]*\)){0,160}\b(?:or|else)\s+\(?\s*\Z"""
+)
+# add_argument("--password", default="x"), password: str = Field(default="x").
+_DEFAULT = re.compile(r"\bdefault(?:_factory)?\s*=\s*(?:lambda:\s*)?\Z")
+_HAS_DEFAULT = re.compile(
+    r"""(?:\(\s*['"]--?(?P<option>[\w-]+)['"]|\b(?P<name>\w+)\s*(?::[^=\n]{0,80})?=\s*[\w.]+\()"""
+    r"""(?:[^()'"]|'[^'\n]*'|"[^"\n]*")*\bdefault(?:_factory)?\s*=\s*(?:lambda:\s*)?\Z"""
+)
+# user, password = "me", "x": the names, and what stands before the literal.
+_UNPACKED = re.compile(
+    r"""[ \t]*((?:[\w.]+[ \t]*,[ \t]*)+[\w.]+)[ \t]*=(?!=)[ \t]*\(?"""
+    r"""((?:[^\n,'"()]|\([^()\n]*\)|'[^'\n]*'|"[^"\n]*"|,)*)\Z"""
+)
+_NO_COMMA = re.compile(r"""\([^()\n]*\)|'[^'\n]*'|"[^"\n]*\"""")
 # ("password", "x"), and a call with both: `setdefault("API_KEY", "x")`, `setattr(cfg, "key", "x")`.
 _PAIR = re.compile(
-    r"""(?:[(\[]|\b(?:setattr|set)\([^()]*,)\s*[rbuRBU]{0,2}"""
+    r"""(?:[(\[]|\b(?:setattr|getattr|set)\([^()]*,)\s*[rbuRBU]{0,2}"""
     r"""(?P<quote>['"])(?P<name>[\w-]+)(?P=quote)\s*,\s*\Z"""
 )
 # {"name": "password", "value": "x"}, <add key="password" value="x">; auth=("me", "x").
@@ -126,12 +153,15 @@ _CONTAINER = re.compile(
 _HELD = re.compile(r"""(?:[^\[\](){}"']|'[^'\n]*'|"[^"\n]*")*+""")
 _KEY_BEFORE = re.compile(r"""['"]([^'"\n]*)['"]\s*:\s*[rbuRBU]{0,2}\Z""")
 _LOG_IN = re.compile(
-    r"""(?:\bauth\s*=\s*\(|\bHTTP(?:Basic|Digest|Proxy)Auth\()\s*(?:['"][^'"\n]*['"]|[\w.]+)\s*,\s*\Z"""
+    r"""(?:\bauth\s*=\s*\(|\b(?:\w*(?:Basic|Digest|Proxy)Auth|login)\()\s*"""
+    r"""(?:['"][^'"\n]*['"]|[\w.]+)\s*,\s*\Z"""
 )
 _END_OF_PAIR = re.compile(r"\s*,?\s*[)\]]")
 _BARE_WORDS = re.compile(r"[A-Za-z_][A-Za-z_ -]*")  # in a pair this is another name, or prose
-_FETCHED = re.compile(r"^\s*(\w+) = .*?(?:'(\w+)'\)|\['(\w+)'\]|\.(\w+))$", re.MULTILINE)
-_LAST_STEP = re.compile(r"(?:\['|\b)([A-Za-z_][\w-]*)(?:'\])?$")
+_FETCHED = re.compile(
+    r"^\s*(\w+) = .*?(?:'([\w ./:-]+)'\)|\['([\w ./:-]+)'\]|\.(\w+))$", re.MULTILINE
+)
+_LAST_STEP = re.compile(r"(?:\['([\w ./:-]+)'\]|\b([A-Za-z_]\w*))$")
 # Variables of the environment: that they changed is told, and never to what.
 _ENVIRONMENT = re.compile(r"\benviron'?\]?\[[^\]]+\]$")
 _CHANGED_VARIABLE = re.compile(
@@ -139,7 +169,8 @@ _CHANGED_VARIABLE = re.compile(
     r"(?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^→\n]*) → (?:b?(?:'[^'\n]*'|\"[^\"\n]*\")|[^\s(;]+)"
 )
 _UNWRITTEN = "<not written: a variable of the environment>"
-_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{24,512}(?![A-Za-z0-9+/_-])")
+_LONGEST_WORD = 512
+_WORD = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+_-]{{24,{_LONGEST_WORD}}}(?![A-Za-z0-9+/_-])")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_.-])[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=_.-])")  # AWS has 40
 _IN_WORDS = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 _HEX = re.compile(
@@ -152,7 +183,9 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9A-F]{32}")  # in a name: `group__STREAM_
 _HANDED_ON = re.compile(r"\{.*|%\w|(?:self|cls)\.\w+|[A-Za-z_][\w.()]*[(\[][(\[{]*")
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?:[ +*/%@&^<>.-]+\w+)*")
 _SURE = ("pem", "token", "url", "netrc", "bearer", "mysql")  # the forms that prose never has
-_TOLD_BY_FORM = (*_SURE, "header", "cookie", "curl", "passed")
+_TOLD_BY_FORM = (*_SURE, "lone", "header", "cookie", "curl", "passed")
+_TOLD_BY_NAME = (("tag", "tagged"), ("listed", "held"), ("option", "optional"))
+_INNER_CASE = re.compile(r"[a-z][A-Z]")
 _CODE_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\(\))?\.)*([A-Za-z_]\w*)")
 _MARK = re.compile(r"<redacted \d+>\n*")
 _EMPTY = re.compile(
@@ -211,8 +244,9 @@ class Redactor:
                 text = text.replace(value, mark)
         if len(text) < 7:
             return text
-        text = _FORMS.sub(self._replace_form, text)
-        text = _STATED.sub(self._replace_stated, text) if ": " in text else text
+        text = self._sub_forms(text)
+        text = _STATED.sub(self._replace_stated, text) if ":" in text else text
+        text = _SAID.sub(self._replace_said, text)
         text = _ASSIGNED.sub(self._replace_assigned, text) if " = " in text else text
         text = _ESCAPED.sub(self._replace_escaped, text) if "\\" in text else text
         if "'" in text or '"' in text:
@@ -242,7 +276,8 @@ class Redactor:
             return _UNWRITTEN
         last = _LAST_STEP.search(source)
         around = _LAST_STEP.search(source[: last.start()]) if last else None
-        found = find_name(last[1], around[1] if around else None) if last else None
+        names = [step and (step[1] or step[2]) for step in (last, around)]
+        found = find_name(names[0], names[1]) if names[0] else None
         name = f"{found} = " if found else ""
         return self.clean(name + text).removeprefix(name)
 
@@ -250,8 +285,11 @@ class Redactor:
         """A command line: `--password x` has the name in one argument and the value in the next."""
         cleaned, before = [], ""
         for argument in arguments:
-            name = before if before.startswith("-") and "=" not in before else None
-            cleaned.append(self.clean(argument, name))
+            option = before if before.startswith("-") and "=" not in before else None
+            done = self.clean(argument, option)
+            if option is not None and done == argument:  # perhaps both tell more: `--user me:x`
+                done = self.clean(f"{option} {argument}").removeprefix(f"{option} ")
+            cleaned.append(done)
             before = argument
         return tuple(cleaned)
 
@@ -279,23 +317,30 @@ class Redactor:
         start, end = (place - found.start() for place in found.span(group))
         return found[0][:start] + self._mark(found[group], why) + found[0][end:]
 
-    def _replace_form(self, found: re.Match[str]) -> str:
-        for group in _TOLD_BY_FORM:
-            value = found[group]
-            if value and _MARK.search(value) is None and (group in _SURE or _has_digits(value)):
-                if group != "bearer" or _is_mixed(value):
-                    return self._hide(found, group)
-        if found["given"] and _is_given(found["given"], found["name"]):
-            return self._hide(found, "given", found["name"])
-        for told, group in (("tag", "tagged"), ("listed", "held"), ("option", "optional")):
-            value = found[group]
-            if value and _has_digits(value) and _is_given(value, found[told]):
-                return self._hide(found, group, found[told])
-        return found[0]
+    def _sub_forms(self, text: str) -> str:
+        """What stands under a name that tells nothing may have a form: `URL=https://me:x@host`."""
+        parts, done, at = [], 0, 0
+        while found := _FORMS.search(text, at):
+            (start, end), why = _find_in_form(found)
+            if start == end:
+                at = max(start, found.start() + 1)
+                continue
+            self.count += 1
+            parts += [text[done:start], self._mark(text[start:end], why)]
+            done = at = end
+        return "".join((*parts, text[done:])) if parts else text
 
     def _replace_stated(self, found: re.Match[str]) -> str:
-        is_one = _has_digits(found[2]) and _is_given(found[2], found[1])
-        return self._hide(found, 2, found[1]) if is_one else found[0]
+        name, gap, value = found.groups()
+        is_one = _has_digits(value) and _is_given(value, name) and (gap or "-" in name)
+        return self._hide(found, 3, name) if is_one else found[0]
+
+    def _replace_said(self, found: re.Match[str]) -> str:
+        group = "quoted" if found["quoted"] else "bare"
+        value = found[group]
+        is_plain = not is_paired(value) if found["quoted"] else value.rstrip(".:!?").isalnum()
+        is_one = _has_digits(value) and not is_plain and _is_given(value, found[1])
+        return self._hide(found, group, found[1]) if is_one else found[0]
 
     def _replace_assigned(self, found: re.Match[str]) -> str:
         name, value = found[1], found[2]
@@ -316,6 +361,8 @@ class Redactor:
         before = _BEFORE.search(found.string, max(0, found.start() - 160), found.start())
         name = _find_pair(found)
         is_beside = name is not None
+        if name is None:
+            name = _find_afar(found)
         if name is None and before is not None:
             name = before["item"] or before["key"] or before["name"]
         spelled = found["text"]
@@ -327,6 +374,7 @@ class Redactor:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return found[0]
         value = value.decode("latin-1") if isinstance(value, bytes) else value
+        is_beside = is_beside or (name is not None and " " in name)  # a title, with a text
         if is_beside and not is_paired(value):
             name = None
         if name is None or not is_secret_name(name):
@@ -376,7 +424,7 @@ def is_secret(value: str, name: str | None) -> bool:
         return False
     if _VARIABLE.fullmatch(value) and is_secret_name(value):  # `"GITHUB_TOKEN"`: where to look
         return False
-    if name is not None and is_secret_name(name):
+    if name is not None and (is_secret_name(name) or _is_pass(value, name)):
         return True
     if name is not None and _PERHAPS.fullmatch(_words(name)) and _is_mixed(value):
         return True
@@ -396,6 +444,51 @@ def _find_pair(found: re.Match[str]) -> str | None:
         return "password"
     before = _PAIR.search(text, start, end)
     return before["name"] if before else None
+
+
+def _find_in_form(found: re.Match[str]) -> tuple[tuple[int, int], str | None]:
+    """Where in a form its secret is, and the name that told it; without one, where to look on."""
+    for group in _TOLD_BY_FORM:
+        value = found[group]
+        if value and _MARK.search(value) is None and (group in _SURE or _is_drawn(value, group)):
+            if group != "bearer" or _is_mixed(value):
+                return found.span(group), None
+    for told, group in _TOLD_BY_NAME:
+        if value := found[group]:
+            is_one = _has_digits(value) and _is_given(value, found[told])
+            start, end = found.span(group)
+            return (start, end if is_one else start), found[told]
+    name, end = found["name"], found.end()
+    if name:
+        # What no name tells is a word of letters and digits: it isn't looked for any further.
+        most = len(found.string) if is_telling(name) else end + _LONGEST_WORD + 1
+        given = _GIVEN.match(found.string, end, most)
+        if given and _is_given(given[0], name):
+            return given.span(), name
+    return (end, end), None
+
+
+def _is_drawn(value: str, group: str) -> bool:
+    return _has_digits(value) or (group == "header" and _INNER_CASE.search(value) is not None)
+
+
+def _find_afar(found: re.Match[str]) -> str | None:
+    """The name of a literal that stands elsewhere than right before it."""
+    text, start = found.string, found.start()
+    behind = _BEHIND.match(text, found.end())
+    if behind is not None:
+        return behind[1]
+    near = max(0, start - 400)
+    if _DEFAULT.search(text, max(0, start - 40), start):
+        call = _HAS_DEFAULT.search(text, near, start)
+        return (call["option"] or call["name"]) if call else None
+    line = max(near, text.rfind("\n", 0, start) + 1)
+    unpacked = _UNPACKED.match(text, line, start)
+    if unpacked is not None:
+        names, number = unpacked[1].split(","), _NO_COMMA.sub("", unpacked[2]).count(",")
+        return names[number].strip() if number < len(names) else None
+    other = _OR_ELSE.search(text, line, start)
+    return other[1] if other else None
 
 
 def _find_containers(text: str) -> Iterator[tuple[str, int, int]]:
@@ -429,6 +522,8 @@ def _is_given(value: str, name: str) -> bool:
     """Whether a value that a text has without quotes is a secret."""
     if value.isdecimal() and _words(name) == "pw":  # a width, as torch has it
         return False
+    if _words(name) == "pass" and not _is_mixed(value):  # `second pass: 12 of 20`
+        return False
     return not (_MARK.search(value) or _is_handed_on(value)) and is_secret(value, name)
 
 
@@ -451,6 +546,11 @@ def looks_random(text: str) -> bool:
     # Names of kernels, classes and files are made of words; a key seldom has one.
     words = sum(map(len, _IN_WORDS.findall(text)))
     return words < len(text) * 0.6 and _entropy(text) >= _LEAST_ENTROPY
+
+
+def _is_pass(value: str, name: str) -> bool:
+    """`{"user": "me", "pass": "x-1"}`, where compilers have passes, too."""
+    return _words(name) == "pass" and _has_digits(value) and any(map(str.isalpha, value))
 
 
 def _is_mixed(text: str) -> bool:
