@@ -111,7 +111,7 @@ class Explanation:
         lines += _block("retired", list(self.retirements))
         for refusal in self.refusals:
             lines += _refusal_lines(refusal)
-        lines += _block("plain for now", list(self.resting))
+        lines += _block("runs as plain Python for now", list(self.resting))
         lines += _block("compiles", [_compile_line(one) for one in self.compiles])
         return lines
 
@@ -189,7 +189,7 @@ def explain(compiled: Any, /) -> Explanation:
         given = name_callable(compiled, "__qualname__")
         raise BadOption(
             f"explain takes what tripwire.compile returned, not {given}. "
-            "tripwire.preview(fn, *args) says what can be captured of a plain call.",
+            "For a plain function or module use tripwire.preview(fn, *args).",
             slug="not-compiled",
         )
     return _explain(dispatcher)

@@ -188,7 +188,7 @@ class Store:
             tag = b""
         if tag != _TAGGED:
             raise BadStore(
-                f"{self.folder} holds other things and isn't a store of tripwire's.\n"
+                f"{self.folder} holds other files and isn't a store of tripwire's.\n"
                 "tripwire keeps nothing there and removes nothing. Set TRIPWIRE_CACHE_DIR to a "
                 "folder that is empty, or that doesn't exist yet.",
                 slug="store-taken",

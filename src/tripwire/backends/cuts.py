@@ -48,14 +48,15 @@ _SIZED = "it takes a tensor whose size depends on values"
 _NUMBER = "it takes a number out of a tensor"
 _DETACHED = "it makes a view without gradient of a tensor that has one"
 _JOINED = (
-    "state that has a gradient leads to one result and not to another, and a compiler would make "
-    "one backward for both, which keeps the graphs of all earlier calls. Detach it"
+    "one result depends on state that has a gradient, and another result doesn't. A compiler makes "
+    "one backward for both, which would keep the graphs of all earlier calls alive. Detach the "
+    "state"
 )
-_GRAD = "it reads or sets `.grad`, which is no value of the graph"
+_GRAD = "it reads or sets `.grad`, which isn't a value of the graph"
 _BACKWARD = "it runs a backward"
-_UNUSED = "it draws random numbers that nothing uses, and a compiler would drop it"
-_PLACED = "it counts from the beginning of memory that the call got, and Inductor from elsewhere"
-_UNFORMED = "torch can't tell the form of its result without running it"
+_UNUSED = "it draws random numbers that nothing uses, and a compiler would remove it"
+_PLACED = "it counts from the start of a storage that was passed in, and Inductor from elsewhere"
+_UNFORMED = "torch can't tell the shape and dtype of its result without running it"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
@@ -81,13 +82,17 @@ class Cuts:
                 told.add(why)
                 facts: NodeFacts = node.meta[FACTS]
                 told_so = self.whole or _APART
-                yield Refusal("graph-cut", f"`{_name_of(node)}`: {why}. {told_so}", facts.where)
+                yield Refusal(
+                    "graph-cut",
+                    f"`{_name_of(node)}` can't be compiled: {why}. {told_so}",
+                    facts.where,
+                )
 
 
-_APART = "It runs as it is; the parts before and after it are compiled separately."
+_APART = "It runs uncompiled; the parts before and after it are compiled separately."
 # What is compiled in parts has no gradient of gradients.
-_GRADIENTS = "The whole graph runs as it is, because it also asks for gradients."
-_PASTS = "The whole graph runs as it is."
+_GRADIENTS = "The whole graph runs uncompiled, because it also asks for gradients."
+_PASTS = "The whole graph runs uncompiled."
 
 
 def find_cuts(graph: fx.Graph, kept: int = 0) -> Cuts:

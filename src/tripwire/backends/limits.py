@@ -45,7 +45,7 @@ def check_functional(trace: Trace) -> None:
         if node.target is torch._C._set_grad_enabled:
             grad_mode, last = node.args[0], node
     if last is not None and grad_mode != trace.torch_state["grad mode"]:
-        raise _refuse("the grad mode is left changed here", last)
+        raise _refuse("the grad mode is changed here and not set back", last)
     assert trace.completion is not None
     for wanted, tensor in zip(trace.inputs, trace.completion.tensors, strict=True):
         if tensor is None:
@@ -117,7 +117,7 @@ def _check_stretch(
             if grad_mode and (wants_grad(facts.value) or _is_act(call)):
                 one = next(one for one in sources if one in found)
                 what = f"{sources[one]} is used here and changed in place later"
-                raise _refuse(f"{what}, where gradients are on", found[one])
+                raise _refuse(f"{what}, while gradients are on", found[one])
             itself = views.get(call, ())
             uses[call] = {one: use for one, use in found.items() if one not in itself}
             places: list[fx.Node | int] = [*changed, *(m for m in facts.written if m != OUTSIDE)]
@@ -199,8 +199,8 @@ def _refuse(what: str, node: fx.Node | None = None) -> Refused:
 
 
 _LOST = (
-    'only the back end "eager" can do that in compiled code; others would lose it. Do it '
-    'outside the compiled callable, or use backend="eager".'
+    'only the back end "eager" keeps that in compiled code; others would lose it. Do it outside '
+    'the compiled callable, or use backend="eager".'
 )
 
 

@@ -95,7 +95,7 @@ def run_ahead(
                 with _put_back(tensors, after, counters):
                     code((*numbers, *given))
     except Exception as error:  # too little memory for two results, say: a hit tells of others
-        _log.info("The new code of %s isn't run ahead: %s", name, error)
+        _log.info("The new code of %s could not be run ahead of the next call: %s", name, error)
 
 
 def _can_return(wanted: Input, tensor: torch.Tensor, counters: Counters) -> bool:

@@ -303,17 +303,15 @@ class Sighting:
         return bool(self.difference)
 
     def __str__(self) -> str:
-        changed = (
-            "; ".join(map(str, self.causes)) or "nothing that the call reads was seen to change"
-        )
+        changed = "; ".join(map(str, self.causes)) or "no change was seen in what the call reads"
         if self.compiles:
             reasons = " | ".join(one.reason for one in self.compiles if one.reason)
-            return f"torch.compile compiled again: {changed}. Dynamo says: {reasons or 'nothing'}"
+            return f"torch.compile recompiled: {changed}. Dynamo says: {reasons or 'nothing'}"
         match self.difference:
             case None:
-                verdict = "It reads this anew in each call, or its results are stale: check=True"
+                verdict = "It reads this on each call, or its results are stale: use check=True"
             case "":
-                verdict = "Its result is right"
+                verdict = "Its result is correct"
             case difference:
                 verdict = f"Its result is STALE: {difference}"
         return f"torch.compile kept its code: {changed}. {verdict}"

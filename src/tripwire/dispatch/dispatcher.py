@@ -60,8 +60,8 @@ _AGAIN = object()  # another thread made an entry meanwhile: look once more
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 _FOREIGN = Refusal(
     "foreign-mode",
-    "the call came under a torch.func transform, forward-mode AD or a mode that isn't "
-    "tripwire's, which must see every torch call. Other calls are compiled as before.",
+    "a torch.func transform, forward-mode AD or another torch mode is active around this call and "
+    "must see every torch call. Calls outside of it are compiled as before.",
 )
 
 
@@ -206,8 +206,8 @@ class Dispatcher(Followed):
             return False
         reasons = [explain_miss(entry, args, kwargs, {}) for entry in self._entries]
         raise CannotTrace(
-            f"{self.name} would be traced, and torch.compiler.set_stance says fail_on_recompile. "
-            f"{' | '.join(reasons) or 'Nothing is compiled yet.'}",
+            f"{self.name}: no compiled code fits this call, and the stance fail_on_recompile "
+            f"forbids a new trace. {' | '.join(reasons) or 'Nothing is compiled yet.'}",
             slug="fail-on-recompile",
         )
 
@@ -250,11 +250,11 @@ class Dispatcher(Followed):
         """The plain call raises at its own line, after its own effects. If not, that is told."""
         result = self._run_plainly(args, kwargs)
         reason = (
-            f"The code that {name_of(self.options.backend)} made of {self.name} raised "
-            f"{type(error).__name__}: {error}, where the plain call returns."
+            f"The code that {name_of(self.options.backend)} compiled for {self.name} raised "
+            f"{type(error).__name__}: {error}. The plain call returns."
         )
         self._teller.count_refusal(Refusal("backend-failed", reason))
-        is_new = self._teller.warn_once("%s The plain call was made.", reason)
+        is_new = self._teller.warn_once("%s Its result was used.", reason)
         if is_new and error is not None and CURRENT.kept is not None:
             CURRENT.kept.note_code_failed(error)
         return result
@@ -337,7 +337,7 @@ class Dispatcher(Followed):
             self._note_refusal(refusal)
             if self.options.fullgraph:
                 raise refusal.error()
-            what = "is at its recompile_limit" if is_over else "keeps changing"
+            what = "has reached its recompile_limit" if is_over else "keeps changing"
             self._teller.warn_once("%s %s: %s [%s]", self.name, what, refusal, refusal.slug)
         return False
 

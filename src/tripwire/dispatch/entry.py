@@ -50,8 +50,8 @@ from tripwire.writes.sentry import call
 _NO_ROOTS = Roots({}, None, {})
 _NO_DEPTH = (False, 0)
 _NUMBERS = (
-    "a custom autograd function returns numbers to Python, and the call can't be made again where "
-    "they are others: it changes tensors in place before. Return tensors alone."
+    "a custom autograd function returns numbers to Python. If they differed in a later call, that "
+    "call could not be made again, since it changes tensors in place first. Return tensors only."
 )
 
 
@@ -400,11 +400,11 @@ class Entry:
             if saved is not None and saved.restore():
                 raise RunAgain from changed
             raise FunctionChanged(
-                f"{changed}, and the call can't be made again: it changed a large tensor in place, "
-                "or a custom function changes its arguments, hands out views of them, writes to "
-                "what the call reads, or runs in a checkpoint. Later calls run as plain Python. "
-                "Return one kind of result (dtype, class, need for a gradient), or call the "
-                "function outside of compiled code.",
+                f"{changed}. The call can't be made again as plain Python: it changed a large "
+                "tensor in place, or a custom function changes its arguments, returns views of "
+                "them, writes to what the call reads, or runs in a checkpoint. Later calls run as "
+                "plain Python. Return one kind of result (dtype, class, requires_grad), or call "
+                "the function outside of compiled code.",
                 slug="function-changed",
             ) from changed
         finally:
@@ -421,9 +421,9 @@ def _check_risks(
     for plan, kind in risks:
         value: Any = plan.build(building)
         if type(value) is not kind:
-            raise TypeError(f"a number out of a tensor led to {value!r}")
+            raise TypeError(f"a number taken out of a tensor led to {value!r}")
         if kind is int and abs(value) >= 2**63:  # type: ignore[arg-type]  # an int, then
-            raise OverflowError("a number out of a tensor led to one of more than 64 bits")
+            raise OverflowError("a number taken out of a tensor led to one of more than 64 bits")
 
 
 def _compile_locals(expressions: dict[str, str]) -> Callable[..., dict[str, object]]:

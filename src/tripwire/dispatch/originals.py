@@ -48,7 +48,7 @@ from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.values.classes import isinstance
 
 _DRAWN = (
-    "The run drew random numbers. Inductor draws other numbers than eager code, unless "
+    "The call drew random numbers. Inductor draws other numbers than eager code does, unless "
     "torch._inductor.config.fallback_random is True."
 )
 
@@ -180,9 +180,8 @@ class Originals(ChainedKeeper):
         ]
         if any(copy is None for copy in copies):
             raise WrongResult(
-                f"{name}: the code that {backend} made of it can't be checked, because an input "
-                "of the observed run no longer exists. Keep it alive, or compile without "
-                "check=True.",
+                f"{name}: the code that {backend} compiled can't be checked, because an input of "
+                "the observed call no longer exists. Keep it alive, or compile without check=True.",
                 slug="unchecked",
             )
         for copy, wanted in zip(copies, trace.inputs, strict=True):
@@ -195,7 +194,7 @@ class Originals(ChainedKeeper):
                 got = code(given)
             except Exception as error:
                 raise WrongResult(
-                    f"{name}: the observed run returned, but the code that {backend} made of it "
+                    f"{name}: the observed call returned, but the code that {backend} compiled "
                     f"raised {type(error).__name__}: {error}",
                     slug="wrong-result",
                 ) from error
@@ -204,8 +203,8 @@ class Originals(ChainedKeeper):
             found += f"\n{_DRAWN}"
         if found:
             raise WrongResult(
-                f"{name}: the code that {backend} made of it does something else than the "
-                f"observed run. {found}\nThe run was right; the code was discarded.",
+                f"{name}: the code that {backend} compiled differs from the observed call. "
+                f"{found}\nThe call was right; the code was discarded.",
                 slug="wrong-result",
             )
 
@@ -231,7 +230,7 @@ def _find_difference(
         if not found and tracks_grad and left.requires_grad != right.requires_grad:
             found = f"requires_grad is {left.requires_grad}, not {right.requires_grad}"
         if not found and _shared(left, given) != _shared(right, inputs):
-            found = "it shares memory with other inputs than the run's does"
+            found = "it shares memory with other inputs than in the observed call"
         if found:
             path = paths.get(id(right), f"output {number}")
             return f"{path}, {_describe(nodes[number])}: {found}"

@@ -121,13 +121,13 @@ class Changes:
         for source, count in self._counts.most_common(_SOURCES_TOLD):
             latest = self._latest[source]
             told.append(
-                f"{source} changed {count} times, the last time from {latest.old} to {latest.new}. "
+                f"{source} changed {count} times, most recently from {latest.old} to {latest.new}. "
                 f"{latest.advice}"
             )
         if self.dropped:
             told.append(
-                f"{self.dropped} entries went to keep no more than cache_size: raise it if such "
-                "calls come again."
+                f"{self.dropped} entries were dropped to stay within cache_size: raise it if their "
+                "calls come back."
             )
         return " ".join(told)
 
@@ -293,8 +293,9 @@ class Patience:
         """Why calls run plainly for a while: what changed, and what would keep it open."""
         return Refusal(
             "keeps-changing",
-            f"it was traced {traces} times for {hits} hits. {self.changes} Of calls that no "
-            "compiled code fits, few are traced from now on; others run compiled code as before.",
+            f"it was traced {traces} times, and {hits} calls ran compiled code. {self.changes} "
+            "From now on only a few of the calls that no compiled code fits are traced; the rest "
+            "of them run as plain Python. Calls that fit still run compiled code.",
         )
 
 
@@ -309,9 +310,10 @@ def _moves_on(volatile: Volatile) -> bool:
 def _refuse_volatile(first: Volatile) -> Refusal:
     return Refusal(
         "volatile-source",
-        f"the run reads {first.source} and leaves it changed ({fingerprint(first.before)} → "
-        f"{fingerprint(first.after)}), so the next call finds something else. Counters that are "
-        "only counted, and tensors, are fine.",
+        f"the call reads {first.source} and changes it ({fingerprint(first.before)} → "
+        f"{fingerprint(first.after)}), so compiled code would not fit the next call. Keep it in a "
+        "tensor, or change it outside the compiled callable. Counters that are only counted are "
+        "fine.",
     )
 
 
@@ -383,6 +385,7 @@ def refuse_over_limit(limit: int | None) -> Refusal:
     """No more entries are made."""
     return Refusal(
         "recompile-limit",
-        f"{limit} entries were made, and recompile_limit allows no more. Calls that none of them "
-        "fits run as plain Python.",
+        f"{limit} entries were compiled, and recompile_limit allows no more. Calls that fit one of "
+        "them still run it; others run as plain Python, or raise with fullgraph=True. Raise "
+        "recompile_limit, or leave it out.",
     )

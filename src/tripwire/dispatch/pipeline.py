@@ -328,7 +328,7 @@ class Pipeline:
             return
         which = ", ".join(f"{path}.shape[{dim}]" for path, dim in unmet)
         why = "; ".join(str(one) for one in shadow.decisions if one.closed_by)
-        reason = f"{which} is marked as dynamic, and fixed all the same{why and ': '}{why}."
+        reason = f"{which} is marked as dynamic, but compiled code fixes it{why and ': '}{why}."
         if self.options.fullgraph:
             raise Refused("mark-unmet", reason)
         self.teller.warn_once("%s: %s [mark-unmet]", self.teller.name, reason)
@@ -434,8 +434,8 @@ class Pipeline:
             reason = self._explain_failure(error)
             if OPEN in module.meta:
                 raise _Untaken(
-                    f"{reason} It may take the graph where no sizes and numbers are left open, so "
-                    "each value is compiled on its own from now on."
+                    f"{reason} It failed with sizes or numbers left open, so from now on each "
+                    "value is compiled on its own."
                 ) from error
             if self.options.eager_on_backend_error:
                 self._run_as_it_is(error)
@@ -455,7 +455,7 @@ class Pipeline:
         reason = self._explain_failure(error)
         self.teller.count_refusal(Refusal("backend-failed", reason))
         tell_failure(error)
-        self.teller.warn_once("%s The graph runs as it is.", reason)
+        self.teller.warn_once("%s The graph runs uncompiled.", reason)
 
     # --- the first run ---
 
@@ -475,7 +475,7 @@ class Pipeline:
         name = self.teller.name
         if runs_user_code(run.trace.graph):
             self.teller.warn_once(
-                "%s isn't checked: a custom function in it would run twice.", name
+                "%s isn't checked: the check would run a custom function in it twice.", name
             )
             return
         try:

@@ -168,7 +168,7 @@ class Teller:
     def warn_resting(self, refusal: Refusal) -> None:
         """Calls run as plain Python for a while, for a reason that passes."""
         self.warn_once(
-            "%s runs as plain Python for a moment, and is tried again: %s [%s]",
+            "%s runs as plain Python for a moment, then it is tried again: %s [%s]",
             self.name,
             refusal,
             refusal.slug,

@@ -53,7 +53,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote: the innermost frame then that is neither torch's, Python's own nor tripwire's."""
+    """Who wrote: the innermost frame that is neither torch's, Python's own nor tripwire's."""
 
     file: str
     line: int
@@ -65,7 +65,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why an entry wasn't for a call: what differed."""
+    """Why an entry doesn't fit a call: what differed."""
 
     source: str
     old: str
@@ -75,10 +75,10 @@ class Mismatch:
     def advice(self) -> str:
         """What would keep it from being part of compiled code."""
         if _TENSOR.search(self.old) and _TENSOR.search(self.new):
-            return "Compiled code holds for one size: pad to a few sizes."
+            return "Each size is compiled on its own here: pad to a few sizes."
         if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
-            return "A number is part of compiled code: keep it in a tensor, and change that."
-        return "Keep it as it is from the first call on, or keep it in a tensor."
+            return "Each number is compiled on its own here: keep the number in a tensor."
+        return "Don't change it between calls, or keep it in a tensor."
 
 
 _TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")

@@ -202,8 +202,8 @@ class Admission:
             if is_passed and id(holder.owner) not in writer.variables:
                 raise Refused(
                     "hidden-state",
-                    f"the run writes to {holder.path}, and reads it another way. Pass it, or keep "
-                    "it in a global, not both.",
+                    f"the run writes to {holder.path}, and reaches the same object by another "
+                    "path, too. Pass it, or keep it in a global, not both.",
                 )
 
     def _write_stored(self, writer: GuardWriter) -> None:
@@ -389,8 +389,8 @@ class Admission:
             if id(ref()) in others or sum(other is ref for other in refs) > 1:
                 raise Refused(
                     "volatile-source",
-                    f"the run replaces {carried.source}, and can reach the old tensor another "
-                    "way, too.",
+                    f"the run replaces {carried.source}, and can still reach the old tensor by "
+                    "another path.",
                 )
         return [self._carried_variables[str(carried.source)] for carried in by_spot.values()]
 

@@ -85,7 +85,7 @@ OPEN_SIZES = "open sizes"  # what conditions about them are called
 def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     """Admit what is open under the conditions of the run, and of the compiler that ran since."""
     checks = [
-        Check(OPEN_SIZES, condition, condition, "'not so'")
+        Check(OPEN_SIZES, condition, condition, "'that it does not hold'")
         for condition in shadow.find_conditions()
     ]
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
@@ -183,9 +183,7 @@ class _Planner:
             if path in carried:
                 continue
             if (id(holder), key) in self.completion.effects.written:
-                raise Refused(
-                    "volatile-source", f"the run replaces {path}, and so does other code."
-                )
+                raise Refused("volatile-source", f"both this call and other code replace {path}.")
             found.append((holder, key, value))
         return found
 
@@ -201,7 +199,7 @@ class _Planner:
                 raise Refused(
                     "volatile-source",
                     f"the run replaces {sources[0][0]}, which was the same tensor as "
-                    f"{sources[1][0]}.",
+                    f"{sources[1][0]}. Keep two separate tensors.",
                 )
             if by_path or is_carried:
                 fetched.append(index)
@@ -212,7 +210,8 @@ class _Planner:
                     raise Refused(
                         "tensor-reshaped",
                         f"the run changes the shape or requires_grad of {sources[0][0]} in "
-                        "place, so the next call finds another tensor.",
+                        "place, so compiled code would not fit the next call. Do it before the "
+                        "first call.",
                     )
                 state.append(tensor)
         count = len(self.trace.numbers)

@@ -236,7 +236,7 @@ class _Choice:
         needed = self._needed | leading
         calls = sum(node.op != "placeholder" for node in needed)
         if calls > min(limit, LARGEST_PROBE):
-            raise _refuse(branch, f"more than {LARGEST_PROBE} calls lead to it")
+            raise _refuse(branch, f"it depends on more than {LARGEST_PROBE} torch calls")
         self._chosen[branch] = None
         self._needed = needed
         if branch.op in _WHOLE_VALUES and len(branch.args) == 1 and not branch.kwargs:
@@ -480,14 +480,14 @@ def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
     heavy = [node for node in leading if name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
         name = name_of(heavy[0])
-        raise _refuse(branch, f"`{name}` leads to it, which costs too much to run twice")
+        raise _refuse(branch, f"it depends on `{name}`, which costs too much to run twice")
     for node in leading:
         name = name_of(node)
         if is_random(node):
-            raise _refuse(branch, f"`{name}` leads to it, and is random")
+            raise _refuse(branch, f"it depends on `{name}`, which is random")
         facts: NodeFacts = node.meta[FACTS]
         if facts.python is not None and facts.opaque:
-            raise _refuse(branch, f"`{name}` leads to it, a custom autograd function")
+            raise _refuse(branch, f"it depends on `{name}`, a custom autograd function")
 
 
 def _cost_of(node: fx.Node) -> int:
@@ -510,7 +510,7 @@ def _refuse_written(branch: Branch, writer: fx.Node) -> Refused:
 def _refuse(branch: Branch, why: str) -> Refused:
     return Refused(
         "tensor-branch",
-        f"Python uses a tensor's value here ({branch}), and it can't be computed before the "
-        f"call: {why}. Use torch.where or another tensor operation.",
+        f"Python uses a tensor's value here ({branch}), and tripwire can't compute that value "
+        f"before the call: {why}. Use torch.where or another tensor operation.",
         branch.where,
     )

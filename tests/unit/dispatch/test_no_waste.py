@@ -347,9 +347,9 @@ def set_text(n: int) -> torch.Tensor:
     return of(3)
 
 
-_FROM, _NUMBER = r" changed \d+ times, the last time from ", r"[\d.]+ to [\d.]+\."
+_FROM, _NUMBER = r" changed \d+ times, most recently from ", r"[\d.]+ to [\d.]+\."
 CHANGES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor], str]] = {
-    "attribute": (scaled, set_scale, rf"scale{_FROM}{_NUMBER} A number is part of compiled code"),
+    "attribute": (scaled, set_scale, rf"scale{_FROM}{_NUMBER} Each number is compiled on its own"),
     "size": (lambda x: x + 1, lambda n: of(n + 1), rf"L\['x'\]{_FROM}Tensor float32\[\d+\].* to "
              r"Tensor float32\[\d+\].*pad to a few sizes"),
     "branch": (lambda x: x * 2 if x.sum().item() else x, lambda n: of(3) + n,

@@ -163,7 +163,7 @@ def test_a_branch_on_a_random_value_is_refused_with_its_line() -> None:
     assert caught.value.slug == "tensor-branch"
     line = random_branch.__code__.co_firstlineno + 1
     assert f"{__file__}:{line}: " in str(caught.value)
-    assert "`rand` leads to it" in str(caught.value)
+    assert "it depends on `rand`, which is random" in str(caught.value)
 
 
 def test_a_branch_on_an_input_changed_in_place_is_refused_with_its_line() -> None:

@@ -345,7 +345,7 @@ def test_weights_that_are_swapped_in_many_traces_are_waited_for(
     assert tripwire.statistics(compiled).hits > 0
     assert not tripwire.explain(compiled).resting
     (record,) = caplog.records  # once, not once a trace
-    assert "for a moment, and is tried again" in record.message
+    assert "for a moment, then it is tried again" in record.message
 
 
 def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Clock) -> None:

@@ -45,7 +45,7 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     (sighting,) = watched.sightings
     assert [str(cause.source) for cause in sighting.causes] == ["L['self'].kind"]
     assert sighting.compiles
-    assert "compiled again" in str(sighting)
+    assert "torch.compile recompiled" in str(sighting)
     assert "'triple'" in str(sighting)
     for _ in range(3):
         assert torch.equal(watched(X), net(X))
