@@ -335,8 +335,8 @@ class _EffectPlanner:
             if all(write.before is write.after for write in writes):
                 raise Refused(
                     "volatile-source",
-                    f"the run changes the order of {holder.path} and nothing else in it, so the "
-                    "next call finds another order.",
+                    f"the run changes only the order of {holder.path}, so compiled code would not "
+                    "fit the next call.",
                 )
             self._note_volatile(writes)
             keys, values = holder.kind.read(holder.owner)

@@ -355,7 +355,7 @@ class Holders:
             raise Refused(
                 "another-thread",
                 f"{written[0] or 'a variable'} was written while another thread ran, perhaps by "
-                "that thread.",
+                "that thread, so this trace is discarded.",
             )
 
     def find_writes(self) -> Iterator[Write]:
@@ -490,8 +490,8 @@ class InnerWrites:
 
 
 _MIXED = (
-    "a custom autograd function writes to a place that other code of the run writes to as well. "
-    "A compiled call can't keep the order of these writes. Write to it in one of them only."
+    "a custom autograd function and other code of the run write to the same place. A compiled call "
+    "can't keep the order of these writes. Write to it in one of them only."
 )
 
 

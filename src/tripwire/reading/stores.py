@@ -52,9 +52,9 @@ _CHANGERS = words(
 )
 _WHOLE = Use(whole=True)
 SHARED = (
-    "a custom autograd function may write to {}, which other code of the run uses as well. What "
-    "the function writes may be something else on each call. Pass it to the function, or return "
-    "it from there."
+    "a custom autograd function may write to {}, and other code of the run uses that, too. The "
+    "function may write another value on each call. Pass it to the function, or return it from "
+    "there."
 )
 
 

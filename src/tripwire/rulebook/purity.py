@@ -81,7 +81,7 @@ _PROCESS = Refuse(
 )
 _COMMUNICATES = Refuse(
     "communicates",
-    "works with other processes, and compiled code wouldn't do it again. Compile the module "
+    "communicates with other processes, and compiled code wouldn't do it again. Compile the module "
     "inside, not the wrapper that talks to other processes.",
 )
 _RESEEDS = Refuse(
@@ -106,8 +106,8 @@ _LOCKING = Refuse(
 )
 _IDENTITY = Refuse(
     "reads-identity",
-    "gives an object a number, and the next call may have another object. Compare with `is`, or "
-    "keep a name of your own in the object.",
+    "returns a number that depends on which object it gets, and the next call may pass another "
+    "object. Compare with `is`, or give the object a name of its own.",
 )
 _UNKNOWN = Refuse(
     "unknown-c-function",

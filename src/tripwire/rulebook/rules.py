@@ -156,8 +156,8 @@ _TAKES_SIZES = words(
     "tril triu roll combinations cartesian_prod"
 )
 _SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
-_STORAGE = "it gives access to a tensor's memory, and tripwire can't see what is done with that."
-_CALLBACK = "it keeps a Python function that would run later, outside the graph."
+_STORAGE = "it gives access to a tensor's memory, and tripwire can't see what is done with it."
+_CALLBACK = "it registers a Python function that would run later, outside the graph."
 _REFUSED = {
     **dict.fromkeys(
         words(
@@ -222,14 +222,14 @@ _BACKWARD_STEP = Refuse(
 )
 _SHARDED = Refuse(
     "communicates",
-    "a wrapper for training in several processes runs here. Compile what is inside: the module "
+    "a wrapper for distributed training runs here. Compile what is inside: the module "
     "that DistributedDataParallel wraps, or the `forward` of each module that fully_shard was "
     "called on.",
 )
 _COLLECTIVE = Refuse(
     "communicates",
-    "works with other processes, and compiled code wouldn't do it again. Compile what comes before "
-    "and after.",
+    "communicates with other processes, and compiled code wouldn't do it again. Compile the code "
+    "before and after it.",
 )
 _COLLECTIVES = words(
     "all_gather all_gather_coalesced all_gather_object all_gather_into_tensor all_gather_single "

@@ -282,8 +282,8 @@ def _note_answers(
 
 
 CHECKPOINT_WRITES = (
-    "a checkpointed function writes to something that was there before it. Its backward runs it "
-    "again, and writes once more; a compiled call wouldn't. Write outside of `checkpoint`."
+    "a checkpointed function writes to something that existed before it ran. The backward runs it "
+    "again and writes a second time; a compiled call wouldn't. Write outside of `checkpoint`."
 )
 AUTOCAST_BY_HAND = (
     "autocast was set by hand before this call (torch.set_autocast_enabled, "
@@ -308,13 +308,13 @@ def _hands_back(
 _ALWAYS_THERE = frozenset({"data", "real", "imag", "T", "mT", "H", "mH"})
 
 _WRITES_AND_RETURNS = (
-    "`{}` changes a tensor in place and returns numbers, or a number of tensors, to Python. They "
-    "can't be computed before the call."
+    "`{}` changes a tensor in place, and returns numbers or a varying count of tensors to Python. "
+    "tripwire can't compute these before the call."
 )
 
 _ALSO_NUMBERS = (
-    "`{}`, a custom autograd function, returns numbers to Python, and changes its arguments, hands "
-    "out views of them or writes to something that the call reads. Return tensors alone."
+    "the custom autograd function `{}` returns numbers to Python, and also changes its arguments, "
+    "returns views of them or writes to something that the call reads. Return tensors only."
 )
 
 
@@ -364,7 +364,7 @@ def _find_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None
     return _GENERATOR if any(isinstance(one, torch.Generator) for one in given) else None
 
 
-LEAF = "it makes a tensor that gets a gradient of its own"
+LEAF = "it makes a leaf tensor, which gets a gradient of its own"
 _GENERATOR = "it draws from a torch.Generator, which compilers lose when they use their caches"
 _SUBCLASS = "it makes a tensor of another class"
 

@@ -270,10 +270,10 @@ def _wrap_apply(plain: Any) -> Any:
     return classmethod(apply_observed)
 
 
-_PARAMETER = "its code may ask whether it got a parameter, and a compiler gives it none"
+_PARAMETER = "its code may check for a parameter or another class, and compilers pass plain tensors"
 _OWN_CODE = "its code reads or writes something besides its arguments, or may do so"
-_CHANGES = "it changes an argument in place, or returns one out of a tuple, where gradients are on"
-_COPIED = "`{}` returns its argument itself in there, and a compiler would make a copy"
+_CHANGES = "gradients are on, and it changes an argument in place or returns one from a tuple"
+_COPIED = "inside it, `{}` returns its argument itself, and a compiler would make a copy"
 
 
 def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Functions | None:
@@ -294,7 +294,7 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
 
 
 def _asks_for_classes(functions: Functions, args: tuple[Any, ...]) -> bool:
-    """Whether a function may ask whether it got a parameter: a compiler gives it none."""
+    """Whether a function may check for a parameter: a compiler passes plain tensors."""
     named = {name for function in functions for name in function.__code__.co_names}
     asks = not named.isdisjoint({"isinstance", "issubclass", "type", "__class__"})
     return asks and any(type(given) is not torch.Tensor for given in iter_given(args))
@@ -359,8 +359,9 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         given = set(map(id, iter_given((args, kwargs))))
         if not given.isdisjoint(map(id, iter_given(made))) and _decides(self):
             reason = (
-                f"`{self.name}` is scripted, decides while it runs, and handed back an argument. "
-                "From there on the two are one; on another call they may not be."
+                f"the scripted function `{self.name}` has an `if` or a loop, and returned one of "
+                "its arguments. On another call it may return a new tensor, and a graph can't do "
+                "both. Return a copy (x.clone()), or leave out @script."
             )
             state.refuse(Refusal("scripted-result", reason, _range(state)))
         return made
@@ -486,7 +487,8 @@ def _watch_context(
                 state.refuse(
                     Refusal(
                         "context-across-calls",
-                        f"{cls.__name__} is left here but was entered before the traced call.",
+                        f"{cls.__name__} is left here but was entered before the traced call. "
+                        "Enter and leave it on the same side of the call.",
                         _range(state),
                     )
                 )

@@ -300,8 +300,8 @@ def observing(listener: Listener, watch_calls: bool = False) -> Observer:
 # each time that it tells of its begin and of its end.
 
 _LOST_SIGHT = (
-    "the list gc.callbacks was changed while the collector ran, and what started after that was "
-    "not seen. The next call is tried again."
+    "the list gc.callbacks was changed while the garbage collector ran, so tripwire didn't see the "
+    "functions that started after that. The next call is tried again."
 )
 _at_work: dict[int, Observer] = {}  # by thread
 _lock = threading.RLock()  # a collection while it is held may make a call that is observed
@@ -408,7 +408,7 @@ class _ProfileObserver(Observer):
     def stop(self) -> None:
         if self.profile is not None and sys.getprofile() is not self.profile:
             # Python drops a profile function that raises; the run can take it away, too.
-            self.blind = "its profile function was lost in the midst of the run."
+            self.blind = "the run replaced or removed tripwire's profile function."
         self.profile = None
         if self._installed is not None and sys.getprofile() is self._installed:
             sys.setprofile(self._before)  # unless the run has set one of its own

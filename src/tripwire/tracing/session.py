@@ -63,7 +63,7 @@ NO_TENSORS = (
     "{} returned no tensor ({}), so there is no graph to run. A graph computes tensors, not Python "
     "values."
 )
-_TOLD = "a function starts that could tell an open number from a plain one, by `type` or by `is`."
+_TOLD = "a function starts whose `type` or `is` could tell an open number from a plain one."
 
 
 def run_user(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -289,8 +289,9 @@ class Session:
             if version_of(tensor) != version or not bool(same.all()):
                 raise Refused(
                     "tensor-memory",
-                    "a tensor's memory went to NumPy and was changed afterwards; the graph can't "
-                    "tell by whom. Use tensor.clone().numpy(), or change the tensor with torch.",
+                    "a NumPy array got a tensor's memory, and the memory was changed afterwards; "
+                    "tripwire can't tell by whom. Use tensor.clone().numpy(), or change the tensor "
+                    "with torch.",
                 )
 
     def _check_kept_arrays(self) -> None:
@@ -303,8 +304,8 @@ class Session:
         if not seen.isdisjoint(map(storage_of, kept)):
             raise Refused(
                 "tensor-memory",
-                "a NumPy array that the run leaves behind has the memory of a tensor that the "
-                "outside can see, and an array of another call wouldn't. Use "
+                "the run leaves behind a NumPy array that shares memory with one of its inputs or "
+                "results, and in a compiled call the two wouldn't share memory. Use "
                 "tensor.clone().numpy().",
             )
 
@@ -422,8 +423,8 @@ class Session:
         if self.state.reach.reader.has_lost_sight:
             raise Refused(
                 "not-observed",
-                "the run changed how attributes of a class are looked up, and what it read "
-                "afterwards wasn't seen.",
+                "the run changed how attributes of a class are looked up, so tripwire didn't see "
+                "what it read afterwards.",
             )
         if reads.refused is not None:
             name, place = reads.refused
@@ -435,8 +436,8 @@ class Session:
         if self.state.attribute_at is not None and reads.compares_identity:
             raise Refused(
                 "reads-identity",
-                "the function takes `.grad` or `._base` of a tensor here, and compares with "
-                "`is`. Which tensor that is may differ at the next call. Compare outside.",
+                "the function takes `.grad` or `._base` of a tensor here, and also compares with "
+                "`is`. The next call may find another tensor there. Compare outside.",
                 self.state.attribute_at,
             )
         for refuse, place in self.state.reach.handed_on:
@@ -445,8 +446,8 @@ class Session:
             if reads.is_read(value, path):
                 raise Refused(
                     "hidden-state",
-                    f"{path} is a {name_of(type(value))}: Python doesn't show its state, so "
-                    "tripwire can't notice a change. Read what you need from it outside.",
+                    f"{path} is a {name_of(type(value))}: its state is hidden in C, so tripwire "
+                    "can't notice a change. Read what you need from it outside, and pass that in.",
                 )
 
     def _attributes_of(self, value: object) -> dict[str, object]:

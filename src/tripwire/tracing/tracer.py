@@ -183,7 +183,7 @@ class Tracer:
 
 
 _GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."
-_UNBOUND = "the callable takes other arguments than its signature says."
+_UNBOUND = "the call's arguments don't fit the signature that the callable shows."
 _UNKNOWN = (
     f"Python {platform.python_version()} has instructions that tripwire doesn't know "
     f"({', '.join(UNKNOWN)}), so it can't tell what code reads. It knows Python 3.11 to 3.13."
