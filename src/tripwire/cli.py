@@ -56,11 +56,11 @@ class _Trouble(click.ClickException):
 @click.group(cls=_Group)
 @click.version_option(package_name="tripwire")
 def main() -> None:
-    """Run, look at and replay what tripwire records and logs."""
+    """Run scripts with tripwire, read its logs, and show and replay recorded calls."""
 
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
-_json = click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @main.command()
@@ -68,7 +68,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print data for pro
 @_json
 @click.option("--source", is_flag=True, help="Print the recorded source as well.")
 def show(file: str, as_json: bool, source: bool) -> None:
-    """Show what is in a record. Nothing of it runs."""
+    """Show what is in a record. This runs none of its code."""
     from tripwire.recording.capture.record import load_record
     from tripwire.recording.replay.show import print_record
 
@@ -81,24 +81,24 @@ def show(file: str, as_json: bool, source: bool) -> None:
 
 @main.command()
 @_file
-@click.option("--trust", is_flag=True, help="Run the code that is in the record.")
+@click.option("--trust", is_flag=True, help="Allow the record's code to run.")
 @click.option(
-    "--sandbox", is_flag=True, help="Without network, and with writes to a temporary folder only."
+    "--sandbox", is_flag=True, help="No network, none of your files, writes to a temporary folder."
 )
-@click.option("--pdb", "debug", is_flag=True, help="Open the debugger where it raises.")
-@click.option("--backend", help='Compile with another back end; "none" runs it as plain Python.')
+@click.option("--pdb", "debug", is_flag=True, help="Open the debugger where the call raises.")
+@click.option("--backend", help='Compile with this back end; "none" runs plain Python.')
 @_json
 def replay(
     file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
 ) -> None:
-    """Run a record's call again."""
+    """Run a recorded call again. It needs --trust, since it runs the record's code."""
     from tripwire.recording.replay.rerun import check_trust, rebuilding
     from tripwire.sandbox import run_sandboxed
 
     check_trust(trust)
     if sandbox:
         if debug:
-            raise _Trouble("--pdb needs a terminal, and a sandbox has none: leave one of them out.")
+            raise _Trouble("--pdb needs a terminal, and --sandbox has none: leave one out.")
         chosen = [] if backend is None else ["--backend", backend]
         sys.exit(run_sandboxed(file, [*chosen, *(["--json"] if as_json else [])]))
     with rebuilding(file) as call:
@@ -144,7 +144,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
 @_file
 @_json
 def repro(file: str, as_json: bool) -> None:
-    """Print a script that makes the call again. Everything that it needs is in it."""
+    """Print a recorded call as a script. The script holds all values that the call needs."""
     from tripwire.recording.replay.show import write_repro
 
     script, why = write_repro(file)
@@ -155,7 +155,7 @@ def repro(file: str, as_json: bool) -> None:
 
 
 _directory = click.argument("directory", type=click.Path(exists=True))
-_output = click.option("-o", "--output", type=click.Path(), help="Where to write it.")
+_output = click.option("-o", "--output", type=click.Path(), help="The path to write to.")
 
 
 @main.command()
@@ -166,7 +166,11 @@ _output = click.option("-o", "--output", type=click.Path(), help="Where to write
 @_output
 @_json
 def report(directory: str, other: str | None, output: str | None, as_json: bool) -> None:
-    """Make one HTML page of a directory of logs, DIR/report.html unless -o says where."""
+    """Make one HTML page from a log.
+
+    DIRECTORY is what TRIPWIRE_LOG_DIR named, or `tripwire run` wrote. The page is
+    DIRECTORY/report.html, unless -o names another path.
+    """
     from tripwire.report import build_report, compare, write_report
 
     built, details = _reading(directory, as_json, build_report)
@@ -201,11 +205,14 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
     type=click.Choice(["perfetto", "speedscope", "torch"]),
     default="perfetto",
     show_default=True,
-    help="Which viewer it is for; torch: a directory that tlparse opens.",
+    help="The viewer; torch writes a directory for tlparse.",
 )
 @_json
 def trace(directory: str, output: str | None, kind: str, as_json: bool) -> None:
-    """Write a directory of logs as a timeline for other viewers."""
+    """Export a log as a timeline for another viewer.
+
+    DIRECTORY is what TRIPWIRE_LOG_DIR named, or `tripwire run` wrote.
+    """
     from tripwire.telemetry import write_chrome_trace, write_speedscope, write_torch_trace
     from tripwire.telemetry.reader import check_has_events
 
@@ -250,11 +257,13 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
-    "--compile", "replaces", is_flag=True, help="In the script, torch.compile is tripwire.compile."
+    "--compile", "replaces", is_flag=True, help="Use tripwire.compile in place of torch.compile."
 )
 @click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
-@click.option("--dir", "folder", type=click.Path(file_okay=False), help="Where the log goes.")
-@click.option("--no-report", is_flag=True, help="Write the log, and make no report of it.")
+@click.option(
+    "--dir", "folder", type=click.Path(file_okay=False), help="A folder for log and report."
+)
+@click.option("--no-report", is_flag=True, help="Write the log, but no report.")
 @_json
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -267,7 +276,10 @@ def run(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a script with telemetry on, and leave a report."""
+    """Run a script with telemetry on, and write a report.
+
+    The log and the report are in the folder tripwire-run-PID, unless --dir names another.
+    """
     from tripwire.api import replacing_torch_compile
     from tripwire.running import after_threads, logging_into, run_script
 
@@ -316,11 +328,11 @@ def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time per callable.")
 @click.option("--places", type=click.IntRange(min=1), help="Writes per callable.")
-@click.option("--seed", type=int, help="Seed of the sample, if not all places are tried.")
+@click.option("--seed", type=int, help="Seed of the sample, where not all places fit the budget.")
 @click.option("--gradients", is_flag=True, help="Compare gradients as well.")
 @click.option("--every", is_flag=True, help="List every place that was tried.")
 @click.option(
-    "--compile", "replaces", is_flag=True, help="In the script, torch.compile is tripwire.compile."
+    "--compile", "replaces", is_flag=True, help="Use tripwire.compile in place of torch.compile."
 )
 @click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
 @_json
@@ -338,10 +350,11 @@ def audit(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a script, then audit every compiled callable that it called, as it was last called.
+    """Run a script, then test its compiled calls for stale results.
 
-    Each place that the call could read is written, one at a time, and the compiled answer is
-    compared with the plain one. Exits with 1 where one is stale or wrong.
+    The last call of each compiled callable is tested. The audit writes to each place that the call
+    could read, one at a time, and compares the compiled answer with the plain one. It exits with 1
+    if an answer is stale or wrong.
     """
     from rich.console import Console
 
@@ -379,7 +392,7 @@ def audit(
 @main.command()
 @_json
 def doctor(as_json: bool) -> None:
-    """Say what tripwire finds on this machine, and how it will watch."""
+    """Check this machine: versions, C modules, how tripwire watches."""
     from tripwire.doctor import as_data, examine
 
     findings = examine()

@@ -50,7 +50,7 @@ def _python() -> Checkup:
     tested = ", ".join(f"3.{minor}" for minor in TESTED_MINORS)
     if sys.version_info.minor in TESTED_MINORS:
         return Checkup("Python", f"{version}, tested")
-    return Checkup("Python", version, None, f"tests ran on {tested} alone")
+    return Checkup("Python", version, None, f"tested on {tested} only")
 
 
 # As the classifiers say. On 3.13, parts of the suite ran; `make versions` runs all of it.
@@ -71,10 +71,10 @@ def _watching() -> list[Checkup]:
 
     in_c = sentry.IS_COMPILED
     how = "C module" if in_c else "Python twin"
-    slow = "every call compares everything: install a C compiler, then tripwire again"
+    slow = "slow: each call compares everything. Install a C compiler, then reinstall tripwire"
     advice = "" if in_c else slow
     if in_c:
-        dicts = "told of writes" if HAS_MONITORING else "version tags, summed up on each call"
+        dicts = "CPython tells of writes" if HAS_MONITORING else "version tags, summed on each call"
     else:
         dicts = "compared on each call"
     calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
@@ -99,7 +99,7 @@ def _cache() -> list[Checkup]:
     store = find_store()
     if store is None:
         is_off = os.environ.get("TRIPWIRE_CACHE_DIR") == ""
-        why = "TRIPWIRE_CACHE_DIR is empty" if is_off else "there is no home"
+        why = "TRIPWIRE_CACHE_DIR is empty" if is_off else "there is no home folder"
         return [Checkup("compiled code on disk", f"off: {why}")]
     number, size = store.measure()
     trouble = store.find_trouble()
@@ -110,7 +110,10 @@ def _cache() -> list[Checkup]:
     ]
 
 
-_WRITERS = "file and line for attributes of modules; unknown elsewhere"
+_WRITERS = (
+    "with the C module: file and line of writes to modules' attributes, objects' classes and "
+    "tensors' shapes; others unknown"
+)
 _VARIABLES = (
     "TRIPWIRE_PURE",
     "TRIPWIRE_BACKEND",

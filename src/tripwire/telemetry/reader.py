@@ -83,7 +83,7 @@ class LogReader:
         if not self.path.is_dir():
             raise TelemetryError(
                 f"{self.path}: no such directory.\n"
-                "A log is written where TRIPWIRE_LOG_DIR points while a program runs.",
+                "Set TRIPWIRE_LOG_DIR to a folder while the program runs, and pass that folder.",
                 slug="log-missing",
             )
         named = (p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
@@ -205,8 +205,8 @@ def check_has_events(path: str | os.PathLike[str]) -> None:
     """Raise where a file or directory holds no event at all."""
     if next(iter(LogReader(path)), None) is None:
         raise TelemetryError(
-            f"{path}: it contains no events of tripwire.\n"
-            "A log is written where TRIPWIRE_LOG_DIR points while a program runs; its files are "
+            f"{path}: this contains no events of tripwire.\n"
+            "A log is in the folder that TRIPWIRE_LOG_DIR named while the program ran, in files "
             "named tripwire-*.jsonl.",
             slug="log-empty",
         )

@@ -90,7 +90,8 @@ class Member:
 def damaged(why: str) -> BadRecord:
     """The error for a file that isn't what a writer of records leaves."""
     return BadRecord(
-        f"This is no record, or it was damaged: {why}.\nGet the file again from where it was made.",
+        f"This is not a record, or it is damaged: {why}.\n"
+        "Get the file again from where it was made.",
         slug="record-damaged",
     )
 
@@ -344,7 +345,7 @@ def _check_directory(
         position += len(wanted)
     ending = _ending(len(heads), position - start, start)
     if source.size - position != len(ending) or source.read(position, len(ending)) != ending:
-        raise damaged("it doesn't end as its members say")
+        raise damaged("its end doesn't match its members")
 
 
 def _meaning(entry: bytes) -> tuple[object, ...]:

@@ -196,7 +196,7 @@ def rebuilding(path: str | os.PathLike[str]) -> Iterator[Rebuilt]:
             roots: dict[str, Any] = rebuild(table, record.blobs, rebuilder)
         _reserve_hook_ids(find_hook_ids(record.table))
         if "call" not in roots:
-            raise CannotReplay("This record holds no call.", slug="replay-no-call")
+            raise CannotReplay("This record holds values, but no call.", slug="replay-no-call")
         yield Rebuilt(
             record.manifest,
             roots["call"],
