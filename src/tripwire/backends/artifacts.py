@@ -1,11 +1,12 @@
 """Artifacts: compiled code on disk, one file per key. Many processes may share the folder.
 
-What is in a file will be unpickled and run. So it is read only if this user alone can have put it
-there (see files.py), and if a digest over all of it, keyed with a secret of the user's, says that
-tripwire wrote it for the key that was asked for. Anything else is told once, and compiled anew.
+A file is unpickled, which runs what is in it. So it is read only if nobody but this user can have
+put it there (see files.py), and if a digest over the whole file, keyed with a secret of the user's,
+says that tripwire wrote it for the key that was asked for. Any other file is reported once, and its
+code is compiled again.
 
-A folder becomes a store while it is empty: it gets our tag. In a folder without the tag nothing
-is read, written or removed.
+An empty folder becomes a store when it gets tripwire's tag. In a folder without the tag nothing is
+read, written or removed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def find_store() -> Store | None:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A folder of artifacts. Trouble with it is told and costs a compile, nothing else."""
+    """A folder of artifacts. Trouble with it is reported and costs a compile, nothing else."""
 
     folder: Path
 

@@ -1,17 +1,17 @@
-"""Backwards: where AOTAutograd's backward differs from plain autograd's, and how that is mended.
+"""Backwards: where AOTAutograd's backward differs from plain autograd's, and how that is repaired.
 
-One backward serves all outputs of a graph. An output that no loss was computed from counts as
-zeros, so every input gets a gradient, of zeros if need be. Plain autograd leaves an input alone
-that no used output leads to, and optimizers tell None from zeros: weight decay and momentum move a
-parameter whose gradient is zeros.
+AOTAutograd makes one backward for all outputs of a graph. If no loss uses an output, its gradient
+counts as zeros, so every input gets a gradient, of zeros if need be. Plain autograd leaves an input
+without a gradient if no used output depends on it. Optimizers tell None from zeros: weight decay
+and momentum move a parameter whose gradient is zeros. So such gradients are set to None again.
 
-The code behind such an input runs all the same: the backward of a custom function, with zeros. And
-an output that is kept for the next call keeps all that every output hangs on: where the call uses
-its own last result, more of it with each call. Where a graph does that (`joins_pasts`), no compiler
-gets it as a whole.
+The code behind such an input still runs: the backward of a custom function, with zeros. And an
+output that is kept for the next call keeps everything that any output depends on. If the call uses
+its own last result, that grows with each call. So a graph that does this (`joins_pasts`) isn't
+given to a compiler as a whole.
 
-And a backward that once ran without `retain_graph` may eat what was saved for it; one that asks
-for `retain_graph` later is refused. Plain autograd takes them in any order.
+AOTAutograd also refuses a backward with `retain_graph` after one without it, which may have freed
+what was saved. Plain autograd takes them in any order.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
 
 
 class FirstRun:
-    """Compiled code until it first ran: only then its backward can be looked at."""
+    """Compiled code until it has run once: only then can its backward be looked at."""
 
     def __init__(self, runtime: Runtime, feeds: dict[int, set[int]], is_part: bool) -> None:
         self.settled: Runtime = runtime  # to be called from now on
@@ -201,7 +201,7 @@ class _Hooked:
 
 
 class _Hook:
-    """After a backward: gradients that hang on unused outputs only are none."""
+    """After a backward: gradients that depend on unused outputs only become None."""
 
     def __init__(self, slots: dict[int, set[int]], edges: list[set[int] | None]) -> None:
         self._slots = slots

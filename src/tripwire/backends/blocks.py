@@ -1,10 +1,10 @@
 """Blocks: what a graph repeats, as the layers of a model, is compiled once and called often.
 
-torch's compilers have an operator for it, `invoke_subgraph`; its users mark the function that is
-repeated. Here nobody marks anything: equal stretches are found in the graph itself.
+torch's compilers have an operator for it, `invoke_subgraph`, for functions that the user marks.
+Here nobody marks anything: equal stretches are found in the graph itself.
 
-A row of equal stretches may be cut anywhere, as long as each cut is at the same place. These are
-cut before a matrix product, whose input has to lie in memory anyhow. So nothing is cut apart that
+A row of equal stretches may be divided anywhere, as long as each cut is at the same place. The cuts
+are before a matrix product, whose input has to be in memory anyway. So a cut separates nothing that
 could have been fused.
 """
 

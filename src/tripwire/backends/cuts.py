@@ -1,18 +1,18 @@
-"""Cuts: what no compiler can hold runs as it is, between parts that are compiled.
+"""Cuts: calls that no compiler can take run uncompiled, between parts that are compiled.
 
-AOTAutograd runs a graph once, with fake tensors, and keeps what came of it. A custom autograd
-function whose code reads or writes something would do so once and never again; a size that hangs
-on values has no number then; a leaf or a tensor of a class of its own comes out as neither. Such
-calls stay calls. The stretches between them become parts: graphs of their own, each compiled when
-it first runs, with the tensors that it then gets. So a part's inputs share memory as they do on
-every later call.
+AOTAutograd runs a graph once, with fake tensors, and keeps the outcome. So a custom autograd
+function whose code reads or writes something would do so once and never again; a size that depends
+on values has no number; a leaf, or a tensor of another class, comes out as neither. Such calls stay
+calls. The stretches between them become parts: graphs of their own, each compiled when it first
+runs, with the tensors that it gets then. So a part's inputs share memory as they do on every later
+call.
 
-Order is kept: a part is a stretch of the graph. What enters and leaves contexts stays outside the
-parts, which are compiled and run inside them.
+Parts run in the order of the graph. Calls that enter and leave contexts stay outside the parts,
+which are compiled and run inside these contexts.
 
-Where sizes or numbers are open, the parts are compiled at once, since what a compiler assumes of
-them is a condition of the whole. Open numbers are no results of a part: each part computes those
-that it uses, from the inputs and the tensors that they come from.
+If sizes or numbers are open, the parts are compiled at once, since what a compiler assumes about
+them is a condition of the whole entry. Parts don't pass open numbers to each other: each part
+computes those that it uses, from the inputs and the tensors that they come from.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The calls of a graph that run as they are, and why."""
+    """The calls of a graph that run uncompiled, and why."""
 
     why: dict[fx.Node, str]
     whole: str | None  # why no part of the graph is compiled; None: the other parts are
@@ -327,9 +327,9 @@ def cut(
 class Part:
     """A stretch of a graph, which is compiled when it first runs, or at once for these examples.
 
-    What comes from other parts, and from calls between them, must have the form that it had then,
-    and share memory as it did: code of the user's may have chosen another dtype, and `.grad` may be
-    anything. If it doesn't, the stretch runs as it is.
+    Its inputs from other parts, and from calls between them, must have the same form as then, and
+    share memory in the same way: user code may have chosen another dtype, and `.grad` may be
+    anything. If they differ, the stretch runs uncompiled.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""Dynamo: what was said to torch.compile holds here as well, and what its compilers say is heard.
+"""Dynamo: torch.compile's settings hold here, too, and its compilers' figures are collected.
 
-Stances, resets and a back end are Dynamo's; it is asked only where somebody imported it. Before
-that, nothing can have been said to it.
+Stances, resets and the default back end are settings of Dynamo. It is asked for them only if
+somebody has imported it: before that, nobody can have set them.
 
 torch keeps figures for Dynamo while a graph is compiled: times by the names of its phases, and the
-rest in a metrics context of the thread. In this thread a context of ours stands in its place, so
-Dynamo's own records hear nothing of it. Whoever compiles without Dynamo's modules has nothing to
-tell.
+rest in a metrics context of the thread. In this thread tripwire puts a context of its own in its
+place, so Dynamo's own records don't contain these figures. A compile without Dynamo's modules has
+no such figures.
 """
 
 from __future__ import annotations

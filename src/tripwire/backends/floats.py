@@ -1,9 +1,9 @@
 """Floats: a float that is open goes to compilers in a form that they don't fix.
 
-They get it as a tensor of 64 bits, with `item()` behind it. Where a float that they know is added,
+They get it as a 64-bit tensor, with `item()` behind it. If a float whose value they know is added,
 multiplied or compared, they use the tensor again; everywhere else they fix the float. Some calls
-have code for a float of which nothing is known, as for numbers out of tensors. A few more are
-spelled with the tensor itself.
+can take a float whose value is unknown, as they take numbers out of tensors. A few more are
+rewritten with the tensor itself.
 """
 
 from __future__ import annotations

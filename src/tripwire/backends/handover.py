@@ -1,16 +1,17 @@
-"""Handover: a graph as torch's compilers expect it from Dynamo, and what goes on around them.
+"""Handover: a graph as torch's compilers expect it from Dynamo, and what surrounds a compile.
 
-They want more than nodes. Their caches accept a graph whose nodes carry example values, and that
-comes with a tracing context; CUDA graphs need to know which inputs keep their place in memory.
+The compilers need more than nodes. Their caches accept a graph only if its nodes carry example
+values, and if it comes with a tracing context. CUDA graphs need to know which inputs keep their
+place in memory.
 
-AOTAutograd and Inductor keep the state of torch's generators from before a compile, and set it
-again at its end. A compiler that works on fake tensors draws nothing itself, so what other threads
-drew meanwhile would be drawn again: `leaving_generators` prevents that. Where kernels are tried
-out, torch keeps the state around each trial on its own.
+AOTAutograd and Inductor save the state of torch's generators before a compile, and restore it at
+the end. A compiler that works on fake tensors draws nothing itself. So restoring would only make
+other threads draw their numbers again: `leaving_generators` prevents that. Where kernels are tried
+out, torch saves and restores the state around each trial.
 
 CUDA graphs reuse the memory of a call's results when the next round begins. Each compiled call is a
-round of its own, unless it is part of a larger one: a call that was refused as a whole, whose
-modules are compiled each on its own and hand results to each other.
+round of its own. The exception is a call that was refused as a whole: its modules are compiled one
+by one and pass results to each other, so the whole call is one round.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Inductor, through AOTAutograd. Imported when it is first used: its own imports take seconds.
 
-What repeats in a graph for inference is compiled once, see blocks.py. Where a backward pass may
-come it isn't, see docs/design/0009.
+What a graph for inference repeats is compiled once, see blocks.py. This isn't done if a backward
+pass may follow, see docs/design/0009.
 
-What it compiles is kept in tripwire's store, whole, so that a warm start neither traces the graph
-again nor asks torch's caches. For that, a backward pass is compiled along with its forward one.
+The compiled code is kept in tripwire's store as a whole, so that a warm start neither traces the
+graph again nor asks torch's caches. For that, a backward pass is compiled along with its forward
+one.
 
-torch builds libraries, and runs what it finds under their names in a folder under /tmp that anyone
-may have made. With a store, they are built and found in the store; without one, in torch's folder
-if nobody else may have written there, and else in one that is removed at the end.
+torch builds libraries, and loads what it finds under their names in a folder under /tmp that anyone
+may have made. With a store, they are built and found in the store. Without one, they are in torch's
+folder if nobody else may have written there, and otherwise in one that is removed at the end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Limits: what torch's compilers can't take, refused or spelled otherwise before they get a graph.
+"""Limits: what torch's compilers can't take is refused, or rewritten before they get a graph.
 
-AOTAutograd, on which torch's back ends stand, takes a graph's inputs for values. What a run does
-to their form would be lost without a word, or fail in words that are not the user's. Such a graph
-is refused, for all back ends but `eager`. What it does to `.grad` runs between parts: see cuts.py.
+AOTAutograd, which torch's back ends use, treats a graph's inputs as values. What a run does to
+their form would be lost silently, or fail with a message about torch's internals. Such a graph is
+refused, for all back ends but `eager`. What a graph does to `.grad` runs between parts: see
+cuts.py.
 
-A pick is `alphas[t]`, with an integer in a tensor. To torch `x[t]` is `x[int(t)]`, a view, and
-takes the integer out of the tensor: something that fake tensors don't have. Where nobody can tell a
-view from a copy, the same values are gathered. Where somebody can, the call stays, and the graph is
+A pick is `alphas[t]`, with an integer in a tensor. For torch, `x[t]` is `x[int(t)]`, a view. It
+takes the integer out of the tensor, and fake tensors have no integer there. If nobody can tell a
+view from a copy, the values are gathered instead. If somebody can, the call stays, and the graph is
 cut there.
 """
 
@@ -340,7 +341,7 @@ def _like(meta: TensorMeta) -> torch.Tensor:
 
 
 class _Spelling:
-    """One pick, as other calls."""
+    """One pick, rewritten as other calls."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, find: Callable[[fx.Node], fx.Node]) -> None:
         self._graph = graph

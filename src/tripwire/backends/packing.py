@@ -1,12 +1,13 @@
 """Packing: what Inductor compiled for a CPU is kept so that running it needs no compiler.
 
-torch keeps compiled code in a form that imports the whole of Inductor to load it, and asks g++ for
-its version and for a preprocessed header: 0.8 of the 1.2 s of processor time that a warm start with
-12 layers took (bench_start.py). None of it is needed to run the code. What code imports of the
-compiler is elsewhere, too; its libraries are found by their names; and a class of ours calls it.
+torch keeps compiled code in a form that imports all of Inductor to load it, and asks g++ for its
+version and for a preprocessed header: 0.8 of the 1.2 s of processor time that a warm start with 12
+layers took (bench_start.py). None of it is needed to run the code. The names that the code imports
+from the compiler exist elsewhere, too; its libraries are found by their names; and a class of
+tripwire's calls it.
 
-Code of which that isn't known to hold is kept as torch keeps it: code for a GPU, or code that calls
-an operator which modules of the compiler define.
+Some code may need the compiler: code for a GPU, or code that calls an operator which the compiler's
+modules define. Such code is kept as torch keeps it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def unpack(payload: bytes) -> Callable[..., Any]:
 
 @dataclass
 class LightCode(OutputCode):
-    """Compiled code for a CPU, without what only Inductor's own caches and GPUs ask for."""
+    """Compiled code for a CPU, without what only Inductor's own caches and GPUs need."""
 
     code: CompiledFxGraph
     _boxed_call: bool = True
