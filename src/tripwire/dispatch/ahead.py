@@ -1,13 +1,12 @@
-"""Ahead: new code does now what it does once, so that the next call doesn't wait for it.
+"""Ahead: new code runs once within the first call, so that the next call doesn't wait for tuning.
 
-On a GPU Inductor's kernels are tuned when they first run, and CUDA graphs are recorded in the run
-after that. The first call's result is the observed run's; its code is run on the same inputs within
-that call, and what it returns is dropped. What it writes is put back afterwards.
+On a GPU, Inductor's kernels are tuned when they first run, and CUDA graphs are recorded in the run
+after that. The first call's result comes from the observed run. Within that call the new code runs
+on the same inputs; what it returns is dropped, and what it writes is restored.
 
-What a call writes may be the index of its next write, and an index that is out of bounds ends a
-process on CUDA. So counters are as the call found them: whole numbers and single numbers are copied
-before a torch call can change them (`Counters`). What lies in a cache meanwhile is what the call
-left there.
+What a call writes may be the index of its next write, and an index out of bounds ends a process on
+CUDA. So the new code finds counters as the call found them: whole numbers and single numbers are
+copied before a torch call can change them (`Counters`). A cache holds what the call left there.
 """
 
 from __future__ import annotations

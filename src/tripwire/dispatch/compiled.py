@@ -1,10 +1,11 @@
 """Compiled: what users hold. It behaves like its original; only calling it is dispatched.
 
-`watch_torch_compile` gives those who stay with torch.compile its own code, with tripwire's wires
-beside it. The first call of a kind, and the second after a change, run as plain Python and are
-observed: so the wires know what to watch. All other calls are torch.compile's. Where a wire
-tripped, Dynamo compiles again, and the cause is told with its writer; or it keeps its code. Then
-either it reads the value anew in each call, or its results are stale: `check` finds out.
+`watch_torch_compile` is for those who stay with torch.compile: it runs torch.compile's code, with
+tripwire's wires beside it. The first call of a kind, and the second after a change, run as plain
+Python and are observed, so that the wires know what to watch. All other calls are torch.compile's.
+When a wire has tripped, Dynamo may recompile: then the cause is reported with its writer. Or Dynamo
+keeps its code: then either the code reads the value on each call, or its results are stale, which
+`check` finds out.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ class CompiledFunction(Generic[_P, _R_co]):
 class CompiledModule:
     """Mixed into a subclass of the module's own class. Shares the module's `__dict__`.
 
-    So parameters, hooks, attributes and flags are the module's own, whichever of the two is
-    written, and `isinstance` says what it said before. An instance that the class's own methods
-    make, a slice of a Sequential, say, has no original and is a plain module.
+    So the two share parameters, hooks, attributes and flags, and `isinstance` gives the same
+    answers for both. An instance that the class's own methods make (a slice of a Sequential, say)
+    has no original and is a plain module.
     """
 
     __slots__ = ()
@@ -291,7 +292,7 @@ _SEEN_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What torch.compile did in a call before which something had changed, or without that."""
+    """What torch.compile did in one call, and what had changed before that call, if anything."""
 
     causes: tuple[Cause, ...]  # what was written; empty where no wire tripped
     compiles: tuple[DynamoCompile, ...]  # empty where it kept its code

@@ -1,6 +1,6 @@
 """Entry: one compiled specialisation: the code to run, and how its results become the call's.
 
-Whether it may run is its standing's business (validity/standing.py).
+Its standing (validity/standing.py) decides whether it may run.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ class Later:
 
 
 class NotYet(Exception):
-    """An entry takes the call, and its code is being compiled by another thread."""
+    """An entry fits the call, but another thread is still compiling its code."""
 
 
 class RunAgain(Exception):
-    """The compiled code stopped, and left nothing behind that running plainly would do twice."""
+    """The compiled code stopped, and left no effect that a plain call would repeat."""
 
 
 class Entry:

@@ -1,20 +1,20 @@
-"""Originals: what a run found is kept, so that compiled code can be checked, or undone.
+"""Originals: inputs are kept as they were, so that compiled code can be checked, or undone.
 
-On request (`check=True`) new code runs once beside the run that it was made of. The run goes first:
-it is the call (L4). While it goes on, the memory of each input is copied before a torch call can
-change it. The code then gets the copies, and the random generators as they were; what it returns
-and what it writes must be what the run returned and wrote. Nothing of the user's runs again, and
-the generators are left as the run left them.
+Checking (`check=True`): new code runs once after the observed run that it was compiled from. The
+run goes first: it is the call (L4). During the run, the memory of each input is copied before a
+torch call can change it. Then the code gets the copies, and the random generators as they were. It
+must return and write what the run returned and wrote. No user code runs again, and the generators
+are left as the run left them.
 
-Compiled code that fails on a hit is undone, and the plain call is made in its place. That raises
-the same error at the user's line, after all the effects that came before it (L3). What the run
-changes in place is kept before each run, where it is small: compiled code may write at any moment,
-and Inductor's doesn't count its writes. Only where the runtime is the graph itself do the tensors'
-version counters tell whether anything was written.
+Undoing: if compiled code fails on a hit, its writes are undone, and the plain call is made instead.
+That raises the same error at the user's line, after all the effects that came before it (L3). Small
+tensors that the code changes in place are copied before each run: compiled code may write at any
+moment, and Inductor's doesn't count its writes. Only if the runtime is the graph itself do the
+tensors' version counters tell whether anything was written.
 
-Not undone: what is large, gradients, what the user's code did inside a custom autograd function,
-and anything on another device than the CPU, where values raise no error that a call could catch.
-An error comes out as it is then, and effects outside tensors that came before it are lost.
+Not undone: large tensors, gradients, what user code did inside a custom autograd function, and
+anything on another device than the CPU, where values raise no error that a call could catch. Then
+the error is raised as it is, and effects outside tensors that came before it are lost.
 """
 
 from __future__ import annotations

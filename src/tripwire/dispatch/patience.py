@@ -1,20 +1,20 @@
 """Patience: which calls are worth a trace. Giving up is never for good.
 
 Much code settles: on its first call it warns, fills a cache, makes a buffer, puts a hook on itself.
-So a call that is refused is tried again a few times, and so is one whose run writes over what it
-read. Calls that are refused still rest: they run as plain Python for a while. Where the reason was
-the moment (another thread wrote, a profiler ran), that is as long as the trace took; else it
-is a minute, then two, and an hour at most.
+So a refused call is tried again a few times, and so is one whose run changes what it read. If it is
+still refused, such calls rest: they run as plain Python for a while. If the reason passes (another
+thread wrote, a profiler ran), they rest for as long as the trace took; otherwise for a minute, then
+two, and an hour at most.
 
-A trace costs what hits earn. Each source that changes may cost as many traces as entries are kept;
-an entry that was used gives its trace back, and so does time: in the long run a tenth of it goes
-into traces that nothing paid for. Calls in between run as plain Python, unless an entry takes them.
-The user is told once what keeps changing.
+Hits pay for traces. Each source that changes may cost as many traces as entries are kept. One more
+is allowed when an entry has been used enough, and after enough time: in the long run at most a
+tenth of the time goes into traces without hits. Calls in between run as plain Python, unless an
+entry fits them. The user is told once what keeps changing.
 
-Checkpointed code is plain from the first call on that ran plainly in it (`Regions`).
-`torch.utils.checkpoint` runs a region twice, and must find the tensors of the second time where it
-found those of the first. A call that no entry takes, traced or not, runs plain code; a later one
-may run compiled code, which saves other tensors for its backward.
+In checkpointed code, once a call has run as plain Python, that call and all later ones do
+(`Regions`). `torch.utils.checkpoint` runs a region twice, and the second run must save the same
+tensors as the first. A call that no entry fits runs plain code, traced or not; in the second run it
+might be a hit, and compiled code saves other tensors for its backward.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _MANY = "Something else"
 
 
 class _Trust:
-    """In one source that changes: how many traces it may still cost."""
+    """How many traces one source that changes may still cost."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -166,7 +166,7 @@ class _Trust:
 
 @dataclass(slots=True)
 class _Rest:
-    """Of calls that were refused."""
+    """How long refused calls run as plain Python."""
 
     times: int = 0
     until: float = 0.0
@@ -174,7 +174,7 @@ class _Rest:
 
 
 class Patience:
-    """With the calls of one callable, by their keys and by what changed."""
+    """Decides for the calls of one callable, by their keys and by what changed."""
 
     def __init__(self, name: str, *, fullgraph: bool, cache_size: int) -> None:
         self._name = name
@@ -321,7 +321,7 @@ def _refuse_volatile(first: Volatile) -> Refusal:
 
 
 class Regions:
-    """Those in which calls of one callable run plainly."""
+    """The checkpointed regions in which calls of one callable run as plain Python."""
 
     def __init__(self) -> None:
         self.open: set[_Region] = set()
@@ -365,7 +365,7 @@ class Regions:
 class _Region:
     """Checkpointed code in which a call ran plainly: that call and all later ones are plain.
 
-    While it runs again, calls before that one are known by the entries that admitted them then.
+    While it runs again, calls before that one are recognised by the entries that admitted them.
     """
 
     def __init__(self, is_over: Callable[[], bool], before: Iterable[Entry] = ()) -> None:

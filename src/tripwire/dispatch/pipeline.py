@@ -11,20 +11,20 @@ The life of a call, `compiled(x)`:
 
     observe   It runs for real, as plain Python, and each torch call becomes a node (tracing/).
               Its result is the call's result, whatever comes of the rest.
-    plan      What the run read becomes guards on a call and wires on the world, which are armed
-              at once: what is written from now on is noticed.
-    compile   The graph goes to the back end (backends/). After two entries that nobody used, that
-              waits until the new one is hit: it may be the third.
+    plan      What the run read becomes guards on a call's arguments and wires on everything else.
+              The wires are armed at once, so that later writes are noticed.
+    compile   The graph goes to the back end (backends/). If two entries were never used, the next
+              one is compiled only when it is first hit: it may go unused as well.
     entry     Plan and compiled code together. The next call may be a hit.
 
     plain     One thread at a time goes through these stages (turns.py); a source that changes all
               the time is traced rarely (patience.py). Other calls run as plain Python meanwhile.
 
-    refusal   Any stage may say that what the run did can't be repeated. The call has its result
-              already. After a few of these (patience.py) such calls run as plain Python for a
+    refusal   Any stage may find that what the run did can't be repeated. The call has its result
+              already. After a few refusals (patience.py) such calls run as plain Python for a
               while, and the user's log says why, once (telling.py).
 
-The numbers are in tally.py. Calls that fail are recorded by who was given as `Options.failures`.
+tally.py counts. `Options.failures` records calls that fail.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Failures(Protocol):
 
 
 class Witness(Protocol):
-    """Who is told of calls that failed, and weren't recorded."""
+    """Who is told of calls that failed and weren't recorded."""
 
     def __call__(
         self,
@@ -201,7 +201,7 @@ class Planned:
 
 
 class _Untaken(Exception):
-    """No back end takes the graph with what is open in it."""
+    """The back end can't compile the graph with its open sizes and numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,14 @@ class Statistics:
 class Saving:
     """What the hits of an entry saved: an estimate, on the careful side.
 
-    Nobody ran the call unwatched, so what it takes plainly isn't known. Its torch calls stand for
-    it: they were timed while it was observed, without what watched them, and without Python's own
-    time between them. Of calls alike, the fastest stands for all. One that has no other like it
-    ran for the first time, and may have been slow: it is worth between nothing and what it took,
-    and `ns` takes what is nearest to no saving.
+    The call was never run unobserved, so the time of a plain call isn't known. Its torch calls
+    stand for it: they were timed during the observed run, without the cost of observing and without
+    Python's own time between them. Of equal calls, the fastest counts for all. A call without an
+    equal ran for the first time, and may have been slow: it counts for anything between nothing and
+    what it took, whichever is nearest to no saving.
 
-    A hit is timed whole, guards and all, the first few times after the first run; the median
-    stands for all hits. On a GPU both sides are the time until the work is handed over.
+    The first few hits after the first run are timed as a whole, guards included; the median counts
+    for all hits. On a GPU both sides are the time until the work is launched.
     """
 
     hits: int  # after the first run, which may have compiled
@@ -63,7 +63,7 @@ class Saving:
 
 
 class Balance(NamedTuple):
-    """The savings of several entries: of those that saved time, and of those that cost some."""
+    """The savings of several entries: those that saved time, and those that cost time."""
 
     saved_ns: int
     lost_ns: int
@@ -78,7 +78,7 @@ def add_saving(balance: Balance | None, saving: Saving | None) -> Balance | None
 
 
 class Tally:
-    """Counts of one callable. Entries count their own hits, and are asked for them."""
+    """Counts of one callable. Entries count their own hits; the tally sums them on request."""
 
     def __init__(self) -> None:
         self.calls = self.traces = self.refusals = 0  # calls: without hits

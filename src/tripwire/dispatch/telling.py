@@ -1,12 +1,11 @@
-"""Telling: what is said of one compiled callable, to the user's log and to telemetry.
+"""Telling: what is reported about one compiled callable, to the user's log and to telemetry.
 
-The user is warned of each thing once. A compile is a block of telemetry's: spans and figures
-inside it are its own. The log gets its graph, guards, wires and reads where somebody logs;
-nothing here is done otherwise.
+Each warning is given once. A compile is a block of telemetry: spans and figures inside it belong to
+it. If there is a log, it gets the compile's graph, guards, wires and reads; otherwise nothing is
+collected.
 
-Who waits for a compiler on a terminal sees what it does, and for how long (`showing`): not in the
-first two seconds, not in logs, and not with TRIPWIRE_PROGRESS=0. When the compiler is done,
-nothing is left of it.
+On a terminal, a line shows what a compiler works on and for how long (`showing`): not in the first
+two seconds, not in logs, and not with TRIPWIRE_PROGRESS=0. The line is erased at the end.
 """
 
 from __future__ import annotations
@@ -366,7 +365,7 @@ def tell_failure(error: Exception) -> None:
 
 
 class Followed:
-    """Something whose hits telemetry counts. A hit itself tells nobody: it is asked later."""
+    """Something whose hits telemetry counts. A hit reports nothing itself: it is counted later."""
 
     told = (0, 0, 0)
 

@@ -1,12 +1,13 @@
-"""Turns: who compiles, and when; all others go on without.
+"""Turns: which thread compiles, and when; the others run plain code meanwhile.
 
 One thread at a time traces and compiles a callable. A turn belongs to whoever holds its token. It
-ends when that is given back, and by itself where the token dies (an interrupt came in between), or
-where the process that took it was forked: threads of the parent don't exist in the child.
+ends when the token is given back. It also ends if the token dies (an interrupt came in between),
+and in a forked child, where the threads of the parent don't exist.
 
-With `background=True` compilers work in one thread of their own. The thread is there while there is
-work. It is no daemon, which torch's C++ code may not survive at exit. When the program ends, work
-that hasn't begun is dropped, and what goes on is interrupted. A forked process begins without any.
+With `background=True` compilers work in one thread of their own, which exists while there is work.
+It isn't a daemon, because torch's C++ code may crash in a daemon thread at exit. When the program
+ends, work that hasn't begun is dropped, and running work is interrupted. A forked process begins
+without any.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ Job = Callable[[], None]
 
 
 class Interrupted(BaseException):
-    """The program ends. Raised in the midst of what is compiled then."""
+    """The program ends. Raised inside the compile that is running then."""
 
 
 class Background:

@@ -1,9 +1,9 @@
 """Variation: what of a callable's calls varies, and so is left open when it is traced again.
 
-The first trace is plain. What differs on a miss from what the traces before it found is open in the
-next one: sizes of tensors, ints and floats. With dynamic=True all of them are open from the start,
-with dynamic=False none ever is. `torch._dynamo.mark_dynamic` and its kin are heeded. What a run had
-to close isn't opened again.
+The first trace is plain. If a call misses because a size, an int or a float differs from what
+earlier traces found, that one is open in the next trace. With dynamic=True all of them are open
+from the start, with dynamic=False none ever is. `torch._dynamo.mark_dynamic` and its kin are
+heeded. What a run had to close isn't opened again.
 """
 
 from __future__ import annotations
