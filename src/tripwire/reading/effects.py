@@ -1,13 +1,13 @@
 """Effects: the writes of a run, as steps that do the same again on a later call.
 
 An effect is the difference between what a holder held before the run and after it. It is
-repeated on the holder itself, past any `__setattr__` of the user's: what that did is an effect
+repeated on the holder itself, without the user's `__setattr__`: what that did is an effect
 of its own. Values are planned together with the result, so that an object that was stored and
 returned is one object again.
 
-A source that the run reads and then leaves changed is *volatile*: the next call finds another
-value than this one did. Counters that are only counted (`self.step += 1`), lists that only
-grow, and tensors that carry state from call to call are no hindrance; others are.
+A source that the run reads and changes is *volatile*: the next call finds another value than this
+one did. Counters that are only counted (`self.step += 1`), lists that only grow, and tensors that
+carry state from call to call can be compiled; others can't.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Rewrite(EffectStep):
 
 @dataclass(frozen=True, slots=True)
 class Count(EffectStep):
-    """A number that the run only counts on: what it was doesn't matter."""
+    """A counter that the run only adds to: its old value doesn't matter."""
 
     place: WrittenHolder
     key: Any
@@ -210,7 +210,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Volatile:
-    """A source that the run read, and left changed."""
+    """A source that the run read and changed."""
 
     source: Source
     before: object

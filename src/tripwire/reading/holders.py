@@ -1,14 +1,14 @@
 """Holders: each mutable thing that a run can reach, with what it held before the run.
 
 What it held then is the read set; what differs afterwards was written by the run. Its kind
-(kinds.py) knows how to take it apart. Tensors are held weakly, so that one that the run lets go
-dies as it would have; small values are kept, since their identities come again.
+(kinds.py) knows how to take it apart. Tensors are held weakly, so that a tensor which the run drops
+dies as in a plain run. Small values are held strongly, since their identities may be used again.
 
-What the code of a custom autograd function writes, it writes again on every call, so it is no
-effect to be repeated beside it: whatever was written is looked at before and after each such
-function (`InnerWrites`). Other code of the run may not write to the same place: nobody could tell
-in which order. Nor may it have written anything before: the function may read it, and a compiled
-call writes when all functions have run.
+A custom autograd function writes again on every call, so tripwire doesn't repeat its writes. To
+tell them apart, it looks at everything that was written before and after each such function
+(`InnerWrites`). Two things are refused: other code that writes to the same place, since nobody
+could tell in which order; and other code that wrote anything before the function, since the
+function may read it, and a compiled call makes its own writes only after all functions have run.
 """
 
 from __future__ import annotations

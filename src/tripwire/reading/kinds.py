@@ -146,7 +146,7 @@ class TableKind(_DictKind):
 
 
 class ItemsKind(_DictKind):
-    """A dict, or a subclass of it; the subclass's own methods are passed by."""
+    """A dict, or a subclass of it; the subclass's own methods aren't called."""
 
     __slots__ = ()
 
@@ -217,7 +217,7 @@ class ClassDictKind(_DictKind):
 
 
 class LibraryClassKind(ClassDictKind):
-    """What a class of torch's holds: a write to it counts, and no run is taken to make one."""
+    """What a class of torch holds: writes to it are noticed, but never taken for the run's own."""
 
     __slots__ = ()
 
@@ -467,7 +467,7 @@ def is_link(value: object) -> bool:
 
 
 class MemoKind(Kind):
-    """A function behind lru_cache: what it returns hangs on what was cached before.
+    """A function behind lru_cache: what it returns depends on what was cached before.
 
     It holds the arguments of earlier calls, then what they returned.
     """

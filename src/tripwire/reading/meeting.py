@@ -1,9 +1,9 @@
-"""Meeting: what is noted of an object that a run comes to, and what lies directly below it.
+"""Meeting: what is noted about an object that a run reaches, and what lies directly below it.
 
-An object is met once. What it holds is copied before the run can change it, and what lies
-below it is handed out with a path; attributes of objects that tell of their reads (reader.py) are
-handed out when they are read. Nothing here runs a property, a `__getattr__` or a method of the
-user's, pytree functions excepted.
+An object is met once. What it holds is copied before the run can change it, and each value below it
+gets a path. Where the reader sees attribute reads (reader.py), an attribute's value is met only
+when the attribute is read. Nothing here runs a property, a `__getattr__` or a method of the user's,
+pytree functions excepted.
 """
 
 from __future__ import annotations

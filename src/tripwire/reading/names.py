@@ -1,8 +1,8 @@
 """Names: what the user's code calls a value, and the lines that name it.
 
 The instruction after a call tells who takes its result: `h = f(x)` stores it into `h`,
-`a, b = f(x)` unpacks it, `return f(x)` hands it to the caller, whose next instruction is
-asked in turn. Anything else has no name of the user's.
+`a, b = f(x)` unpacks it, `return f(x)` returns it to the caller, whose next instruction is
+looked at in turn. Any other result has no name in the user's code.
 """
 
 from __future__ import annotations

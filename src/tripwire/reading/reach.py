@@ -1,4 +1,4 @@
-"""Reach: what a run comes to, and by which path, taken before the run can change it.
+"""Reach: what a run reaches, by which path, and what it held before the run could change it.
 
 It follows the run step by step. Arguments are met when the run begins, the globals that a function
 names when it first starts, and with them its cells and defaults. What an object holds is copied
@@ -6,10 +6,10 @@ when the object is met (meeting.py); what lies behind an attribute is met when t
 (reader.py). Containers are met with all that they hold. A tensor that was neither met nor made by a
 recorded call has no known origin.
 
-What is reached through a module, a class or a function is *anchored*: the same things on every
+What is reached through a module, a class or a function is *anchored*: it is the same on every
 call, as long as nobody writes to what leads there. What is reached through other arguments
-comes anew with every call, by its path. So does what lies in a place of the world where others
-proved to put something else from call to call (`exchanged`).
+is fetched on every call, by its path. So is the content of a place in which other code puts another
+object from call to call (`exchanged`).
 """
 
 from __future__ import annotations

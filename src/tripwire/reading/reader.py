@@ -1,16 +1,18 @@
-"""Reader: which attributes of which objects a run reads, told as they are read.
+"""Reader: which attributes of which objects a run reads, reported as they are read.
 
-A reader is told of the objects that a run comes to, and tells of each first read of one under a
-name, before the value is handed out. What isn't there is read, too: its absence. The C reader
-takes part in the lookup itself (`_reader.c`), for the thread that runs. The class here is its
-twin: it sees no read, and takes for one what the names in the code that ran could read. So it
-says too much or the truth, and the C reader the truth.
+A reader is given the objects that a run reaches. It reports the first read of each (object, name),
+before the lookup returns the value. A lookup that finds nothing is a read, too: of the absence. The
+C reader takes part in the lookup itself (`_reader.c`), for the thread that runs. The class here is
+its twin: it sees no reads, and assumes that every name in the code that ran was read from every
+object. So the twin reports what was read, and often more; the C reader reports exactly what was
+read.
 
-Of a class that it is told to watch, a reader knows under which names anything was asked for that
-may have been found there: by objects that the run made itself, too, and by the class itself.
+Of a class that it is told to watch, a reader knows every name that was looked up where the lookup
+may have found something in that class: on objects that the run made itself, too, and on the class
+itself.
 
-What neither sees: reads of Python modules and of functions, which are told by the names in the
-code; objects whose class answers with a `__getattribute__` of its own, which count as read whole.
+What neither sees: reads of Python modules and of functions, which are found from the names in the
+code; and objects whose class has a `__getattribute__` of its own, which count as read whole.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def may_be_made(cls: type, name: str) -> bool:
 
 @final
 class Twin:
-    """Takes for read what is there under the names in the code that ran."""
+    """Assumes that every name in the code that ran was read from every object."""
 
     __slots__ = ("_met", "_names", "_on_read", "_walks_tables")
 

@@ -1,10 +1,10 @@
 """Reads: what a run read. Compiled code is right as long as all of it is unchanged.
 
-Attributes of objects are read as the reader saw it, each under its own name (reader.py), and so
-are attributes of a user's classes: each that has `scale` was read if anything was asked for a
-`scale`. Globals, cells, attributes of torch's classes and of Python modules, and keys of containers
-are told by the names in the code that ran. That is more than what was read, never less. Absences
-are part of it. docs/design/0006 tells why.
+The reader saw which attributes of objects were read, each by its name (reader.py). A user's class
+counts as read under a name if that name was looked up anywhere. Globals, cells, attributes of
+torch's classes and of Python modules, and keys of containers are found from the names in the code
+that ran. That may be more than was read, never less. Lookups that found nothing are part of it.
+docs/design/0006 says why.
 """
 
 from __future__ import annotations

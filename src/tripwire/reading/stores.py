@@ -1,8 +1,9 @@
 """Stores: where the code that ran inside custom functions may write, by its bytecode.
 
-Such code runs again on every call, and what it writes then may hang on anything: its arguments,
-what else it reads. So it doesn't count what it wrote while it was watched. Where it may store, no
-other code of the run may read or write: compiled code has what that code found once.
+Such code runs again on every call, and what it writes may depend on anything: its arguments and
+whatever else it reads. So what it wrote in the observed run tells nothing about later calls. No
+other code of the run may read or write a place where it may store: compiled code would use the
+value of the observed run.
 """
 
 from __future__ import annotations

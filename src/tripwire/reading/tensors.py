@@ -3,10 +3,10 @@
 Tensors are held weakly, so a traced run frees its intermediates when the plain run would.
 An entry goes with its tensor; an identity never survives the object that had it.
 
-Every storage that the run made itself has a number of its own, views of it included, which tells
-what an in-place write can reach. All other memory is one, OUTSIDE: inputs may overlap in ways that
-no storage shows. A number never goes to a second storage: a weak reference keeps a dead one's
-address from being used again.
+Every storage that the run made itself has a number, which its views share. It tells what an
+in-place write can reach. All other memory has one number, OUTSIDE: inputs may overlap in ways that
+no storage shows. A number is never used for a second storage: a weak reference keeps a dead
+storage's address from being used again.
 
 Records and checks keep memory and random generators as they were. Memory is copied once, just
 before the first write to it. The state of a generator is kept before anything can draw from it.

@@ -1,10 +1,10 @@
 """Torch's state, and Python's, that no dict holds: one table of flags.
 
-Nobody can watch such state, so an entry asks for it before each call. Twelve flags change what
-most torch calls compute, or who sees them: they are always asked. To ask for all others would
-cost more than a hit. Each of those has words: names that code must contain to come to the answer,
-or a home: modules whose classes and functions ask for it themselves. An entry asks only for the
-flags whose words are in the code that ran, or whose home that code can reach.
+Nothing reports writes to such state, so an entry checks it before each call. Twelve flags change
+what most torch calls compute, or who sees them: they are always checked. Checking all others would
+cost more than a hit. Each of the others has words (names that code must contain to read the flag)
+or a home (modules whose classes and functions read it themselves). An entry checks only the flags
+whose words are in the code that ran, or whose home that code can reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Spelling = Callable[[object], str]  # the name that a guard function has for a v
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A piece of state, how to ask for it, and when."""
+    """A piece of state, how to read it, and when."""
 
     name: str  # for people
     get: Callable[[], object]  # in the calling thread; None where it is off, or not loaded yet

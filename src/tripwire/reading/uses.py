@@ -1,6 +1,7 @@
 """Uses: what a code object may read and write, as facts; bytecode.py finds them.
 
-A `Use` says too much or the truth: what isn't followed to its end counts as used as a whole.
+A `Use` may say too much, never too little: a value that can't be followed counts as used as a
+whole.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Step(NamedTuple):
 class Use:
     """How the values behind one step are used, all occurrences together.
 
-    A key is an entry's key where the value is a mapping, and an index in a list; asked of
-    anything else, it says that the value is read as a whole. What was only asked for
-    (`"k" in v`, `hasattr(v, "k")`) counts as a whole use of what lies behind `k`.
+    A key is a key of a mapping, or an index of a list; for any other value it means that the value
+    is read as a whole. A test for a key (`"k" in v`, `hasattr(v, "k")`) counts as a use of the
+    whole value behind `k`.
     """
 
     keys: frozenset[object] = frozenset()  # v["k"], v.get("k"), "k" in v
