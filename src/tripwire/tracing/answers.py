@@ -1,13 +1,13 @@
 """Answers: what custom functions returned in a call, kept in case it must be made again.
 
 A custom autograd function with code of its own runs on each call, so what it reads isn't watched.
-But the rest of the run may have gone its way because of what came back: a dtype, whether a
-gradient is wanted, None. So each result is compared with the traced one (`Own`). If its *form* is
-another, the compiled code stops there, and the call is made again as plain Python. The functions
-that ran already don't run twice: they are given the answers that they gave.
+But the rest of the run may have branched on its result: a dtype, `requires_grad`, None. So each
+result is compared with the traced one (`Own`). If its *form* differs, the compiled code stops
+there, and the call is made again as plain Python. Functions that ran already don't run twice: their
+earlier answers are returned.
 
-That isn't possible where such a function writes to something that the run reads, changes its
-arguments, hands out views of them, or runs in a checkpoint: its `Own` has no place among the
+That isn't possible if such a function writes to something that the run reads, changes its
+arguments, returns views of them, or runs in a checkpoint. Then its `Own` has no place among the
 answers, and another form is an error.
 """
 

@@ -1,12 +1,12 @@
-"""Bodies: what is known of code that a recorded call runs inside, before it runs.
+"""Bodies: what is known about the code inside a recorded call before it runs.
 
-The `apply` of a custom autograd function is one node, and a compiled call runs the forward again:
-what it reads of Python's world needs no watch, as long as no size hangs on it. So that sizes can be
-trusted, a forward must be simple enough to be read from its bytecode: it and the functions that it
-names touch tensors, plain values, torch and `math`, and write to nothing but tensors and their
-context. They are then watched like the rest of the run, and the torch calls inside are looked at as
-they happen. A compiler may look inside where the backward is as simple, and leaves its context
-alone: it runs both once, and keeps what came of them. See docs/design/0010.
+The `apply` of a custom autograd function is one node, and a compiled call runs the forward again.
+So what it reads needs no watch, as long as no size depends on it. For sizes to be trusted, a
+forward must be simple enough to be judged by its bytecode: it and the functions that it names touch
+tensors, plain values, torch and `math`, and write to nothing but tensors and their context. Then
+they are watched like the rest of the run, and the torch calls inside are looked at as they happen.
+A compiler may look inside if the backward is as simple and doesn't change its context: the compiler
+runs both once, and keeps the outcome. See docs/design/0010.
 
 The graph of a scripted function shows all that it does: a size can only depend on a tensor's
 values through an operator that says so, or that takes a number out of a tensor. Operators that

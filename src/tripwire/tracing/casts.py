@@ -1,18 +1,18 @@
 """Casts: `float(t)`, `int(t)`, `len(t)`, and what `math` makes of open numbers, stay open.
 
-`float` must give a float, and a tensor's `__float__` too, so neither can give an open number. What
-can is the call: while a run has something open, the two classes are called through `_casts.c`, in
-the thread that runs. They stay the objects that they are, to `is`, `isinstance` and torch. Without
-the C module such a call closes the number.
+`float` must return a float, and so must a tensor's `__float__`, so neither can return an open
+number. Only the call can: while a run has something open, calls of the two classes go through
+`_casts.c`, in the thread that runs. The classes stay the same objects for `is`, `isinstance` and
+torch. Without the C module such a call closes the number.
 
-A function behind `lru_cache` gets plain numbers, and closes them: what was computed for a plain one
-would not be found by an open one.
+A function behind `lru_cache` gets plain numbers, and closes them: an open number would not find
+what was cached for a plain one.
 
-What lies in a list or a tuple of numbers at an open index is open, too: `sigmas[i]`. The guard
+What a list or a tuple of numbers holds at an open index is open, too: `sigmas[i]`. The guard
 function has the numbers, which are part of what the run read, and picks one.
 
-Functions of `math`, `len`, and `min` and `max` of floats, are answered in the same way, whoever
-imported them under whatever name: they stay the objects that they are.
+Functions of `math`, `len`, and `min` and `max` of floats are handled in the same way, under
+whatever name they were imported: they stay the same objects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """fx nodes: a torch call that ran becomes a node of the graph, and stands for its result.
 
-Arguments are spelled as a graph spells them, or refused. A value that Python takes out of a tensor
-is a branch. Which tensors the call wrote to, and whose sizes it decided by values, is noted with
-the node.
+Arguments become arguments of the node, or are refused. A value that Python takes out of a tensor is
+a branch. The node notes which tensors the call wrote to, and which results have sizes that depend
+on values.
 """
 
 from __future__ import annotations

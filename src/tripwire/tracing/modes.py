@@ -1,7 +1,7 @@
-"""Modes: what is entered and left around torch's calls: by a graph, and by strangers.
+"""Modes: what a graph, or other code, enters and leaves around torch's calls.
 
-A graph may enter grad mode, inference mode and autocast, and code that raises leaves them entered:
-they are put back. Under a stranger's mode, or a transform, nothing is compiled.
+A graph may enter grad mode, inference mode and autocast. If it raises before it leaves them, they
+are restored. Under another library's mode, or a transform, nothing is compiled.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Observe: which Python functions run below the traced call, and which C functions they call.
 
-Each code object is reported once per run, when it first starts, with its globals. From 3.12
-on `sys.monitoring` tells, and goes quiet for a code object after its first start. Before
-that `sys.setprofile` does; a profile function that was there is called as before, except a
-profiler written in C, which can't be called: then only the traced function is looked at.
+Each code object is reported once per run, when it first starts, with its globals. From 3.12 on,
+`sys.monitoring` reports it, and is switched off for a code object after its first start. On 3.11,
+`sys.setprofile` does. A profile function that was set before is still called. A profiler written in
+C can't be called from here: then only the traced function is looked at.
 
 Where calls are watched, every call of a C function is judged (see purity), and the first that
-can't be in a trace is reported. Calls that tripwire makes count for nothing, and so do those
-of code that an import runs: a module's code doesn't run again at the next call.
+can't be in a trace is reported. Calls that tripwire makes don't count, nor do calls of code that an
+import runs: a module's code doesn't run again at the next call.
 """
 
 from __future__ import annotations

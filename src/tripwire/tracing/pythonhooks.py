@@ -1,8 +1,8 @@
 """Python hooks: what of Python itself is patched while a run is observed.
 
-Names in code are read off the code. Here is what only a call tells: attribute names that are
-computed, hashes of objects, variables of the environment, modules that are imported by name. A run
-that is refused needs none of these any more.
+Most names are found in the bytecode. These hooks see what only a call shows: computed attribute
+names, hashes of objects, environment variables, modules that are imported by name. A run that is
+refused no longer needs them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sizes: which results have a shape that depends on values.
 
-`x[x > 0]` does, and so does everything computed from it, save numbers. Python that reads such a
-shape takes a value out of a tensor: a branch. What first made a size out of values *decides*:
-how many of a mask are true, the integer that stands for a size. As long as that is what the run
-saw, all shapes that follow from it are.
+`x[x > 0]` does, and so does everything computed from it, except numbers. If Python reads such a
+shape, it takes a value out of a tensor: a branch. What first turned values into a size *decides*:
+how many elements of a mask are true, or an integer in a tensor. As long as that is what the run
+saw, so are all shapes that follow from it.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 The run is the call: its result is the real one, and the user's code runs once (L4). An
 exception of the user's comes out as it is. A refusal stops recording, not the run.
 
-On request a trace is checked: the function runs again, then the graph, and both are compared. The
-second run and the graph start from equal values: arguments as they were before the first run,
-everything else as the first run left it, which is put back afterwards, as are the random
-generators. A trace that fails there depends on something that it doesn't hold: a counter, a
-clock, an effect.
+On request a trace is checked: the function runs again, then the graph, and the two are compared.
+Both start from equal values: arguments as they were before the first run, everything else as the
+first run left it. Afterwards everything is restored, random generators included. A trace that fails
+the check depends on something that it doesn't hold: a counter, a clock, an effect.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from tripwire.values.classes import isinstance
 
 @dataclass(frozen=True, slots=True)
 class Tracer:
-    """Options of tracing, and the way to do it.
+    """Traces callables, with these options:
 
     force_outplace: in-place calls are recorded in their out-of-place form.
-    strict: results may hold no list or dict, and None is no result, whatever was written.
+    strict: results may hold no list or dict, and None is refused, whatever was written.
     name_fn: names a tensor's node; None leaves names to the user's variables.
     check: run the function and the graph again on equal inputs, and compare.
     """

@@ -1,8 +1,7 @@
 """Fakes: a fake tensor with symbolic sizes goes beside each tensor whose sizes are open.
 
 A torch call that gets such a tensor runs a second time on the fakes, which takes no memory and
-computes shapes alone. Equal questions are asked once: layers that are alike cost little after the
-first.
+computes only shapes. Equal questions are asked once, so equal layers cost little after the first.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Shadow: what of a run stays open.
 
-Beside the real run goes a shadow: for each tensor whose size may be another one on the next call, a
-fake tensor with symbolic sizes. A torch call that gets such a tensor, or an open number, runs a
-second time on these, which takes no memory and computes shapes alone. Equal questions are asked
-once: layers that are alike cost little after the first. Python gets open numbers for the sizes
-(values/numbers.py); what it decides by them becomes a condition of the trace.
+A shadow goes beside the real run: a fake tensor with symbolic sizes for each tensor whose size may
+differ on the next call. A torch call that gets such a tensor, or an open number, runs a second time
+on the fakes, which takes no memory and computes only shapes. Equal questions are asked once, so
+equal layers cost little after the first. Python gets open numbers for the sizes
+(values/numbers.py). What it decides by them becomes a condition of the trace.
 
-What the shadow can't follow closes the numbers that lead to it.
+If the shadow can't follow a call, the numbers that lead there are closed.
 """
 
 from __future__ import annotations
