@@ -1,8 +1,7 @@
-"""Admission: what an entry asks about a call before it takes it, as one guard function.
+"""Admission: what an entry checks before it takes a call, as one guard function.
 
-The arguments are asked whether they are what the run found, torch's state whether it is as the
-run found it, and the entry's standing whether anything that it read was written. What no sentry
-can watch is compared here as well.
+It compares the arguments and torch's state with what the run found, and asks the entry's standing
+whether anything that the run read was written. What no sentry can watch is compared here as well.
 """
 
 from __future__ import annotations

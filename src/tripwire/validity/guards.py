@@ -1,9 +1,9 @@
 """Guards: checks on a call's own arguments, as one generated function per entry.
 
-Arguments are compared by structure and value, along the paths that the run could read. What
-the run wrote to them is undone first: a guard asks for what the run found. The text of the
-function can be read (`Guards.source`), and each check can say what it wanted and what it got.
-Where the C module is built, a table of the same checks is run instead of the text (table.py).
+Arguments are compared by structure and value, along the paths that the run could read. Guards
+expect what the run found before it wrote to its arguments itself. `Guards.source` is the text of
+the function, and each check can say what it expected and what it found. If the C module is built, a
+table of the same checks runs instead of the text (table.py).
 """
 
 from __future__ import annotations

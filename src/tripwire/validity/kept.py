@@ -1,8 +1,8 @@
 """Kept: a value that an entry read, to compare with later.
 
 It is held weakly where Python allows it, so that it dies when nobody else holds it. An entry's
-tensors are held strongly while it is in use, and weakly while it is retired. Of a container of
-plain values, in whose place an equal one may come, the content is kept.
+tensors are held strongly while it is in use, and weakly while it is retired. A container of plain
+values may be replaced by an equal one, so its content is kept.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ VALUE_SLOT = vars(Kept)["_value"]
 
 
 class ThatNumber(Kept):
-    """A number of which the code may ask which one it is: Python has equal ones several times."""
+    """A number that the code may compare with `is`: equal numbers may be different objects."""
 
     __slots__ = ()
 
@@ -176,10 +176,10 @@ class ThatNumber(Kept):
 
 
 class Alike(Kept):
-    """A container of plain values, in whose place an equal one may come.
+    """A container of plain values that may be replaced by an equal one.
 
-    Nobody asked which object it is. What lies in the one that is there now is compared by a wire of
-    its own, which looks here for it.
+    The code didn't ask which object it is. A wire of its own compares the content of the container
+    that is there now, and finds that container here.
     """
 
     __slots__ = ("_content", "_others")
@@ -250,7 +250,7 @@ _CONTAINERS = ids_of(list, set, tuple, frozenset)
 
 
 class Keeper:
-    """Makes what wires compare with: a value itself, or where nobody asks, any equal one."""
+    """Makes what wires compare with: a value, or any equal one if its identity isn't read."""
 
     __slots__ = ("_alike", "_is_itself", "_places", "_tells_numbers")
 

@@ -1,4 +1,4 @@
-"""Plan: what one trace needs to be right again, as guards on a call and wires on the world."""
+"""Plan: the conditions under which a trace holds: guards on a call, wires on everything else."""
 
 from __future__ import annotations
 

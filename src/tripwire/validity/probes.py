@@ -1,9 +1,9 @@
 """Probes: a tensor's value that Python used is computed again before an entry is chosen.
 
-The part of the graph that leads from the call's inputs to the value is cut out, run on each
-call, and compared. It must be small, and mean the same when it runs first: nothing random, and
-no input changed in place before it is read. In-place calls on what the run made itself are part
-of it. Equal probes are shared by the entries of a callable.
+The part of the graph that leads from the call's inputs to the value is cut out. It runs before each
+call, and the value is compared. This part must be small, and must compute the same when it runs
+first: nothing random, and no input changed in place before it is read. In-place calls on tensors
+that the run made itself may be part of it. Entries of a callable share equal probes.
 """
 
 from __future__ import annotations
@@ -367,8 +367,8 @@ class _Past:
 class _Gradients:
     """What `.grad` of an input is where Python asks: as before the call, or as the graph leaves it.
 
-    `zero_grad()`, `loss.backward()` and `opt.step()` in one function ask all the time. What it is
-    after a backward follows from the graph and from what it was before the call.
+    `zero_grad()`, `loss.backward()` and `opt.step()` in one function read `.grad` all the time. Its
+    value after a backward follows from the graph and from its value before the call.
     """
 
     def __init__(

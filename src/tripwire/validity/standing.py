@@ -1,15 +1,14 @@
 """Standing: whether an entry may be used. It is in use, retired or gone.
 
-A sentry says that something may have been written, and wires compare then. An entry whose wire
-tripped is *retired*: it isn't used again unless the value that it was traced with comes back.
-While retired it holds no tensor, so what was replaced can die. It is *gone* for good once
-something that it read has died, or nobody has a use for it.
+When a sentry says that something may have been written, wires compare. An entry whose wire tripped
+is *retired*: it isn't used again unless the value that it was traced with comes back. While retired
+it keeps no tensor alive, so what was replaced can die. It is *gone* for good once something that it
+read has died, or nobody has a use for it.
 
-A tensor of the same form may take the place of one that an entry holds. Compiled code is given
-state as its inputs. So weights that are loaded, merged or swapped need no new trace, as long as
-nobody can tell the new tensors from the old ones but by their values: the run didn't ask which
-tensor it had, each place that held the old one holds the new one, and tensors that were two are
-two.
+A tensor that an entry holds may be replaced by one of the same form, because state is an input of
+compiled code. So weights that are loaded, merged or swapped need no new trace, if only their values
+differ: the run didn't ask which tensor it had, each place that held the old tensor holds the new
+one, and tensors that were two are still two.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ANYTHING = Touch(False, -1, None)
 
 
 class _Doubt:
-    """True while an entry is retired, or somebody looks whether it is."""
+    """True while an entry is retired, or while somebody finds out whether it is."""
 
     __slots__ = ("_causes", "_pending")
 
@@ -81,7 +80,7 @@ def _find_written(plan: Plan, touches: list[Touch]) -> tuple[Cause, ...]:
 
 
 class Standing:
-    """Of one entry. Made before its plan, whose guard function asks it."""
+    """The standing of one entry. It exists before the plan, whose guard function asks it."""
 
     def __init__(self, on_retired: Retired, on_rebound: Callable[[], None] | None = None) -> None:
         me = weakref.ref(self)  # the guard function is the plan's, and that is mine: no cycle
@@ -299,7 +298,7 @@ def may_rebind(trace: Trace, completion: Completion, held: Held) -> bool:
 
 
 class _Form(NamedTuple):
-    """What compiled code may go by, beside what a wire compares; and which tensor it is of."""
+    """What compiled code may depend on besides what a wire compares; and of which tensor."""
 
     keys: str
     is_aligned: bool
@@ -315,7 +314,7 @@ class _Form(NamedTuple):
 
 
 class Rebinding:
-    """Which tensors may take the places of an entry's state."""
+    """Which tensors may replace an entry's state."""
 
     __slots__ = (
         "_forms",

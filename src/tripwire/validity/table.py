@@ -1,6 +1,6 @@
-"""Table: the guard function of an entry: its text, and the rows that C goes through in its place.
+"""Table: the guard function of an entry: its text, and rows that C checks instead of the text.
 
-The text is the specification: a row asks what its line asks; lines without a row run in Python.
+The text is the specification: a row checks what its line checks; lines without a row run in Python.
 Without the C module, or with TRIPWIRE_PURE=1 in the environment, the text itself is compiled and
 run. Arguments cost 0.1 µs a tensor instead of 1, bench_dispatch.py.
 """

@@ -1,8 +1,8 @@
 """Wires: a compiled entry dies when something it read is written.
 
-A wire compares what it guards with what was seen, after its sentry was touched; a sentry that
-can't tell is touched always. A wire holds values weakly where Python allows it, so a watched
-object dies when nobody else holds it.
+When its sentry says that something may have been written, a wire compares what it guards with what
+was seen. (A sentry that can't tell always says so.) A wire holds values weakly where Python allows
+it, so a watched object dies when nobody else holds it.
 """
 
 from __future__ import annotations
@@ -221,9 +221,9 @@ _NOTHING = object()  # can't be written to
 class ObjectWire:
     """What an object is, beside what its dict holds: its class, its dict, a tensor's form.
 
-    A function's code and a partial's arguments are kept strongly: they die with their owner, and
-    so does the entry. A function that didn't run is watched for its name and texts alone, and may
-    die: if what led to it was read, that is watched, too.
+    A function's code and a partial's arguments are held strongly: they die with their owner, and so
+    does the entry. A function that didn't run is watched only for its name and texts, and may die:
+    if the path to it was read, that path is watched, too.
     """
 
     __slots__ = ("_cls", "_facts", "_labels", "_may_die", "_path", "_ref", "_space")
