@@ -1,7 +1,7 @@
-"""Classes: what a value is, asked of its type. No code of a class or a metaclass runs.
+"""Classes: what a value is, according to its type. No code of a class or a metaclass runs.
 
-`isinstance` here asks its type and not its `__class__`, which a mock or a
-lazy proxy answers with another's, or with an error. Whoever looks at a user's values imports it.
+`isinstance` here looks at a value's type and not at its `__class__`: a mock or a lazy proxy gives
+another class there, or raises. Modules that look at a user's values import this one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Contents: what a value holds, and the code behind what can be called; none of that code runs.
+"""Contents: what a value holds, and the code behind a callable. None of that code runs.
 
 Properties, `__getattr__`, `__iter__` and `items` of a user's class never run: only what Python
-itself put into classes is asked. Who walks over values asks here for what lies below each.
+itself put into classes is used. Every walk over values asks here what lies below each value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Identity: what is torch's or Python's own and what is a user's; when two values are the same.
+"""Identity: what belongs to torch or Python and what to a user; when two values are the same.
 
-Names lie: `functools.wraps` gives a user's function the module of torch's, and a class that
-`types.new_class` makes is called one of that module's. So files and identities decide.
+Names can be wrong: `functools.wraps` gives a user's function the `__module__` of a function of
+torch, and a class that `types.new_class` makes gets `types` as its module. So files and identities
+decide.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def is_library_class(cls: type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StandsFor:
-    """The last constant of code of ours that a function of a library runs for a while."""
+    """Marks tripwire's code that a library's function runs for a while, as its last constant."""
 
     code: types.CodeType
 

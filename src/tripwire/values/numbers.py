@@ -1,10 +1,10 @@
-"""Open numbers: ints and floats of a run whose value may be another one on the next call.
+"""Open numbers: ints and floats of a run whose value may differ on the next call.
 
 An open number *is* a torch.SymInt or torch.SymFloat, so that torch takes it as an argument, and
-*says* that it is an int or a float: `isinstance` holds. Arithmetic gives open numbers. A comparison
-gives the answer of this run, and is noted as a decision. Whatever else needs the value *closes* the
-number: from then on it is this value. In other threads, and after the run, it is a plain number in
-all that it does.
+*says* that it is an int or a float: `isinstance` is True. Arithmetic gives open numbers. A
+comparison gives this run's answer, and is noted as a decision. Whatever else needs the value
+*closes* the number: from then on it is this value. In other threads, and after the run, it behaves
+as a plain number.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def are_variants(left: Any, right: Any) -> bool:
 
 
 class _OffTheRun:
-    """`__torch_function__` of an open number where its run isn't: torch gets plain ones there.
+    """`__torch_function__` of an open number outside of its run: gives torch the plain number.
 
-    In the run itself the recorder sees to it. Without either, torch reads a number like 7777777
-    out of a symbol. Other threads, and whoever kept a number in a C object, come here.
+    In the run itself the recorder does that. Without either, torch would read a number like 7777777
+    out of a symbol. Other threads use this, and code that kept a number in a C object.
     """
 
     def __get__(self, number: Any, cls: type) -> Callable[..., Any]:

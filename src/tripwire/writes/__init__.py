@@ -1,4 +1,4 @@
-"""Writes: whoever asks is told when an object, a class or a container is written, and by whom."""
+"""Writes: reports when an object, a class or a container is written, and by whom."""
 
 from tripwire.writes.snapshots import ABSENT, GONE, ORDER
 from tripwire.writes.subscriptions import ExactWeakKeyDictionary, ensure_patched

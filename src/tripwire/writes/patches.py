@@ -1,7 +1,7 @@
-"""Patches: the one way in which foreign code does something else for a while.
+"""Patches: the one place through which foreign code is patched for a while.
 
-What was there is put back exactly, also after an exception. A function of Python's or torch's that
-is written in Python stays the object that it is, for code that compares it: it runs other code.
+What was there is restored exactly, also after an exception. A function of Python or torch that is
+written in Python stays the same object, for code that compares it; only its code is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute that does something else for a while, made from what was there."""
+    """One attribute that is replaced for a while by something made from the original."""
 
     owner: Any
     name: str
@@ -100,9 +100,9 @@ def _build_detour(hook: object, code: CodeType) -> CodeType:
 
 @dataclass(frozen=True, slots=True)
 class RarerCollections:
-    """The garbage collector lets more new objects come together before it looks at them.
+    """The garbage collector runs less often: its first threshold is higher.
 
-    Whoever makes many objects that stay would have it look through everything in vain. Garbage
+    Code that makes many objects which stay alive would make it search everything in vain. Garbage
     is still collected; a threshold that somebody sets meanwhile stays.
     """
 
@@ -122,7 +122,7 @@ class RarerCollections:
 
 
 class Applicable(Protocol):
-    """Something of Python's or torch's that is otherwise for a while."""
+    """Something of Python or torch that is changed for a while."""
 
     def apply(self, undo: list[Callable[[], None]]) -> None:
         """Change it; `undo` gets what puts it back, before anything is changed."""

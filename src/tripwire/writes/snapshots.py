@@ -1,11 +1,10 @@
 """Snapshots: what an object held, remembered so that it can be compared and can still die.
 
 A snapshot is one level deep: an object's attributes and items, not what those hold in turn.
-Values are the same if they are one object, or plain values of one type with the same bits:
-0.0 became something else when it became -0.0, nan didn't when it became nan.
-Values are remembered weakly. What can't be is remembered by its address, and `kept` gets it,
-so that whoever holds `kept` decides how long that address can't come again.
-No comparison runs code of a user.
+Two values are the same if they are one object, or plain values of one type with the same bits: 0.0
+and -0.0 differ, nan and nan don't. Values are remembered weakly. A value without weak references is
+remembered by its address and put into `kept`: as long as somebody holds `kept`, no other object can
+get that address. No comparison runs user code.
 """
 
 from __future__ import annotations

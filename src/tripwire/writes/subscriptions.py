@@ -1,9 +1,9 @@
 """Patching: attribute writes are seen by the class's own `__setattr__` and `__delattr__`.
 
-A class is patched once, however many ask for it, and is as it was when the last one lets go:
-its own method is back, or the name is gone where it had none. What a user put there meanwhile
-stays. A patched method runs what it replaced, and what was inherited is looked up anew on each
-call, so a base class can change under it.
+A class is patched once, however many subscribe to it. When the last subscription ends, it is
+restored: its own method is back, or the name is removed if it had none. What a user put there
+meanwhile stays. A patched method runs what it replaced. An inherited method is looked up on each
+call, so a base class can change meanwhile.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Trackers: what people know from PyTorch's `MutationTracker` and `GenerationTracker`.
+"""Trackers: `MutationTracker` and `GenerationTracker`, as in PyTorch.
 
-A mutation tracker belongs to one object: code that read the object is invalidated when it is
-changed. The tracker holds code weakly and tells it once, after the change. The object is watched
-only while there is code to tell, so its class is as it was when the last code is told or gone.
-Attribute writes are told at once, with the writer's line. So are writes to the dicts behind an
-object where Python tells of them: with the C module, from 3.12 on, before the next Python function
-starts. They are items of a dict, `__dict__` written directly, attributes of classes and Python
-modules, a module's tables. All else (lists, sets, cells; without watchers dicts, too) is found by
-`check()`.
+A mutation tracker belongs to one object: when the object is changed, code that read it is
+invalidated. The tracker holds code weakly and invalidates it once, after the change. The object is
+watched only while there is code to invalidate; after that its class is restored. Attribute writes
+are reported at once, with the writer's line. Writes to the dicts behind an object are reported
+before the next Python function starts, with the C module from 3.12 on. These are items of a dict,
+`__dict__` written directly, attributes of classes and Python modules, a module's tables. All else
+(lists, sets, cells; without watchers dicts, too) is found by `check()`.
 
 Generations tell what was made during a run from what was there before. While tagging is installed,
 a module that is constructed or unpickled is tagged with the number of the generation. Each install
@@ -51,8 +50,8 @@ class GuardedCode(Protocol):
 class MutationTracker:
     """The mutations of one object, and the code that they concern.
 
-    While there is code to tell, each write that is seen counts. Afterwards what differs from the
-    last look counts, once for each name, when somebody asks.
+    While there is code to invalidate, each write that is seen counts. Afterwards the count is
+    updated when somebody reads it: once for each name that differs from the last look.
     """
 
     db: ClassVar[ExactWeakKeyDictionary[MutationTracker]] = ExactWeakKeyDictionary()

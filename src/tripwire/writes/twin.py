@@ -1,9 +1,9 @@
 """A sentry says whether anything that a compiled entry read may have been written since.
 
-It errs on one side only: a sentry that is quiet has seen no write to what it watches; one that is
-not quiet may have seen none either. Whoever asks compares the values behind each touch itself, so
-a sentry that knows nothing is slow, never wrong. The class here is that sentry, and it specifies
-the one in `_watch.c`, which falls back to this behaviour for whatever it can't watch.
+It errs on one side only: if a sentry is quiet, nothing that it watches was written; if it isn't
+quiet, something may have been. Its caller compares the values behind each touch itself, so a sentry
+that knows nothing is slow, never wrong. The class here is that sentry. It specifies the one in
+`_watch.c`, which falls back to this behaviour for whatever it can't watch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Touch(NamedTuple):
 class Hidden(weakref.ref[Any]):
     """A weak reference that `weakref.getweakrefs` doesn't list, where the C module is built.
 
-    torch.utils.swap_tensors takes no tensor with a weak reference. One of ours is no hindrance: it
-    leads to the same object before and after, and what that holds is compared.
+    torch.utils.swap_tensors refuses a tensor with a weak reference. This one does no harm: it leads
+    to the same object before and after the swap, and the object's content is compared.
     """
 
     __slots__ = ()
@@ -47,11 +47,11 @@ class Sentry:
     replaced, a function also when its code, defaults or names are, a class also when its bases or
     names are, a tensor also when its data or layout or `requires_grad` are.
 
-    Nothing is kept alive by being watched, save dicts on Python 3.11 and objects whose type allows
-    no weak reference. Once anything watched has died, the sentry is spent: never quiet again, it
-    names everything at each `take`. Another one, built from what is there now, would do better.
+    Watching keeps nothing alive, except dicts on Python 3.11 and objects whose type allows no weak
+    reference. Once something watched has died, the sentry is used up: it is never quiet again, and
+    names everything at each `take`. Then its owner should build another one.
 
-    The listener is called without arguments soon after a dict was touched, where Python tells:
+    The listener is called without arguments soon after a dict was touched, where Python reports it:
     from 3.12 on, in C, before the next Python function starts. It isn't called for what was taken.
     """
 

@@ -1,17 +1,17 @@
 """Watching: a listener is told when an object is changed, after the change.
 
-Attribute writes and deletions on objects whose class can be patched are told at once, with the
+Attribute writes and deletions on objects whose class can be patched are reported at once, with the
 writer's line. Every other change (`__dict__` written directly, items of containers, attributes
 of classes and Python modules) is found by comparison: at the next `check()`, or at the next
-write that is told. A change is told once. A watch sees one level: what an object holds, not
+write that is reported. A change is reported once. A watch sees one level: what an object holds, not
 what that holds in turn.
 
-A watch doesn't keep an object alive that can be weakly referenced. The `Watch` itself, as long
-as somebody has it, keeps the values in it that can't be (lists, dicts), since those could not
-be told from their successors.
+A watch doesn't keep an object alive that can be weakly referenced. As long as somebody holds the
+`Watch` itself, it keeps alive the values that can't be (lists, dicts): otherwise a new one at the
+same address could not be told from the old one.
 
-Threads may write, check and cancel at once. A value that another thread overwrites before it
-could be looked at isn't told. No lock is held while user code runs.
+Threads may write, check and cancel at once. If another thread overwrites a value before it is
+looked at, that value isn't reported. No lock is held while user code runs.
 """
 
 from __future__ import annotations
