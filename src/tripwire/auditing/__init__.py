@@ -1,1 +1,1 @@
-"""Auditing: every place that a call could read is written, one at a time, beside the plain call."""
+"""Auditing: writes to every place that a call could read, and compares with the plain call."""

@@ -1,8 +1,8 @@
-"""Alternatives: for a value, another that a call would notice.
+"""Alternatives: for each value, another one that a call would notice.
 
-What is put in a function's or a module's place does what the original does and changes the first
-number or tensor of its result. Its code is the user's, as far as tripwire can tell: it is compiled
-from text, not from a file of tripwire.
+A function or module is replaced by one that does what the original does and changes the first
+number or tensor of its result. tripwire takes its code for the user's: it is compiled from text,
+not from a file of tripwire.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Findings: where a call could read something, what came of each write there; the table of them."""
+"""Findings: the places that a call could read, what happened after each write, and their table."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one write."""
+    """What happened after one write."""
 
     place: AuditedPlace
     status: Status

@@ -1,8 +1,8 @@
 """Images: values as they were at one moment, to be compared after the objects have moved on.
 
-Objects that the walk knows are the same where they are the same object. Everything else is
-compared by type and content; tensors by class, form, values and whose memory they have. A `World`
-is all that a walk found; it can be put back.
+Objects that the walk knows are compared by identity. Everything else is compared by type and
+content; tensors by class, form, values and which memory they share. A `World` is everything that a
+walk found; it can be restored.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Image = KnownObject | Plain | TensorImage | ImageNode | RaisedImage
 
 
 class Camera:
-    """Makes images of one moment: the same tensor or memory is told of as such."""
+    """Makes images of one moment, and notes which tensors and which memory are the same."""
 
     def __init__(self, known: Mapping[int, str], memories: Mapping[int, str]) -> None:
         self._known = known

@@ -1,9 +1,9 @@
-"""Judge: a compiled callable beside its plain one, while the world around both is written to.
+"""Judge: compares a compiled callable with its plain one after each write.
 
-One write at a time. Before every call the world is put back to what it was after the write, random
-generators included, so that both sides meet the same. Compiled code is called until it has run: a
-call that is traced is the plain call, and proves nothing. Then the write is undone, and
-compiled code must give the first answer again.
+It makes one write at a time. Before every call it restores everything to what it was after the
+write, random generators included, so that both sides find the same. It calls until compiled code
+has run: a traced call is the plain call, and proves nothing. Then it undoes the write, and compiled
+code must give the first answer again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DispatcherMark:
 
 
 class Subject:
-    """Who is audited: the plain callable, and compiled ones that are made of it as needed."""
+    """What is audited: the plain callable, and its compiled forms, made as needed."""
 
     def __init__(self, compiled: Any) -> None:
         self._bound: tuple[Any, ...] = ()
@@ -182,13 +182,13 @@ Progress = Callable[[int, int, str], None]  # done, of how many, where
 class Auditor:
     """How to audit.
 
-    seconds, places: stop after so much time, or so many writes. Which of the possible writes are
-        tried is drawn at random, every kind of place in turn.
-    seed: of that choice; None for a fresh one, which the audit tells.
-    gradients: compare gradients of all that requires them, too.
-    kinds: places of these kinds only; their names, as the table spells them.
-    progress: called with writes done, writes in all and the place that comes next; a bar on a
-        terminal where none is given.
+    seconds, places: stop after so much time, or so many writes. The writes are drawn at random,
+        every kind of place in turn.
+    seed: of that draw; None for a fresh one, which the audit prints.
+    gradients: compare gradients as well.
+    kinds: places of these kinds only, by their names in the table.
+    progress: called with writes done, writes in all and the next place; without it, a terminal
+        shows a bar.
     """
 
     seconds: float | None = None

@@ -1,10 +1,10 @@
 """Walking: live objects that a call could read, found from its arguments and its callable.
 
 The walk asks Python what each object holds. It does not ask tripwire what the call read: the judge
-must not share the opinion of the judged. Two things narrow it down. Functions are looked into only
-where their code ran in the plain call (a profile function saw it), and globals are those with a
-name in that code. Code and classes of torch and the standard library count as constant, save the
-`forward` of modules; their objects are looked into where they are containers.
+must not share the opinion of the judged. Two things narrow it down. It looks only into functions
+whose code ran in the plain call (a profile function saw it), and only at globals that this code
+names. Code and classes of torch and the standard library count as constant, except the `forward` of
+modules; of their objects, it looks only into containers.
 """
 
 from __future__ import annotations
