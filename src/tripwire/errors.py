@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TripwireError(Exception):
-    """The base of everything that tripwire raises on its own account."""
+    """The base class of all errors that tripwire raises."""
 
     def __init__(self, message: str, *, slug: str) -> None:
         super().__init__(f"{message} [{slug}]")
@@ -31,7 +31,7 @@ def _restore(cls: type[TripwireError], text: str) -> TripwireError:
 
 
 class CannotTrace(TripwireError):
-    """A graph of this run would not mean the same as the run."""
+    """A graph of this run would not do the same as the run."""
 
     place: tuple[str, int] | None = None  # the user's file and line, where one is to blame
 
@@ -53,7 +53,7 @@ class StateError(TripwireError):
 
 
 class BadOption(TripwireError):
-    """An argument of one of tripwire's functions can't be met."""
+    """One of tripwire's functions got an argument that it can't work with."""
 
 
 class BackendFailed(TripwireError):
@@ -63,7 +63,7 @@ class BackendFailed(TripwireError):
 
 
 class WrongResult(TripwireError):
-    """Compiled code does something else than the observed run (`check=True`)."""
+    """Compiled code differs from the observed call (`check=True`)."""
 
 
 class BadRecord(TripwireError):

@@ -1,12 +1,13 @@
-"""Files: made for this user alone, whole or not at all, and never where a link leads.
+"""Files: readable by this user only, written whole or not at all, and never through a link.
 
-A new file has mode 0600 and a new folder 0700, whatever the umask says. What takes a place is
-written under another name beside it, and moved. The way to a folder is gone once, name by name;
-what is done there is done in the folder that was reached, so nobody can put a link in its place
-meanwhile. Links on the way are followed if they belong to this user or to root. Whether a place can
-be trusted is decided as OpenSSH decides it: by who may write to any folder on the way there.
+A new file has mode 0600 and a new folder 0700, whatever the umask says. A file is written under
+another name beside its place, and then moved there. The path to a folder is resolved once, name by
+name, and everything is done in the folder that was reached: if somebody swaps it for a link
+meanwhile, that has no effect. Links on the path are followed if they belong to this user or to
+root. Whether a place can be trusted is decided as OpenSSH does: by who may write to any folder on
+the path.
 
-JSON of somebody else's is decoded only where that takes little enough memory, told from its text
+Foreign JSON is decoded only if that takes little enough memory. This is estimated from its text
 beforehand: lists, items and strings have a price.
 """
 
@@ -51,7 +52,7 @@ class NotOurs(OSError):
 
 
 class _Descriptor:
-    """It is closed when its block ends, and where an interrupt keeps that from happening."""
+    """Closed when its block ends, also if an interrupt keeps the block from closing it."""
 
     handle: int | None = None
 
@@ -67,9 +68,9 @@ class _Descriptor:
 
 
 class Folder(_Descriptor):
-    """A folder that was reached: what is done in it is done there, whatever its path leads to now.
+    """A folder that was reached: work is done in it, wherever its path leads by now.
 
-    Where the system has no such thing (Windows), each call goes by the path.
+    On systems that can't do that (Windows), each call uses the path.
     """
 
     def __init__(self, path: Path, handle: int | None) -> None:
@@ -138,7 +139,7 @@ def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = Fa
 
 
 class _Way(_Descriptor):
-    """How far one has come."""
+    """How far a path has been followed."""
 
     def __init__(self) -> None:
         self._here = ""
@@ -214,7 +215,7 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
 
 @dataclass(slots=True)
 class DraftFile:
-    """A file that is written, and has no name yet that anybody looks for."""
+    """A file that is being written, under a temporary name."""
 
     file: BinaryIO
     folder: Folder

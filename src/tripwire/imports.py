@@ -1,12 +1,13 @@
-"""Imports: large ones pay for no collection, and a compiler's own change nothing that a run read.
+"""Imports: large imports run without garbage collection, and a compiler's imports retire nothing.
 
-Python collects garbage while it imports much: three passes over all that torch holds, 0.4 of the
-2.3 s that Inductor takes. What imports make stays.
+Python collects garbage during large imports: three passes over everything that torch holds, 0.4 of
+the 2.3 s that importing Inductor takes, in vain, since what imports make stays alive.
 
-Inductor registers classes with abstract ones. A run that asked `isinstance` of one depends on such
-registrations, and code is loaded, or compiled, after that run. No object that was there before is
-of a class that the compiler brings, so its registrations aren't counted. Other threads might
-register their own meanwhile: where there are any, everything is imported before the run.
+Importing Inductor registers classes with abstract base classes. A run that called `isinstance` with
+such a base class depends on its registrations, and compiled code is loaded or made after that run.
+No object from before can be an instance of a class that the compiler brings. So its registrations
+don't count. Other threads might register classes of their own meanwhile: if there are any,
+everything is imported before the run.
 
 Dynamo and Inductor import each other. Two threads that begin in different places get halves of
 modules, and both fail, also a user's that only makes an optimizer. So all begin at one place.

@@ -1,6 +1,6 @@
 """Phases: the parts of tripwire's own work, as spans.
 
-Telemetry needs msgspec. Where that isn't installed tripwire compiles all the same, unmeasured.
+Telemetry needs msgspec. If that isn't installed, tripwire compiles without measuring.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Redaction: a text that goes into a file is without what looks like a secret.
+"""Redaction: what looks like a secret is removed from texts before they go into a file.
 
-A secret is told by the name it stands under, by a form that tokens have, or by letters and digits
-that no word and no digest has. It becomes `<redacted 1>`, the same wherever it stands in one log
-or record, so that what was equal stays equal. What compiled code compares in memory is left as it
-is. `TRIPWIRE_REDACT=0` writes everything.
+A secret is recognised by its name, by the form of a known token, or by letters and digits that make
+neither words nor a digest. It becomes `<redacted 1>`, the same everywhere in one log or record, so
+that equal values stay equal. Values that compiled code compares in memory aren't changed.
+`TRIPWIRE_REDACT=0` turns redaction off.
 """
 
 from __future__ import annotations

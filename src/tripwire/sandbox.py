@@ -1,9 +1,9 @@
-"""Sandbox: a trusted record's code runs without a network and writes to a temporary folder alone.
+"""Sandbox: a trusted record's code runs without a network and writes only to a temporary folder.
 
-bubblewrap makes it, on Linux. Inside there is Python with its packages, the system's programs and
-libraries, the record, and a temporary folder, which is HOME and TMPDIR and isn't kept. Nothing else
-of the file system is there: a socket or a pipe that lies in it leads out, even where nothing can be
-written. So does an open file: the code's input is empty, and its output goes through pipes.
+bubblewrap makes the sandbox, on Linux. It contains Python with its packages, the system's programs
+and libraries, the record, and a temporary folder, which is HOME and TMPDIR and isn't kept. It
+contains no other files: a socket or a pipe in the file system would lead out, even on a read-only
+mount. So would an open file: the code's input is empty, and its output goes through pipes.
 """
 
 from __future__ import annotations

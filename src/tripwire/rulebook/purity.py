@@ -124,7 +124,7 @@ LOGS = Refuse(
 
 @dataclass(frozen=True, slots=True)
 class _ForUsers:
-    """Pure where torch or the standard library calls it."""
+    """Pure if torch or the standard library calls it."""
 
     refuse: Refuse
 

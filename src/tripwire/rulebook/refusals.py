@@ -1,8 +1,8 @@
 """Refusals: why there is no compiled code, as data.
 
 A refusal says why a run can't become a trace, and where. The run goes on as plain Python, so the
-call's result is still right (L4, L5). A mismatch says why an entry isn't for a call; a cause, why
-an entry was retired, and who wrote.
+call's result is still right (L4, L5). A mismatch says why an entry doesn't fit a call. A cause says
+why an entry was retired, and who wrote.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rules: what recording does with each torch function that a run calls.
 
-Every function gets a rule when it is first met. A function with no entry in the tables here
-is recorded as a call, and if it hands Python something that is no tensor, that is a branch:
-a table that misses a function costs a branch too many, never a value baked in (L2).
+Every function gets a rule when it is first called. A function that is in none of the tables here
+is recorded as a call, and if it returns something other than a tensor to Python, that is a branch.
+So a gap in the tables costs an unneeded branch, never a baked value (L2).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
 
 @dataclass(frozen=True, slots=True)
 class WrittenArguments:
-    """Arguments that a call changes though neither its name nor a version counter tells."""
+    """Arguments that a call changes, although neither its name nor a version counter shows it."""
 
     arguments: tuple[tuple[int, str], ...]  # positions and names
     flag: tuple[int, str, bool] | None = None  # only where this argument is true; and its default
@@ -354,7 +354,7 @@ def _find_flag(func: Any) -> WrittenArguments | None:
 class Target:
     """A callable under a name that fx can spell.
 
-    fx takes the names of callables from torch for paths that lead to them, and not all are.
+    fx takes the names of torch's callables for paths that lead to them, which some are not.
     """
 
     __module__ = "tripwire"
