@@ -1,9 +1,9 @@
-"""Calls: what a call began with is kept until it is known to succeed, or else becomes its record.
+"""Calls: what a call began with is kept until the call succeeds; if it fails, it is recorded.
 
 A record shows a call as it began. Copying everything first would cost more than the call, so
-as little as possible is done: a compiled call copies the tensors that its graph is known to
-change; a call that runs as Python has its objects taken down before it runs, if its code may
-write at all, and its tensors copied just before the first write to each.
+as little as possible is done. A compiled call copies the tensors that its graph is known to change.
+If a call runs as Python and its code may write at all, its objects are captured before it runs, and
+each tensor is copied just before the first write to it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ log = logging.getLogger("tripwire.records")
 
 
 class Beginning:
-    """One call, as it began. Whoever runs it tells what it does (tracing.state.CallKeeper).
+    """One call, as it began. Whoever runs it reports what it does (tracing.state.CallKeeper).
 
-    An armed call makes one, so making it only notes the call; the rest comes when it is needed.
+    Every call that may be recorded makes one. So making it only notes the call; the rest is done
+    when it is needed.
     """
 
     snapshot: RecordDraft | None = None

@@ -1,12 +1,12 @@
 """Classes: what a class statement made, as far as recorded code can ask for it.
 
-Special methods are kept, and what recorded code names; what a library's base class has under the
-same name too, since the library calls it. What `dataclass`, `Enum` and `namedtuple` generated is
-left out: it is generated again from `detail`, in the way of the interpreter that replays.
+Kept are special methods, what recorded code names, and what a library's base class has under the
+same name, since the library calls it. What `dataclass`, `Enum` and `namedtuple` generated is left
+out: the interpreter that replays generates it again from `detail`.
 
-Code asks by the names in its instructions and by string constants; library code asks for what
-its own classes have. Which code is recorded depends on what is kept, and the other way round;
-so the nodes that keep a part of something grow, again and again, until no new name turns up.
+Recorded code reaches an attribute by a name in its instructions or in a string constant; library
+code reaches what its own classes have. Which code is recorded depends on what is kept, and the
+other way round. So classes, modules and namespaces grow until no new name turns up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DUCK_NAMES = frozenset(
 
 
 class SpelledNames:
-    """Every name that recorded code spells."""
+    """Every name that occurs in recorded code."""
 
     def __init__(self) -> None:
         self.attributes: set[str] = set()  # loaded or deleted

@@ -1,8 +1,8 @@
 """Data: plain values, containers and instances become nodes.
 
 Python's own exact types are known by their type. Of other objects, state is read from the dict and
-the slots that Python itself gave them. What keeps state that Python doesn't show, in C, is left out
-with a reason, but for what shows its state as plain data: enums, dates, NumPy's generators.
+the slots that Python itself gave them. An object with hidden state in C is left out, with a reason,
+unless it shows its state as plain data: enums, dates, NumPy's generators.
 """
 
 from __future__ import annotations

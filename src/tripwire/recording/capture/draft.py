@@ -1,8 +1,8 @@
 """Draft: a record that is being made, from the values that it starts from.
 
-Objects are taken down when they are added; the bytes of tensors are read when the file is
-written, so that a call can run in between and only what it changes need be copied. What looks
-like a secret is taken out of all of it.
+Objects are captured when they are added. The bytes of tensors are read when the file is written, so
+that a call can run in between, and only what it changes needs to be copied. What looks like a
+secret is removed from all of it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _Named = Iterator[tuple[str, Slot]]
 
 
 class Cleaner:
-    """Takes the secrets out of one record. Everything is learnt before anything is replaced."""
+    """Removes the secrets of one record. It finds all of them before it replaces any."""
 
     def __init__(self, table: Table, codes: Sequence[types.CodeType], redactor: Redactor) -> None:
         self._table = table

@@ -1,8 +1,8 @@
 """Encode: values become nodes, each object once, by identity.
 
-What a value refers to is queued, never followed at once, so nothing is too deep. Encoding looks
-at values through values alone: no code of the user's runs, and whatever can't be
-looked at becomes an Opaque node that says why.
+What a value refers to is queued, not followed at once, so no structure is too deep. Encoding looks
+at values only through the package `values`, so no user code runs. What can't be looked at becomes
+an Opaque node that says why.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST_INT = 400_000  # in hexadecimal digits
 
 
 class Draft(Protocol):
-    """A node that isn't settled before everything was seen."""
+    """A node that isn't final until everything has been seen."""
 
     def grow(self) -> None:
         """Reserve slots for what has become wanted since."""
@@ -77,8 +77,8 @@ def no_code(encoder: Encoder, value: object) -> AnyNode | Draft | None:
 class Encoder:
     """Turns values into nodes.
 
-    `encode_code` is asked about everything that isn't plain data, first: functions, classes,
-    modules and what lies in a library are its business; None means that it is an instance.
+    `encode_code` is called first with everything that isn't plain data. It encodes functions,
+    classes, modules and what belongs to a library; None means that the value is an instance.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Gradients: a backward that fails is a failure of the call whose results it came from.
 
-The call has returned by then. Its results' nodes tell when a backward comes to them, and with
-which gradients; torch's engine tells that a backward raised. A record of it makes the call again,
-and then the backward.
+The call has returned by then. Its results' nodes report when a backward reaches them, and with
+which gradients; torch's engine reports that a backward raised. The record makes the call again, and
+then the backward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Habits: what a callable may do to what it is given, told from its code before it runs.
+"""Habits: whether a callable may write to what it is given, judged by its code before it runs.
 
-A call that may write is kept as it began before it runs. One that can't need not be: nothing
-that it was given will have changed when it fails. To say too much costs time, to say too
-little loses values, so what isn't known to be harmless is a write: a library's object, or a
+If a call may write, its values are captured before it runs. If it can't, that isn't needed: nothing
+that it was given will have changed when it fails. A wrong "may write" costs time, a wrong "can't"
+loses values. So whatever isn't known to be harmless counts as a write: a library's object, or a
 function of a library whose functions aren't known here.
 """
 

@@ -1,9 +1,9 @@
-"""Origin: what a library holds is named in a record; of the user's, as much as a policy allows.
+"""Origin: a record names a library's things, and holds of the user's what a policy allows.
 
 A library is the standard library, an installed package, or tripwire itself: code that will be
-there, under the same names, where the record is replayed. A thing counts as a library's only if
+there, under the same names, where the record is replayed. A thing belongs to a library only if
 its module and its name lead to that very object, so a replaced or wrapped one is the user's.
-Nothing of the user's runs here: attributes are looked up in libraries' objects alone.
+No user code runs here: attributes are looked up only in libraries' objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Outcomes: how a call ended, and what was around it, in a form that two processes can compare.
 
-A record that was just written is replayed in a process of its own. The verdict is stamped into the
-file: whether somebody else will see the same.
+A record that was just written is replayed in a process of its own. The verdict, whether the replay
+ended in the same way, is written into the file.
 """
 
 from __future__ import annotations

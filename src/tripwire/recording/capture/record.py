@@ -1,9 +1,8 @@
 """Record: what one execution had: its code, its variables, the modules that it looked into.
 
-There is one model of it, `ExecutionRecord`. An `ExecutionRecorder` fills it, with a call that
-runs or with what it is told by hand; opening a file fills it, too. One that comes from a file is
-inert: code and objects are descriptions. Each can be written, and what was written can be
-replayed.
+There is one model of it, `ExecutionRecord`. An `ExecutionRecorder` fills it, from a call or from
+what a user adds by hand; opening a file fills it, too. A record from a file is inert: code and
+objects are descriptions. Every record can be written, and what was written can be replayed.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ SHOWN = ("locals", "builtins", "code_options")  # for whoever looks: no replay n
 
 @dataclass
 class ExecutionRecord:
-    """One execution. Of a file, `code` is a description and so are functions and objects."""
+    """One execution. If it comes from a file, code, functions and objects are descriptions."""
 
     code: CodeType | FunctionView | None
     closure: tuple[CellType, ...] | tuple[object, ...] = ()
@@ -277,7 +276,7 @@ def _as_module(value: object) -> object:
 
 @dataclass
 class ExecutionRecorder:
-    """Collects what an execution has: what is told of it, or all that a call brings."""
+    """Collects what an execution has: what is added by hand, or everything of a call."""
 
     code: CodeType | None
     closure: tuple[CellType, ...] = ()

@@ -1,4 +1,4 @@
-"""Shelf: the code objects of a record, marshalled and as source; put there, and taken again.
+"""Shelf: the code objects of a record, marshalled and as source: how they are stored and loaded.
 
 Source is kept as segments, those of one file in one member. A segment is whole lines as they stand
 in the file, indented as they are: from the first decorator of a `def` to its end, or the statement

@@ -1,4 +1,4 @@
-"""Wrapped: methods, partials, typing's objects and generators, by what their makers were given.
+"""Wrapped: methods, partials, typing's objects and generators, by their constructors' arguments.
 
 Each is an object of a C type that shows what it was made from and can be made from it again.
 """

@@ -1,9 +1,9 @@
-"""Checks: what a file claims must be possible before anything is built from it.
+"""Checks: a file's claims are checked before anything is built from it.
 
-Every reference leads to a node, every blob exists, every view lies within its blob, every name has
-its value. A node is checked for itself, so that none of them is held: whether one that it refers to
-is of the right kind is seen when both are put together. The sums are Python ints, so no shape is
-too large to be refused.
+Every reference must lead to a node, every blob must exist, every view must lie within its blob, and
+every name must have its value. Each node is checked on its own, so that none has to be held in
+memory. Whether a node that it refers to is of the right kind is checked when both are put together.
+The sums are Python ints, so no shape is too large to be refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Container: a record is a zip file whose members lie one after another.
 
 The table of objects is deflated, all others are stored as they are. Reading trusts nothing:
-members are found by walking the file from its first byte, the directory at the end must say the
-same as the walk did, and nothing is allocated because a file says so. Positions come out; bytes
-are read from there, in place.
+members are found by walking the file from its first byte, the directory at the end must agree with
+the walk, and no memory is allocated because of a size that a file claims. The result is positions;
+bytes are read from there, in place.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def write_members(out: BinaryIO, members: Mapping[str, tuple[Content, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a zip says of a member, twice."""
+    """What a zip says about a member, in its header and in its directory."""
 
     name: bytes
     start: int

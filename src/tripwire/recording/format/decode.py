@@ -1,9 +1,9 @@
-"""Decode: nodes become values again, in a way that no order of them can break.
+"""Decode: nodes become values again, in whatever order they come.
 
-First everything is made: what can be filled later as an empty shell, what can't after the
-things it needs. Then shells are filled; sets and dicts last, when their keys are complete.
-Nothing recurses, and things that can't contain themselves in Python are refused if they do.
-Plain values, containers and tensors are the same for everybody. For all others a maker decides:
+First everything is made: a value that can be filled later as an empty shell, any other after the
+values that it needs. Then shells are filled; sets and dicts last, when their keys are complete.
+Nothing recurses. Values that can't contain themselves in Python are refused if they do. Plain
+values, containers and tensors are always decoded in the same way. For all others a maker decides:
 views for a file that nobody trusts, live objects for a replay.
 """
 

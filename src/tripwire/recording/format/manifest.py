@@ -1,4 +1,4 @@
-"""Manifest: what a record says of itself: versions, outcome, environment, what isn't in it.
+"""Manifest: what a record says about itself: versions, outcome, environment, what isn't in it.
 
 JSON can't hold half a surrogate pair, which Python has in file names. Values keep such texts whole
 (nodes.Text); names and messages are escaped, as `\\udce9`.
@@ -60,7 +60,7 @@ class Autocast(msgspec.Struct, frozen=True):
 class Environment(msgspec.Struct, frozen=True):
     """torch's flags at the start of the call. States of generators are among the roots.
 
-    What is as here isn't in the file.
+    Fields with the default values given here are left out of the file.
     """
 
     grad_mode: bool = True

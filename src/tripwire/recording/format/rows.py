@@ -1,9 +1,9 @@
 """Rows: the table of objects as lines of JSON, none of which takes much to decode.
 
-A line is one thing of the table, or a part of one: a long list, text or dict takes several lines,
-and those that go on begin with a space. Each part could stand for itself, and is checked so. A
-reader therefore holds one line at a time, however large the table is, and what a table may take as
-a whole is counted line by line.
+A line is one item of the table, or a part of one: a long list, text or dict takes several lines,
+and continuation lines begin with a space. Each part is valid on its own, and is checked on its own.
+So a reader holds one line at a time, however large the table is, and counts line by line how much
+memory the whole table may take.
 """
 
 from __future__ import annotations

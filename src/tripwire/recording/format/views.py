@@ -1,7 +1,7 @@
-"""Views: what a record says of things that aren't data, as inert descriptions.
+"""Views: inert descriptions of what a record holds besides data: functions, classes, objects.
 
-Nothing here can be called into life. A view knows names and holds other views, so a record can
-be looked through without trust.
+A view can't become a live object. It knows names and holds other views, so a record can be looked
+through without trust.
 """
 
 from __future__ import annotations

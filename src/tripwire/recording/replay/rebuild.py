@@ -1,8 +1,8 @@
 """Rebuild: functions, modules and library things of a trusted record, live again.
 
-Everything here can run a record's code sooner or later, so it is used only after somebody said
-that the record is trusted. Functions are made from code alone; nothing of the user's runs while
-they are made: no decorator, no class body, no metaclass, no `__init_subclass__`.
+What is made here can run a record's code sooner or later, so it is used only after the user has
+said that the record is trusted. Functions are made from code objects; no user code runs while they
+are made: no decorator, no class body, no metaclass, no `__init_subclass__`.
 """
 
 from __future__ import annotations

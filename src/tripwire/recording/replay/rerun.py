@@ -1,8 +1,8 @@
 """Rerun: the call of a record that somebody trusts is built, and runs again.
 
-Its objects are made without their constructors, save those of NumPy's generators: an instance is
-made by the `__new__` of the C type that it is built on, and its attributes are put into its dict
-and its slots directly. Functions, classes, modules and libraries are rebuild.py's business.
+Its objects are made without their constructors, except NumPy's generators: the `__new__` of the C
+type that an instance is built on makes it, and its attributes are put into its dict and its slots
+directly. rebuild.py makes functions, classes and modules, and finds libraries.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each node becomes a variable. As in decode.py everything is made first, what can be filled later
 as an empty shell; then shells are filled. Functions are compiled from the recorded lines, under
-their own file names and lines, by the same code that replays use: it stands in the script. What
-can't be said so raises `Unwritable`, and a script with the record in it has to do.
+their own file names and lines, by the code that replays use, which is copied into the script. What
+can't be written so raises `Unwritable`; then the script contains the record instead.
 """
 
 from __future__ import annotations
