@@ -8,8 +8,8 @@ events that say the same.
 The graph, guards, wires and reads of a compile are JSON, which the page reads one compile at a
 time. When all of them together grow beyond their budget, those of the fastest compiles go first.
 
-Besides, all that is kept is paid for (`Allowance`): a log of very short lines, which nobody's
-program writes, leaves fewer rows than these.
+Besides, memory for all that is kept is limited by the size of the log (`Allowance`): a log of very
+short lines, which no real program writes, leaves fewer rows than these.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rows are matched by what they are about (a function and its file, a slug, a source), never by a
 line number, since lines move between two runs. Nodes of a graph are matched scope by scope, in the
-order in which they run, by what they call; names count for inputs only, since one more node renames
-all that follow. What is matched may still differ: in its value's form, or in what it is given.
+order in which they run, by what they call. Names count only for inputs, since one more node renames
+all that follow. Matched nodes may still differ: in the form of their value, or in their arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page: one HTML file that asks nobody for anything.
+"""The page: one HTML file that loads nothing else.
 
 Data lies in `<script type="application/json">` with `<` escaped, so no text of the user's can end
 its element; scripts put it into the page as text, never as markup. The content security policy

@@ -1,8 +1,8 @@
-"""Metrics contexts: figures gathered under one roof and handed over once.
+"""Metrics contexts: figures are collected in one place and passed on once.
 
-A compile enters its `MetricsContext`; nested entries belong to the outermost one, whose exit
-hands everything over, with the exception if there was one. `RuntimeMetricsContext` has no block:
-it gathers from the first figure until `finish`. A hand-over that fails is logged; the work that
+A compile enters its `MetricsContext`. Nested entries belong to the outermost one, whose exit passes
+everything on, with the exception if there was one. `RuntimeMetricsContext` has no block: it
+collects from the first figure until `finish`. If passing on fails, that is logged; the work that
 was measured never fails because of it.
 """
 

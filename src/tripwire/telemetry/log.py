@@ -2,11 +2,11 @@
 
 `TRIPWIRE_LOG_DIR` or `start_log` says where. The file is made with the first event, and begins
 with a header. An event is one line and one `write` to a descriptor that appends, so threads don't
-mix their lines. A forked child gets a file of its own. A log that can't be written is dropped,
-and said once; nothing that it tells of fails because of it. So is one that has become as long as
-`TRIPWIRE_LOG_BYTES` says: its last event tells so.
+mix their lines. A forked child gets a file of its own. If a log can't be written, it is dropped and
+a message says so once; the work that it describes never fails because of it. A log that has reached
+`TRIPWIRE_LOG_BYTES` ends, too, and its last event says so.
 
-Beside it are Python's loggers, for people: `TRIPWIRE_LOGS="recompiles,guards"` lets those speak.
+Beside it are Python's loggers, for people: `TRIPWIRE_LOGS="recompiles,guards"` turns these two on.
 """
 
 from __future__ import annotations

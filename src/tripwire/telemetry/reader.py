@@ -1,10 +1,10 @@
 """Reading logs: events stream out of a directory of many files, one line at a time.
 
-A damaged line is counted and skipped; so is one that a later minor version wrote. A file of a
-later major version is an error, since nothing in it can be relied on. A file may say anything: it
-isn't held in memory, and a line becomes an event only if that takes no more memory than lines of
-ours do. A file has one header, so there are no more processes than files. What is kept of a log is
-paid for with an `Allowance`, which grows with what was read.
+A damaged line is counted and skipped; so is an event that a later minor version added. A file of a
+later major version is an error, since nothing in it can be relied on. A file may be hostile: it
+isn't held in memory, and a line is decoded only if that takes no more memory than tripwire's own
+lines do. A file has one header, so there are no more processes than files. How much of a log may be
+kept in memory is limited by an `Allowance`, which grows with what was read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people know from `torch._dynamo.utils`, under the names that it has there.
+"""What `torch._dynamo.utils` offers, under the same names.
 
 tripwire itself uses few of these. docs/coming-from-pytorch.md says what is different.
 """

@@ -1,9 +1,9 @@
-"""Values: what one is, asked exactly; any of them as JSON; and what a compiler puts around a graph.
+"""Values: exact type tests; any value as JSON; and what a compiler puts around a graph.
 
-Asking imports neither torch nor NumPy. A boxed function takes one list and empties it, so that
-inputs die as early as they can. A name put into a module's globals goes when its owner dies. A name
-that is there already is never taken over, and one that somebody has put something else under since
-is left to them.
+The tests import neither torch nor NumPy. A boxed function takes one list and empties it, so that
+inputs die as early as they can. A name put into a module's globals is removed when its owner dies.
+A name that exists already is never overwritten, and one that somebody has reassigned since is left
+alone.
 """
 
 from __future__ import annotations
