@@ -78,7 +78,7 @@ def trace(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tra
 
 
 class CompileOptions(TypedDict, total=False):
-    """Options of `compile`, for type checkers. `disable` is apart: it decides what is returned."""
+    """Options of `compile`, for type checkers; without `disable`, which decides the return type."""
 
     backend: str | Backend | None
     fullgraph: bool
@@ -108,7 +108,7 @@ class Compiler(Protocol):
 
 
 class MaybeCompiler(Protocol):
-    """The same where `disable` is only known at run time."""
+    """The same if `disable` is only known at run time."""
 
     @overload
     def __call__(self, module: _M, /) -> _M: ...
@@ -167,41 +167,41 @@ def compile(
     The first call runs as plain Python and is observed. Later calls run compiled code for as
     long as everything that the first one read is unchanged. Takes what `torch.compile` takes.
 
-    A compiled module keeps its class; a compiled function keeps its signature. A class is returned
-    as it is, with calls of its instances compiled.
+    A compiled module behaves like the module; a compiled function keeps its signature. A class is
+    returned as it is, with calls of its instances compiled.
 
     backend: a name, or a callable `(GraphModule, example_inputs) -> callable`. Without it, the
         environment variable TRIPWIRE_BACKEND names the back end; without both, it is what
         `torch.compiler.set_default_backend` says, which is Inductor unless it was called.
-    fullgraph: raise CannotTrace where a call can't be compiled, instead of running it as plain
+    fullgraph: raise CannotTrace if a call can't be compiled, instead of running it as plain
         Python.
-    dynamic: what is left open. None: sizes, ints and floats that prove to vary, from the second
-        trace on. True: all sizes and numbers that are passed, from the start. False: none.
-    mode, options: handed to the back end. Inductor's modes are "default", "reduce-overhead",
+    dynamic: which sizes and numbers compiled code leaves open. None: those that vary, from the
+        second trace on. True: all that are passed, from the start. False: none.
+    mode, options: passed to the back end. Inductor's modes are "default", "reduce-overhead",
         "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call the callable.
-    recompile_limit: how many entries (pieces of compiled code) are made at most. Calls that none
-        of them fits run as plain Python from then on; with fullgraph they raise CannotTrace.
-    isolate_recompiles: True of every callable here: each has entries of its own.
-    shapes_spec: not heeded. What varies is left open, see `dynamic`.
-    cache_size: how many entries are kept for this callable; the least recently used one goes.
+    recompile_limit: how many entries (pieces of compiled code) are made at most. After that, calls
+        that fit none of them run as plain Python; with fullgraph they raise CannotTrace.
+    isolate_recompiles: accepted for torch.compile's sake. Every callable has its own entries.
+    shapes_spec: accepted for torch.compile's sake, and ignored. See `dynamic`.
+    cache_size: how many entries are kept; beyond that the least recently used one is dropped.
     record_on_error: a folder; a call that raises leaves a record there, which `tripwire replay`
-        runs again. `tripwire.record_on_error(folder, ...)` in its place says how much of each
-        tensor is kept. Without it, the environment variable TRIPWIRE_RECORD_DIR names the
+        runs again. Pass `tripwire.record_on_error(folder, ...)` instead to say how much of each
+        tensor is kept. By default, the environment variable TRIPWIRE_RECORD_DIR names the
         folder; "" means that nothing is recorded. Each record is replayed once, in a process of
-        its own, to see whether it shows the same; this takes seconds, and
+        its own, to see whether the replay ends in the same way. This takes seconds;
         TRIPWIRE_RECORD_CHECK=0 turns it off.
-    on_backend_error: what to do where the back end fails. "raise": raise BackendFailed.
-        "eager": warn, and run the graph as it is, one torch call after another. By default,
-        "eager" for a back end that is given by name, unless fullgraph is set; "raise" for a
-        callable of your own.
+    on_backend_error: what to do if the back end fails. "raise": raise BackendFailed. "eager":
+        warn, and run the graph uncompiled, one torch call after another. The default is "eager"
+        for a back end that is given by name, unless fullgraph is set, and "raise" for a callable
+        of your own.
     check: run new compiled code once, on copies of the inputs. Raise WrongResult if it returns
         or writes something else than the observed call did.
-    wait: one thread at a time traces and compiles. Other calls that no entry takes wait for it, and
-        then run what it made. By default, and without fullgraph, they run as plain Python.
-    background: compile in another thread; calls run as plain Python until the entry is there. What
-        fails there is logged, and raised by the next call that no entry takes.
+    wait: one thread at a time traces and compiles. With `wait` or `fullgraph`, other calls that no
+        entry fits wait for it, and then run its entry. Otherwise they run as plain Python.
+    background: compile in another thread; calls run as plain Python until the entry is there. An
+        error there is logged, and the next call that no entry fits raises it.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     if not HAS_GIL:
@@ -284,14 +284,14 @@ def _leave_out_filter(options: dict[str, Any] | None) -> dict[str, Any] | None:
 
 @contextmanager
 def replacing_torch_compile(**options: Unpack[CompileOptions]) -> Iterator[None]:
-    """`torch.compile` is `tripwire.compile` in here, in libraries and in all threads, too.
+    """Inside this block `torch.compile` is `tripwire.compile`, in libraries and all threads, too.
 
         with tripwire.replacing_torch_compile():
             trainer.train()
 
     So are `torch.compiler.compile` and `nn.Module.compile`, and names that were imported before.
-    What torch compiles for itself stays torch's. What was compiled in here stays tripwire's
-    afterwards. `options` are tripwire's own, or take the place of what the calls say.
+    What torch compiles for itself stays torch's. What was compiled inside stays tripwire's
+    afterwards. `options` are passed to `tripwire.compile`; they override those of the calls.
     """
     user = next(_users)
     _replacements.append(options)
@@ -304,18 +304,18 @@ def replacing_torch_compile(**options: Unpack[CompileOptions]) -> Iterator[None]
 
 
 def watch_torch_compile(compiled: Callable[..., Any], *, check: bool = False) -> WatchedCompile:
-    """Watch what torch.compile compiled: what was written before it compiled again, or didn't.
+    """Watch what torch.compile compiled: which writes made it recompile, and which didn't.
 
         model = tripwire.watch_torch_compile(torch.compile(model))
         ...
         for sighting in model.sightings: print(sighting)
 
-    Each sighting names what was written, by whom where Python tells it, and whether torch.compile
-    compiled again or kept its code. The first call of a kind, and the second after a change, run as
-    plain Python and are observed; all others are torch.compile's.
+    Each sighting says what was written, by whom (where Python can tell), and whether torch.compile
+    recompiled or kept its code. The first call of a kind, and the second after a change, run as
+    plain Python and are observed; all others run torch.compile's code.
 
-    check: where code was kept, compare its result with that of the plain call, which is made with
-        copies of the callable and its arguments. What it writes elsewhere is written twice.
+    check: if torch.compile kept its code, compare its result with that of a plain call, which gets
+        copies of the callable and its arguments. What that call writes elsewhere is written twice.
     """
     from tripwire.dispatch.compiled import WatchedCompile  # only where it is asked for
 
@@ -413,8 +413,8 @@ def record_call(
 
         written = tripwire.record_call("records")(model, batch, mask=mask)
 
-    What is returned takes the callable and its arguments, runs the call, and returns where the
-    record is. What the call raises is in the record, and isn't raised.
+    The returned object takes the callable and its arguments, runs the call, and returns the
+    record's path. An exception of the call goes into the record, and isn't raised.
     """
     from tripwire.recording.capture.failures import OnRequest
 
@@ -434,7 +434,7 @@ def record_block(
             ...
         recording.path
 
-    What the block raises is raised, as without it.
+    An exception of the block is raised as usual.
     """
     from tripwire.recording.capture.failures import InBlock
 

@@ -216,10 +216,10 @@ class Auditor:
 
 
 def audit(compiled: Any, /, *args: Any, **kwargs: Any) -> Audit:
-    """Write every place that a call could read, one at a time, and compare with the plain call.
+    """Write to every place that a call could read, one at a time, and compare with the plain call.
 
-    Arguments go to the callable as they are. `Auditor` takes the options. The world is left as it
-    was found.
+    Arguments go to the callable as they are. `Auditor` takes the options. Afterwards everything is
+    as it was before.
     """
     return Auditor().audit(compiled, *args, **kwargs)
 

@@ -604,7 +604,7 @@ def _show_in_notebook(describe: Callable[[], str], done: threading.Event) -> Non
 def reset() -> None:
     """Forget everything that was compiled in this process; files on disk stay.
 
-    `torch.compiler.reset()` does it, too, once Dynamo is imported: Inductor needs it.
+    `torch.compiler.reset()` does it, too, once Dynamo is imported, as Inductor does.
     """
     for followed in list_followed():
         followed.reset()

@@ -317,10 +317,10 @@ def note_failed(
 
 
 def record_last(path: str | os.PathLike[str]) -> Path:
-    """Write the record of the latest call that raised, compiled or decorated; returns where.
+    """Write a record of the latest call of a compiled or decorated function that raised.
 
-    The call is kept until then, or until another one fails. Of a call that wasn't armed the
-    values are those that it left behind, and the record says so.
+    Returns the record's path. The call is kept until then, or until another one fails. If the call
+    wasn't set up to be recorded, the values are those that it left behind, and the record says so.
     """
     global _last
     with _lock:

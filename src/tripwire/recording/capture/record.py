@@ -426,5 +426,5 @@ def _find_builtins(function: FunctionType | None) -> Variables:
 
 
 def load_record(path: str | os.PathLike[str]) -> ExecutionRecord:
-    """Open a record to look at it. Nothing of it runs, and nothing is imported."""
+    """Open a record to look at it. This runs none of its code, and imports nothing."""
     return ExecutionRecord.load(path)

@@ -221,8 +221,8 @@ def _reserve_hook_ids(taken: Iterable[int]) -> None:
 def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | None = None) -> Any:
     """Run a record's call again: returns what it returns, raises what it raises.
 
-    trust: must be True: the code in the record runs.
-    backend: compile it with another back end; "none" runs it plainly.
+    trust: must be True, since the code in the record runs.
+    backend: compile it with this back end; "none" runs it as plain Python.
     """
     check_trust(trust)
     with rebuilding(path) as call:
