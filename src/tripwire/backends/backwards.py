@@ -94,7 +94,7 @@ def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
 
 
 def joins_pasts(graph: fx.Graph, pasts: Iterable[int]) -> bool:
-    """Whether an output would lead to one of these inputs in a backward, and hangs on it not."""
+    """Whether a backward from an output reaches one of these inputs that it doesn't depend on."""
     (output,) = graph.find_nodes(op="output")
     wanting = {i for i, node in enumerate(output.args[0]) if wants_grad(node.meta[FACTS].value)}
     feeds = find_feeds(graph)
@@ -140,7 +140,7 @@ class FirstRun:
     def _find_edges(
         self, node: Any, before: list[tuple[torch.Tensor, Any]]
     ) -> list[set[int] | None]:
-        """The outputs that each gradient of the node hangs on; None where it isn't known."""
+        """The outputs that each gradient of the node depends on; None where it isn't known."""
         by_edge = {
             (id(tensor) if fn is None else fn, tensor.output_nr): outputs
             for (tensor, fn), outputs in zip(before, self._feeds.values(), strict=True)

@@ -198,7 +198,7 @@ def _find_shown(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _find_used(graph: fx.Graph) -> set[fx.Node]:
-    """The calls that results, and writes to what the call got, hang on."""
+    """The calls that results, and writes to the call's inputs, depend on."""
     (output,) = graph.find_nodes(op="output")
     writers = _find_writers(graph)
     return _follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
@@ -227,7 +227,7 @@ def _follow(
     writers: Mapping[int, Sequence[fx.Node]],
     goes_on: Callable[[NodeFacts], bool],
 ) -> set[fx.Node]:
-    """All that these calls hang on, by way of in-place changes too."""
+    """All that these calls depend on, by way of in-place changes too."""
     found: set[fx.Node] = set()
     open_ = list(starts)
     while open_:

@@ -183,12 +183,12 @@ def is_prepared(backend: Backend) -> bool:
 
 
 def may_run_ahead(backend: Backend) -> bool:
-    """Whether new code may be run before anybody waits for it: whether there is a GPU in use."""
+    """Whether new code may be run ahead of the next call: whether a GPU is in use."""
     return backend is inductor and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def count_runs_ahead(backend: Backend, tensors: Sequence[torch.Tensor]) -> int:
-    """How often new code is run before anybody waits for it.
+    """How often new code is run ahead of the next call.
 
     On a GPU Inductor's kernels are tuned when they first run, 280 ms for 28 layers. With CUDA
     graphs a second run records. On a CPU nothing is left to do once code is compiled: a second call

@@ -370,7 +370,7 @@ class Pipeline:
     def compile(self, trace: Trace, *, waits: bool) -> Runtime:
         """What the back end makes of a graph; in parts, where it can't look into some calls.
 
-        `waits`: when it is first run. Refusals come now all the same. A part always waits.
+        `waits`: compile when it is first run. Refusals are raised now anyway. A part always waits.
         """
         if trace.shadow is not None:
             trace.graph_module.meta[OPEN] = trace.shadow

@@ -310,7 +310,7 @@ class _EffectPlanner:
     def is_nothing(self, write: Write) -> bool:
         """Whether a tuple was replaced by its equal, and the run doesn't ask which one it is.
 
-        What nobody reads is written all the same: others may ask.
+        What the run doesn't read is written, too: other code may read it.
         """
         if write.before is write.after or self.reads.compares_identity:
             return False
@@ -424,7 +424,7 @@ class _EffectPlanner:
         if not is_exactly(write.before, int, float) or type(write.after) is not type(write.before):
             return False
         if type(write.before) is float:
-            return False  # a sum of floats hangs on the order; let it be volatile
+            return False  # a sum of floats depends on the order; let it be volatile
         if self.reads.is_written_first(write.holder, write.key, write.before):
             return False
         return self.reads.is_only_counted(write.holder, write.key)

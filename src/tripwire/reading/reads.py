@@ -264,7 +264,7 @@ class ReadSet:
 
     @cached_property
     def _stored(self) -> frozenset[str]:
-        """Attribute names under which anybody stores: an equal value shows no difference."""
+        """Attribute names that any code stores to: storing an equal value leaves no difference."""
         return self.uses.stored_attributes | self._computed
 
     def names_of(self, owner: object) -> frozenset[str] | None:

@@ -38,7 +38,7 @@ class Flag:
     shortcut: Callable[[object, Spelling], str | None] | None = None
     is_computed_with: bool = False  # it changes what torch's calls compute
     words: frozenset[str] = frozenset()
-    home: str = ""  # all that this module and those below it compute may hang on it
+    home: str = ""  # all that this module and those below it compute may depend on it
     slug: str = "process-state"  # of the refusal, where a run leaves it changed
     is_libraries: bool = False  # imports change it, too: no effect of a run that doesn't name it
     # A record doesn't keep it, and tells where it isn't as usual, by what sets it.

@@ -491,7 +491,7 @@ _METHODS = _FIRST[0][1]
 
 
 def find_original(func: Any) -> Any:
-    """The function that was called, where a mode is told of what stands under its name."""
+    """The function that was called, if the mode got another one that has its name."""
     if isinstance(func, FunctionType) and is_own_file(func.__code__.co_filename):
         return func
     accessor = func.__name__ if type(func) is MethodWrapperType else None  # property.__get__

@@ -41,7 +41,7 @@ def record_compilation_metrics(given: HandOver) -> CompilationMetrics:
             listener(metrics)
         except Exception:
             remove_listener(listener)
-            logger.exception("%r raised, and is told of no further compiles", listener)
+            logger.exception("%r raised, so this listener is dropped", listener)
     return metrics
 
 

@@ -370,7 +370,7 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decides(script: Any) -> bool:
-    """Whether what a scripted function does may hang on values."""
+    """Whether what a scripted function does may depend on values."""
     graph = str(script.inlined_graph)
     return "prim::If" in graph or "prim::Loop" in graph
 

@@ -401,7 +401,7 @@ _GRAD_FN = (
 
 
 def note_failure(state: TracingState, rule: Call, error: Exception, where: SourceRange) -> None:
-    """A run that goes on after this caught the error: what it did then hangs on values."""
+    """If the run goes on, it caught the error: what it does then depends on values."""
     if rule.name == "__index__":  # torch itself asks, and dtype and size alone decide
         return
     state.refuse(

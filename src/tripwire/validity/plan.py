@@ -272,7 +272,7 @@ class _Planner:
         return dicts, wires, [value for value, _ in objects]
 
     def find_keeper(self) -> Keeper:
-        """What values are compared with: an equal list will do where nobody asks which it is."""
+        """What values are compared with: an equal list will do if its identity isn't read."""
         if self.reads.compares_identity:
             return Keeper(tells_numbers=self.reads.asks_which_number)
         named = {*self.completion.handed_out, *self.reach.fresh, *map(id, self.reach.aliases)}

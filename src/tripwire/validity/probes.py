@@ -194,7 +194,7 @@ class _Choice:
         self._past = past
         self._chosen: dict[Branch, None] = {}
         self._needed: set[fx.Node] = set()
-        self._settled: set[Branch] = set()  # computed in place of sizes that hang on them
+        self._settled: set[Branch] = set()  # computed in place of sizes that depend on them
         self._pinned: set[fx.Node] = set()  # all of whose values are computed, or fixed
 
     def choose(self, branches: Sequence[Branch]) -> tuple[list[Branch], set[fx.Node]]:

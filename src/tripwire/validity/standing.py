@@ -266,7 +266,7 @@ class Standing:
                 break
 
     def close(self) -> None:
-        """Let go of everything: never to be used again. May come in the midst of a call."""
+        """Release everything: this is never used again. It may happen during a call."""
         with self._lock:
             self.is_gone = True
             self.held.drop()

@@ -196,7 +196,7 @@ class Withheld(Node, tag="withheld", frozen=True):
 
 
 class TensorExtras(Node, tag="extras", frozen=True):
-    """What hangs on a tensor: its gradient, its class and its Python attributes."""
+    """What is attached to a tensor: its gradient, its class and its Python attributes."""
 
     tensor: Reference
     grad: Slot = None
