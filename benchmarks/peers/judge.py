@@ -30,12 +30,12 @@ Results = dict[str, dict[str, Test]]
 
 CLASSES = {
     "passed": "every assertion holds, in the call that traces and in the hit after it",
-    "internals": "differs only in what it asks of Dynamo: counts, graphs, guards, its own errors",
-    "refused": "tripwire runs as plain Python what the test asks for with fullgraph=True",
+    "internals": "only assertions about Dynamo itself fail: counts, graphs, guards, its own errors",
+    "refused": "the test asks for fullgraph=True, and tripwire would run it as plain Python",
     "wrong": "a result or an effect differs from plain Python's",
     "crashed": "tripwire raises where plain Python doesn't",
     "back end": "the back end fails on tripwire's graph",
-    "its own": "the back end fails for a reason of the test's: see below",
+    "its own": "the back end fails for a reason that lies in the test: see below",
     "too slow": "it took too long, or ended the process",
 }
 NOT_COUNTED = ("skip", "absent", "setup-error", "import-error")
@@ -219,10 +219,10 @@ two minutes:
         --markdown docs/peer-tests.md --json benchmarks/results/peer-tests.json
 
 `torch.compile` and its like are replaced by `tripwire.compile`, Inductor by the plain graph. Each
-compiled call is made twice: first on copies of its arguments, with the random generators put back
-afterwards, so that the call whose result the test looks at is a hit. Every assertion is soft: one
+compiled call is made twice: first on copies of its arguments, after which the random generators are
+restored, so that the call whose result the test looks at is a hit. Every assertion is soft: one
 that fails is noted with its line, and the test goes on. The plain side does the same with plain
-calls, so that a failure that comes of the second call alone shows on both sides, and isn't counted.
+calls. So a failure that only the second call causes shows on both sides, and isn't counted.
 
 ## Files
 """
