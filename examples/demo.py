@@ -94,7 +94,7 @@ def compile_model(model: nn.Module, tokens: torch.Tensor) -> nn.Module:
 
 
 def change_a_value(compiled: nn.Module, model: nn.Module, tokens: torch.Tensor) -> None:
-    """Compiled code is never stale, and says who wrote."""
+    """Compiled code is never stale, and tripwire says who wrote."""
     settings.change(model)
     call(compiled, model, tokens, times=2)
     explained = tripwire.explain(compiled)
@@ -141,7 +141,9 @@ def main() -> None:
     page = run_tripwire("report", str(folder))
     tell(f"Open {page}")
     tell('in a browser. "Retirements" has the write of part 2, "Records" the failure of part 3.')
-    say("Next: README.md, and docs/tour.py for everything in runnable lines.")
+    say("Next: try it on a script of yours that uses torch.compile, without changing it:")
+    tell("$ tripwire run --compile your_script.py")
+    tell("README.md is one page. docs/tour.py explains all of tripwire as a script.")
 
 
 if __name__ == "__main__":
