@@ -72,12 +72,23 @@ def run(
     """Play scenarios until this many steps were taken. Raises LawBroken."""
     drawn = scenarios(about, backends)
     figures = Figures()
-    gc.collect()
-    gc.freeze()  # for good: programs collect garbage, and it is theirs
     while figures.steps < budget:
+        gc.unfreeze()  # so that what earlier batches left, and nobody needs, goes
+        _set_aside()
         _run_batch(drawn, figures, budget, seed, shrink, tell)
         seed += 1
     return figures
+
+
+def _set_aside() -> None:
+    """Hide all that is alive from the collector: programs collect garbage, and it is theirs.
+
+    Done after each program: libraries are imported on the way, and whoever asks the collector who
+    holds an object (tripwire does, for open numbers) waits until it has gone through all of them.
+    1,200 steps took 36 s of processor time without, and take 24.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _run_batch(
@@ -111,6 +122,7 @@ def _run_batch(
             raise
         finally:
             gc.callbacks[:] = others
+        _set_aside()
         tell(figures)
 
     try:
