@@ -854,3 +854,59 @@ def test_a_tensor_that_hides_a_class_attribute_is_compiled() -> None:
         program, [CALL, Do("o.mask = torch.zeros(4)"), CALL, Do("del o.mask"), CALL], figures
     )
     assert figures.hits == 7  # a mask of the same form takes the place of the other
+
+
+# State that a call makes longer until it no longer does: a guard asks for its size, which is open.
+GROWN = {
+    "an attribute": (
+        "class C: pass\nc = C()\nc.k = torch.zeros(1, 4)\n"
+        "def call(x, y):\n    t = x + c.k.shape[0]\n"
+        "    if c.k.shape[0] < 6: c.k = torch.cat([c.k, t])\n    return t",
+        ["c.k = torch.ones(9, 4)", "c.k = torch.ones(2, 4)", "c.k.unsqueeze_(0)"],
+    ),
+    "a global": (
+        "k = torch.zeros(1, 4)\ndef grow(t):\n    global k\n    k = torch.cat([k, t])\n"
+        "def call(x, y):\n    t = x + k.sum(0)\n    if len(k) < 6: grow(t)\n"
+        "    return t * k.shape[0]",
+        ["k = torch.ones(9, 4)", "k = torch.ones(2, 4)", "k = torch.ones(7, 4).double()"],
+    ),
+    "an item of a dict": (
+        "d = {'k': torch.zeros(1, 4)}\n"
+        "def call(x, y):\n    if x.shape[0] == 2: d['k'] = torch.cat([d['k'], x])\n"
+        "    return x.sum() + d['k'][: d['k'].shape[0] // 2].sum(0)",
+        ["d['k'] = torch.ones(9, 4)", "d['k'] = torch.ones(4, 4)", "d['k'] = d['k'].clone()"],
+    ),
+    "an item of a list": (
+        "l = [torch.zeros(1, 4), 0]\n"
+        "def call(x, y):\n    t = x + len(l[0])\n"
+        "    if y.sum() > 0: l[0] = torch.cat([l[0], t])\n    return t + l[0].shape[0]",
+        ["l[0] = torch.ones(9, 4)", "l[0] = torch.ones(2, 4)", "l.reverse(); l.reverse()"],
+    ),
+    "a buffer": (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('k', torch.zeros(1, 4))\n"
+        "    def forward(self, x, y):\n"
+        "        if self.training: self.k = torch.cat([self.k, x])\n"
+        "        return x + self.k.mean(0) * self.k.size(0)\ncall = Net()",
+        ["call.eval()", "call.k = torch.ones(5, 4)", "call.train()", "call.eval()"],
+    ),
+    "two attributes": (
+        "class C: pass\nc = C()\nc.k, c.v = torch.zeros(1, 4), torch.zeros(1, 4)\n"
+        "def call(x, y):\n"
+        "    if x.shape[0] == 2: c.k, c.v = torch.cat([c.k, x]), torch.cat([c.v, x * 2])\n"
+        "    return x.sum(0) + (c.k * c.v).sum(0) + (1 if c.k.shape == c.v.shape else 2)",
+        ["c.v = c.v[:3]; c.k = c.k[:3]", "c.k = c.v"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_state_that_stops_growing_is(backend, name) -> None:
+    program, writes = GROWN[name]
+    two, three = Call("new(2, 4), new(4)", times=5), Call("new(3, 4), new(4)", times=3)
+    calls = [two, three, Call("new(2, 4), -new(4).abs()", times=3), two]
+    steps = [*calls, *[step for text in writes for step in (Do(text), *calls)]]
+    figures = Figures()
+    check(Scenario(program, tuple(steps), backend), figures)
+    assert figures.share > 0.7

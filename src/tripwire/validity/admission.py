@@ -188,6 +188,7 @@ class Admission:
         for tensor, path in completion.asked:  # no call got it, and yet it is an argument
             if id(tensor) in writer.tensors:
                 self._write_itself(writer, tensor, path)
+        self._write_untouched(writer)
         self._check_written(writer)
         self._write_stored(writer)
         self._write_distinctness(writer)
@@ -245,7 +246,7 @@ class Admission:
             return fetched
         for number in shadow.numbers.values():
             if number.label not in writer.opened:  # nobody read it
-                writer.open_number(number.label, repr(number.symbol.node.hint))
+                writer.name_it(number.label, repr(number.symbol.node.hint))
         writer.space |= {"math": math, "torch": torch, **shadow.symbols.tables}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
         inputs = [
@@ -307,6 +308,17 @@ class Admission:
             return writer.constant(_has_facts), writer.constant((meta, traits))
         writer.name_it(opened.label, name)
         return writer.constant(_has_kind), writer.constant((meta, traits))
+
+    def _write_untouched(self, writer: GuardWriter) -> None:
+        """State with open sizes, since other runs replace it; here it stays, as it is."""
+        opened = {} if self.trace.shadow is None else self.trace.shadow.fakes.opened
+        for path, one in opened.items():
+            if one.label not in writer.opened:
+                tensor = None if one.ref is None else one.ref()
+                if tensor is None:
+                    raise Refused("volatile-source", f"{path} no longer exists after the run.")
+                name = writer.assign(f"{writer.constant(Hidden(tensor))}()")
+                writer.check_tensor(path, name, tensor)  # and it gets its label
 
     def _write_weak(self, writer: GuardWriter, tensor: torch.Tensor | None, path: Source) -> str:
         if tensor is None:

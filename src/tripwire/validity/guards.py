@@ -106,7 +106,7 @@ class GuardWriter:
         self.tensors: dict[int, str] = {}  # tensors met so far, by identity
         self.members: dict[int, str] = {}  # objects that are keys, or in sets: what compares them
         self.plain: list[tuple[str, object]] = []  # values of which Python can have several
-        self.opened: set[str] = set()  # labels of open numbers met so far
+        self.opened: set[str] = set()  # labels of what is open and was met so far
         self._alive: list[object] = []
 
     # --- building blocks ---
@@ -128,7 +128,8 @@ class GuardWriter:
         self._lines.append(Check(path, condition, expected, found, rows))
 
     def name_it(self, label: str, expression: str) -> None:
-        """Give what an expression gives a name of its own."""
+        """Give what an expression gives its name in conditions."""
+        self.opened.add(label)
         self._lines.append(Assignment(label, expression))
 
     def add_open(self, path: str, name: str, number: OpenNumber) -> None:
@@ -146,12 +147,7 @@ class GuardWriter:
             condition = f"{condition} and {-LARGEST_OPEN} <= {name} <= {LARGEST_OPEN}"
             expected = "an int of 32 bits"
         self.check(path, condition, expected, f"_fingerprint({name})")
-        self.open_number(number.label, name)
-
-    def open_number(self, label: str, expression: str) -> None:
-        """Give a number that is open its name in conditions."""
-        self.opened.add(label)
-        self.name_it(label, expression)
+        self.name_it(number.label, name)
 
     def has_any(self, kinds: tuple[type, ...]) -> bool:
         """Whether an argument, or something in one, is of these classes."""
