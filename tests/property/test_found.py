@@ -910,3 +910,40 @@ def test_state_that_stops_growing_is(backend, name) -> None:
     figures = Figures()
     check(Scenario(program, tuple(steps), backend), figures)
     assert figures.share > 0.7
+
+
+# A backward inside of a call lets go of what it went through, and of nothing else.
+OTHER_PASTS = {
+    "a result": "loss = (w * y).sum()\n    t = x * 2\n    loss.backward()\n    return t",
+    "a result that needs saved values": (
+        "loss = (w * y).sum()\n    t = (x * v).sin()\n    loss.backward()\n    return t"
+    ),
+    "a result between two": (
+        "(w * y).sum().backward()\n    t = x * v\n    (w * 2).sum().backward()\n    return t"
+    ),
+    "another loss": (
+        "a, b = (w * y).sum(), (v * x).sum()\n    a.backward()\n    b.backward()\n    return x * 2"
+    ),
+    "another loss that is used then": (
+        "a, b = (w * y).sum(), (v * y).sum()\n    a.backward()\n    return x * b"
+    ),
+    "a result that is written": (
+        "loss, t = (w * y).cos().sum(), torch.zeros(4)\n    t.add_(x * v)\n"
+        "    loss.backward()\n    return t * 2"
+    ),
+    "state": "a = (w * y).sum()\n    kept.h = v * x\n    a.backward()\n    return kept.h.sum()",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PASTS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backward_inside_keeps_the_past_of(backend, name) -> None:
+    program = (
+        "w, v = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))\n"
+        "class Kept: pass\nkept = Kept()\n"
+        f"def call(x, y):\n    w.grad = v.grad = None\n    {OTHER_PASTS[name]}\n"
+    )
+    call = Call("new(4).requires_grad_(), new(4)", times=3)
+    figures = Figures()
+    check(Scenario(program, (call, call), backend), figures)
+    assert figures.hits > 3

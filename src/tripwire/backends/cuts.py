@@ -213,6 +213,19 @@ def _find_writers(graph: fx.Graph) -> dict[int, list[fx.Node]]:
     return writers
 
 
+def _find_freed(graph: fx.Graph) -> Iterator[tuple[set[fx.Node], set[fx.Node]]]:
+    """What each backward may go through and let go of; and what it surely does."""
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if _find_gradient(node) is _BACKWARD:
+            starts = node.all_input_nodes
+            may_be = _follow(starts, writers, _passes_gradients)
+            yield may_be, _follow(starts, {}, _passes_gradients)
+        else:
+            for memory in _written_by(node):
+                writers.setdefault(memory, []).append(node)
+
+
 def _written_by(node: fx.Node) -> tuple[int, ...]:
     facts: NodeFacts | None = node.meta.get(FACTS)
     return () if facts is None else facts.written
@@ -408,6 +421,7 @@ class _Cutter:
         self._copies: dict[fx.Node, fx.Node] = {}
         has_past = any(node.meta.get(PAST) for node in module.graph.nodes)
         self._keeps_apart = has_past or runs_user_code(module.graph)
+        self._freed = list(_find_freed(module.graph))
         self._given: set[fx.Node] = set()  # inputs of the whole
         self._open: list[fx.Node] = []  # the stretch so far
         self._parts = 0
@@ -469,6 +483,9 @@ class _Cutter:
         if not (outputs or acts) or is_hidden or self._writes_badly(stretch, given):
             self._copy_all(stretch)
             return
+        if self._outlives_backward(outputs):
+            self._copy_all(stretch)
+            return
         made = tuple(index for index, node in enumerate(given) if node not in self._given)
         module = self._build_part(stretch, given, outputs)
         pasts = (*_find_pasts(given), *(made if self._keeps_apart else ()))
@@ -499,6 +516,17 @@ class _Cutter:
     def _copy_all(self, stretch: list[fx.Node]) -> None:
         for node in stretch:
             self._copy(node)
+
+    def _outlives_backward(self, outputs: list[fx.Node]) -> bool:
+        """Whether a backward goes through some results, and others may get a gradient later.
+
+        A part has one backward for all of its results, which lets go of what it needs.
+        """
+        wanting = [node for node in outputs if wants_grad(node.meta[FACTS].value)]
+        return any(
+            not may_be.isdisjoint(wanting) and not surely.issuperset(wanting)
+            for may_be, surely in self._freed
+        )
 
     def _writes_badly(self, stretch: list[fx.Node], given: Iterable[fx.Node]) -> bool:
         """Whether it changes what AOTAutograd can't change.
