@@ -168,3 +168,18 @@ def test_threads_that_import_parts_of_the_compiler_at_once_all_get_them_whole(
     first, second
 ) -> None:
     run_python(IN_THE_MIDST.replace("FIRST", first).replace("SECOND", second))
+
+
+def test_what_open_sizes_import_retires_nothing() -> None:
+    code = (
+        "import collections.abc, torch, tripwire\n"
+        "def f(x, by):\n"
+        "    assert isinstance(by, collections.abc.Mapping)\n"
+        "    return x * by['a'] * len([n for n in range(x.shape[0])])\n"
+        "class Mine(dict): pass\n"
+        "compiled = tripwire.compile(f, backend='eager')\n"
+        "for size in (3, 4, 3):\n"
+        "    compiled(torch.ones(size), Mine(a=2))\n"
+        "print(compiled.statistics().hits, compiled.statistics().traces)\n"
+    )
+    assert run_python(code) == "1 2"

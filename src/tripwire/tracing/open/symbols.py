@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, uninteresting_files
 from torch.utils._sympy.printers import PythonPrinter
 
 from tripwire.imports import import_dynamo
@@ -29,6 +29,7 @@ class Symbols:
         import_dynamo()
         from torch._dynamo.source import ConstantSource
 
+        uninteresting_files()  # so does torch's first decision about a symbol, through this
         self.name_source = ConstantSource
         forget_environments()  # of runs that came to nothing
         # Sizes that are equal by chance may differ, and what values decide on is no size.
