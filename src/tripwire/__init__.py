@@ -14,14 +14,14 @@ if TYPE_CHECKING:
         record_call,
         record_on_error,
         replacing_torch_compile,
-        reset,
-        statistics,
         trace,
         watch_torch_compile,
     )
     from tripwire.auditing.findings import Audit, Finding, Status
     from tripwire.auditing.judge import Auditor, audit
     from tripwire.backends.registry import list_backends
+    from tripwire.dispatch.compiled import statistics
+    from tripwire.dispatch.telling import reset
     from tripwire.errors import (
         BackendFailed,
         BadOption,
@@ -102,14 +102,14 @@ _HOME = {
         "record_call",
         "record_on_error",
         "replacing_torch_compile",
-        "reset",
-        "statistics",
         "trace",
         "watch_torch_compile",
     ),
     "tripwire.auditing.findings": ("Audit", "Finding", "Status"),
     "tripwire.auditing.judge": ("Auditor", "audit"),
     "tripwire.backends.registry": ("list_backends",),
+    "tripwire.dispatch.compiled": ("statistics",),
+    "tripwire.dispatch.telling": ("reset",),
     "tripwire.explain": ("explain", "preview"),
     "tripwire.recording.capture.failures": ("record_last",),
     "tripwire.recording.capture.record": (

@@ -30,11 +30,9 @@ from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import (
     CompiledFunction,
     compile_callable,
-    statistics,
 )
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
-from tripwire.dispatch.telling import reset
 from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
@@ -47,18 +45,6 @@ if TYPE_CHECKING:
     from tripwire.recording.capture.calls import Writing
     from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
     from tripwire.recording.capture.origin import Chooser
-
-__all__ = [
-    "compile",
-    "record_block",
-    "record_call",
-    "record_on_error",
-    "replacing_torch_compile",
-    "reset",
-    "statistics",
-    "trace",
-    "watch_torch_compile",
-]
 
 logger = logging.getLogger("tripwire.trace")
 _P = ParamSpec("_P")
