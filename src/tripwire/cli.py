@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,12 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
     DIRECTORY/report.html, unless -o names another path.
     """
     from tripwire.report import build_report, compare, write_report
+    from tripwire.report.page import stream_json
 
     built, details = _reading(directory, as_json, build_report)
     if other is not None:
-        built.diff = compare((built, details), _reading(other, as_json, build_report))
+        build = partial(build_report, beside=details)
+        built.diff = compare((built, details), _reading(other, as_json, build))
     path = write_report(built, details, output or _beside(directory, "report.html"))
     if as_json:
         figures = {
@@ -189,9 +192,11 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
             "recompiles": built.recompiles.total,
             "records": len(built.records),
             "skipped": built.skipped,
-            "diff": built.diff,
         }
-        click.echo(msgspec.json.encode(figures))
+        click.echo(msgspec.json.encode(figures)[:-1] + b',"diff":', nl=False)
+        for piece in stream_json(built.diff):
+            click.echo(piece, nl=False)
+        click.echo("}")
     else:
         _tell_paths(path)
 
@@ -247,7 +252,7 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         return build(log)
-    size = sum(path.stat().st_size for path in LogReader(log).files)
+    size = LogReader(log).measure()
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # No thread draws it: at the interpreter's exit none can be started.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:

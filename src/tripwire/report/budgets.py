@@ -48,11 +48,12 @@ OCCURRENCES = 12  # that a group keeps: its first ones, then its latest
 
 # Bytes that a row takes, beside its texts: what is found by its name takes an entry of a dict, too.
 SPAN, MARK, LANE, GROUP, OCCURRENCE, PIECE = 260, 160, 900, 900, 200, 400
+COUNT = 120  # a number under a name
 
 
 def measure(*texts: str) -> int:
-    """Bytes that texts take."""
-    return sum(map(getsizeof, texts))
+    """Bytes that texts take. Those that aren't ASCII hold their UTF-8, too, once it was written."""
+    return sum(getsizeof(t) + (0 if t.isascii() else len(t.encode())) for t in texts)
 
 
 class _HeavySpan(NamedTuple):
@@ -213,7 +214,8 @@ class Grouping:
             group = self._groups[key] = Group(title=title, reason=reason, place=place)
         group.count += 1
         process = occurrence.process
-        group.by_process[process] = group.by_process.get(process, 0) + 1
+        if process in group.by_process or self._allowance.take(COUNT):
+            group.by_process[process] = group.by_process.get(process, 0) + 1
         if group.occurrences:  # the first one was paid for with its group
             occurrence = self._make_room(group, occurrence)
         group.occurrences.append(occurrence)
@@ -253,11 +255,12 @@ class Details:
     """What is kept of each compile, by its number."""
 
     def __init__(self, allowance: Allowance, most_bytes: int = BYTES) -> None:
-        self._allowance = allowance
+        self.allowance = allowance
         self._most = most_bytes
         self._bytes = 0
         self._parts: dict[int, dict[str, list[bytes]]] = {}
         self._finished: list[tuple[int, int]] = []  # (microseconds, compile), a heap
+        self._ended: set[int] = set()  # those that are in it, or were
         self.left_out: set[int] = set()
 
     def add(self, compile: int, part: str, value: object, *, continues: bool = False) -> None:
@@ -269,7 +272,7 @@ class Details:
         if not continues:
             self._forget(parts.pop(part, []))
         pieces = parts.setdefault(part, [])
-        if not self._allowance.take(PIECE + len(encoded)):
+        if not self.allowance.take(PIECE + len(encoded)):
             self._drop(compile)
             return
         pieces.append(encoded)
@@ -279,7 +282,9 @@ class Details:
 
     def finish(self, compile: int, duration_us: int) -> None:
         """Say how long a compile took: the fastest ones may go."""
-        heapq.heappush(self._finished, (duration_us, compile))
+        if compile not in self._ended:
+            self._ended.add(compile)
+            heapq.heappush(self._finished, (duration_us, compile))
 
     def __contains__(self, compile: int) -> bool:
         return bool(self._parts.get(compile))
@@ -314,7 +319,7 @@ class Details:
     def _forget(self, pieces: list[bytes]) -> None:
         size = sum(map(len, pieces))
         self._bytes -= size
-        self._allowance.give_back(PIECE * len(pieces) + size)
+        self.allowance.give_back(PIECE * len(pieces) + size)
 
 
 def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:

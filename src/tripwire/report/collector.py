@@ -12,6 +12,7 @@ from itertools import compress
 from pathlib import Path
 
 from tripwire.report.budgets import (
+    COUNT,
     NODES,
     ROWS,
     SOURCE,
@@ -62,17 +63,27 @@ COMPILES = 5_000
 RECORDS = 2_000
 SPAN_NAMES = 5_000
 COUNTERS = 1_000  # names of one process
-COMPILE, NAME, RECORD = 1_200, 400, 300  # bytes that a row takes
+COMPILE, NAME, RECORD, PROCESS = 1_200, 400, 300, 1_500  # bytes that a row takes
 EVERY = 2_000  # events between two calls of `progress`
 
 
 def build_report(
-    log: str | os.PathLike[str], progress: Callable[[int], object] | None = None
+    log: str | os.PathLike[str],
+    progress: Callable[[int], object] | None = None,
+    beside: Details | None = None,
 ) -> tuple[Report, Details]:
-    """Read a log; `progress` hears now and then how many bytes are behind."""
+    """Read a log; `progress` hears now and then how many bytes are behind.
+
+    beside: the details of another report, which is held at the same time.
+    """
     check_has_events(log)
     reader = LogReader(log)
-    collector = Collector(Allowance(reader))
+    if beside is None:
+        allowance = Allowance(reader)
+    else:
+        allowance = beside.allowance
+        allowance.go_on(reader)
+    collector = Collector(allowance)
     for logged in reader:
         collector.add(logged)
         if progress is not None and collector.events % EVERY == 0:
@@ -90,6 +101,9 @@ class Collector:
         self._processes: list[Process] = []
         self._is_placed: list[bool] = []  # on the calendar, each process
         self._numbers: dict[str, int] = {}  # of processes, by token
+        self._prices: list[int] = []  # of the counters of each process
+        self._processes_left_out = 0
+        self._counters_left_out = 0
         self._first: list[int] = []  # of each process, on the calendar
         self._last: list[int] = []
         self._latest_header: Header | None = None
@@ -114,8 +128,10 @@ class Collector:
         if header is not self._latest_header:
             number = self._latest_number = self._find_process(header)
             self._latest_header = header
-        at = header.wall_of(event.time_ns)
         self.events += 1
+        if number == NONE:
+            return
+        at = header.wall_of(event.time_ns)
         self._processes[number].events += 1
         if at < self._first[number]:
             self._first[number] = at
@@ -162,6 +178,8 @@ class Collector:
                 damaged=read.damaged,
                 newer=read.newer,
                 headless=read.headless,
+                processes=self._processes_left_out,
+                counters=self._counters_left_out,
                 lanes=self._lanes.left_out,
                 marks=self._lanes.marks_left_out,
                 compiles=self._compiles_left_out,
@@ -174,24 +192,32 @@ class Collector:
     # --- finding rows -----------------------------------------------------------------------------
 
     def _find_process(self, header: Header) -> int:
-        number = self._numbers.setdefault(header.token, len(self._processes))
-        if number == len(self._processes):
-            self._is_placed.append(header.start_wall_ns != 0)
-            self._first.append(1 << 63)
-            self._last.append(-(1 << 63))
-            self._processes.append(
-                Process(
-                    label=cut(header.label, 120),
-                    host=cut(header.host, 120),
-                    pid=header.pid,
-                    parent_pid=header.parent_pid,
-                    rank=header.rank,
-                    python=cut(header.python, 120),
-                    torch=header.torch and cut(header.torch, 120),
-                    tripwire=header.tripwire and cut(header.tripwire, 120),
-                    argv=[cut(word) for word in header.argv[:50]],
-                )
-            )
+        """The number of a process, made if need be; `NONE` where there are too many."""
+        number = self._numbers.get(header.token)
+        if number is not None:
+            return number
+        process = Process(
+            label=cut(header.label, 120),
+            host=cut(header.host, 120),
+            pid=header.pid,
+            parent_pid=header.parent_pid,
+            rank=header.rank,
+            python=cut(header.python, 120),
+            torch=header.torch and cut(header.torch, 120),
+            tripwire=header.tripwire and cut(header.tripwire, 120),
+            argv=[cut(word) for word in header.argv[:50]],
+        )
+        texts = process.label, process.host, process.python, process.torch, process.tripwire
+        cost = measure(header.token, *filter(None, texts), *process.argv)
+        if not self._allowance.take(PROCESS + cost):
+            self._processes_left_out += 1
+            return NONE
+        number = self._numbers[header.token] = len(self._processes)
+        self._processes.append(process)
+        self._prices.append(0)
+        self._is_placed.append(header.start_wall_ns != 0)
+        self._first.append(1 << 63)
+        self._last.append(-(1 << 63))
         return number
 
     def _find_compile(
@@ -257,6 +283,13 @@ class Collector:
             left -= len(names)
             if left <= 0:
                 break
+        names_of = [*counters, *(name for names in counters.values() for name in names)]
+        price = COUNT * len(names_of) + measure(*names_of)
+        self._allowance.give_back(self._prices[process])
+        if not self._allowance.take(price):
+            price, counters = 0, {}
+            self._counters_left_out += 1
+        self._prices[process] = price
         self._processes[process].counters = counters  # all counts at one moment: the latest
 
     def _take_start(self, process: int, event: CompileStarted, at: int) -> None:

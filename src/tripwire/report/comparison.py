@@ -4,17 +4,23 @@ Rows are matched by what they are about (a function and its file, a slug, a sour
 line number, since lines move between two runs. Nodes of a graph are matched scope by scope, in the
 order in which they run, by what they call. Names count only for inputs, since one more node renames
 all that follow. Matched nodes may still differ: in the form of their value, or in their arguments.
+
+Comparing takes memory that the logs pay for (`Allowance`), but for two graphs of ordinary size at a
+time. What isn't paid for is left out and counted: rows of one kind, or a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 import msgspec
 
-from tripwire.report.budgets import Details
+from tripwire.files import estimate_memory, estimate_wide
+from tripwire.report.budgets import Details, measure
 from tripwire.report.model import (
     Comparison,
     Compile,
@@ -34,6 +40,9 @@ AT_LEAST_US = 500  # as is a smaller difference
 PAIRS = 500  # compiles that are compared
 SHOWN = 400  # changes of one graph
 EXACT = 1_000  # nodes of a scope beyond which frequent ones are no anchors: it takes too long
+# Bytes that what is compared takes: a row of either side, a compile, a node beside what it says.
+ROW, PAIRED, NODE, CHANGE = 700, 400, 150, 200
+TWO_GRAPHS = 16 << 20  # bytes that two graphs may take while they are compared, paid for or not
 
 
 @dataclass(slots=True)
@@ -58,23 +67,50 @@ Side = dict[tuple[str, str], Sum]  # by name and place
 def compare(built: tuple[Report, Details], earlier: tuple[Report, Details]) -> Comparison:
     """`built` is the run that the report is about."""
     after, before = built[0], earlier[0]
+    allowance = built[1].allowance
+    rows_left_out = 0
 
-    def changes(side: Callable[[Report], Side]) -> list[RowChange]:
+    def changes(
+        texts: Callable[[Report], Iterable[tuple[str, ...]]], side: Callable[[Report], Side]
+    ) -> list[RowChange]:
+        nonlocal rows_left_out
+        prices = [ROW + measure(*row) for report in (after, before) for row in texts(report)]
+        if not allowance.take(sum(prices)):
+            rows_left_out += len(prices)
+            return []
         return _match(side(after), side(before))
 
-    graphs, same_graphs = _compare_graphs(built, earlier)
+    def groups(name: str) -> list[RowChange]:
+        def find(report: Report) -> Groups:
+            found: Groups = getattr(report, name)
+            return found
+
+        return changes(
+            lambda r: ((g.place.file, g.place.function) for g in find(r).rows),
+            lambda r: _groups(find(r)),
+        )
+
+    graphs = _compare_graphs(built, earlier)
     return Comparison(
         other=before.title,
         figures=_match(_figures(after), _figures(before), in_order=True),
-        functions=changes(_functions),
-        graphs=graphs,
-        same_graphs=same_graphs,
-        phases=changes(_phases),
-        spans=changes(lambda r: {(s.name, ""): Sum(s.calls, s.total_ns // 1000) for s in r.spans}),
-        retirements=changes(lambda r: _groups(r.retirements)),
-        refusals=changes(lambda r: _groups(r.refusals)),
-        recompiles=changes(lambda r: _groups(r.recompiles)),
-        counters=changes(_counters),
+        functions=changes(lambda r: (() for _ in r.compiles), _functions),
+        graphs=graphs.changed,
+        same_graphs=graphs.same,
+        phases=_match(_phases(after), _phases(before)),
+        spans=changes(
+            lambda r: (() for _ in r.spans),
+            lambda r: {(s.name, ""): Sum(s.calls, s.total_ns // 1000) for s in r.spans},
+        ),
+        retirements=groups("retirements"),
+        refusals=groups("refusals"),
+        recompiles=groups("recompiles"),
+        counters=changes(
+            lambda r: ((g, n) for p in r.processes for g, ns in p.counters.items() for n in ns),
+            _counters,
+        ),
+        rows_left_out=rows_left_out,
+        graphs_left_out=graphs.left_out,
     )
 
 
@@ -167,35 +203,76 @@ def _figures(report: Report) -> Side:
 # --- graphs, node by node -------------------------------------------------------------------------
 
 
-def _compare_graphs(
-    after: tuple[Report, Details], before: tuple[Report, Details]
-) -> tuple[list[GraphChange], int]:
-    """What differs between graphs that both runs have, and how many are the same."""
-    changes, same = [], 0
+@dataclass(slots=True)
+class _Graphs:
+    """Graphs that both runs have."""
+
+    changed: list[GraphChange]
+    same: int = 0
+    left_out: int = 0
+
+
+def _compare_graphs(after: tuple[Report, Details], before: tuple[Report, Details]) -> _Graphs:
+    """What differs between graphs that both runs have; those that take too much are left out."""
+    found = _Graphs([])
+    allowance = after[1].allowance
+    compiles = PAIRED * (len(after[0].compiles) + len(before[0].compiles))
+    if not allowance.take(compiles):
+        found.left_out = len(after[0].compiles)
+        return found
     for number, other in _pair_compiles(after[0], before[0]):
-        now, then = _find_graph(after[1], number), _find_graph(before[1], other)
-        if now is None or then is None:
+        pieces = after[1].find(number, "graph"), before[1].find(other, "graph")
+        if not all(pieces):
             continue
         compile, earlier = after[0].compiles[number], before[0].compiles[other]
-        found = _compare_nodes(now, then)
-        if not found:
-            same += 1
+        needed = sum(map(_price, [*pieces[0], *pieces[1]])) + NODE * (compile.nodes + earlier.nodes)
+        needed = 0 if needed <= TWO_GRAPHS else needed
+        if not allowance.take(needed):
+            found.left_out += 1
             continue
-        kinds = [change.kind for change in found]
-        changes.append(
-            GraphChange(
-                function=compile.function,
-                place=compile.file,
-                compile=number,
-                id_before=earlier.id,
-                added=kinds.count("added"),
-                removed=kinds.count("removed"),
-                changed=kinds.count("changed"),
-                nodes=found[:SHOWN],
-                left_out=max(0, len(found) - SHOWN),
-            )
-        )
-    return changes, same
+        change = _compare_graph(compile, earlier, *map(_build_graph, pieces))
+        allowance.give_back(needed)
+        if change is None:
+            found.same += 1
+        elif allowance.take(PAIRED + sum(map(_price_change, change.nodes))):
+            change.compile = number
+            found.changed.append(change)
+        else:
+            found.left_out += 1
+    allowance.give_back(compiles)
+    return found
+
+
+def _price(piece: bytes) -> int:
+    """What JSON that is here already takes as objects."""
+    return estimate_memory(piece) + estimate_wide(piece) - len(piece)
+
+
+def _price_change(change: NodeChange) -> int:
+    return CHANGE + measure(*(getattr(change, name) for name in _TEXTS))
+
+
+_TEXTS = ("scope", "name", "target", "what", "file", "text")
+
+
+def _compare_graph(
+    compile: Compile, earlier: Compile, now: Graph, then: Graph
+) -> GraphChange | None:
+    found, names = _compare_nodes(now, then)
+    if not found:
+        return None
+    kinds = Counter(change.kind for change in found)
+    return GraphChange(
+        function=compile.function,
+        place=compile.file,
+        compile=0,
+        id_before=earlier.id,
+        added=kinds["added"],
+        removed=kinds["removed"],
+        changed=kinds["changed"],
+        nodes=[_tell_node(change, now, then, names) for change in found[:SHOWN]],
+        left_out=max(0, len(found) - SHOWN),
+    )
 
 
 def _pair_compiles(after: Report, before: Report) -> Iterator[tuple[int, int]]:
@@ -222,13 +299,11 @@ def _function(report: Report, compile: Compile) -> tuple[object, ...]:
     return compile.function, compile.file, rank if rank is not None else compile.process
 
 
-def _find_graph(details: Details, number: int) -> Graph | None:
+def _build_graph(pieces: list[bytes]) -> Graph:
     """The graph of a compile, whole."""
-    stretches = [msgspec.json.decode(one, type=Graph) for one in details.find(number, "graph")]
-    if not stretches:
-        return None
     whole = Graph([], [], [])
-    for stretch in stretches:
+    for piece in pieces:
+        stretch = msgspec.json.decode(piece, type=Graph)
         for node in stretch.nodes:
             node.scope += len(whole.scopes)
             node.place += len(whole.places)
@@ -238,22 +313,37 @@ def _find_graph(details: Details, number: int) -> Graph | None:
     return whole
 
 
-def _compare_nodes(after: Graph, before: Graph) -> list[NodeChange]:
+class _Change(NamedTuple):
+    """A node that came, went or differs, by its number in either graph."""
+
+    kind: str
+    scope: str
+    now: int = -1
+    then: int = -1
+
+
+def _compare_nodes(after: Graph, before: Graph) -> tuple[list[_Change], dict[str, str]]:
+    """What differs, by scope; and the names that nodes had before, by those of now."""
     now, then = _by_scope(after), _by_scope(before)
+    order = {scope: number for number, scope in enumerate(dict.fromkeys([*now, *then]))}
     pairs: dict[int, int] = {}  # nodes of `before`, by those of `after` that they became
-    for scope in dict.fromkeys([*now, *then]):
+    for scope in order:
         _pair_nodes(after, before, now.get(scope, []), then.get(scope, []), pairs)
     gone = set(range(len(before.nodes))) - set(pairs.values())
-    alone = [number for number in range(len(after.nodes)) if number not in pairs]
-    changes = [_tell_node("added", after, number) for number in alone]
-    changes += [_tell_node("removed", before, number) for number in sorted(gone)]
+    changes = [
+        _Change("added", after.scopes[node.scope], number)
+        for number, node in enumerate(after.nodes)
+        if number not in pairs
+    ]
+    for number in sorted(gone):
+        scope = before.scopes[before.nodes[number].scope]
+        changes.append(_Change("removed", scope, then=number))
     became = {after.nodes[n].name: before.nodes[other].name for n, other in pairs.items()}
     for number, other in pairs.items():
-        what = _difference(after.nodes[number], before.nodes[other], became)
-        if what:
-            changes.append(_tell_node("changed", after, number, what))
-    order = {scope: n for n, scope in enumerate(dict.fromkeys([*now, *then]))}
-    return sorted(changes, key=lambda change: order[change.scope])
+        node = after.nodes[number]
+        if _differs(node, before.nodes[other], became):
+            changes.append(_Change("changed", after.scopes[node.scope], number, other))
+    return sorted(changes, key=lambda change: order[change.scope]), became
 
 
 def _by_scope(graph: Graph) -> dict[str, list[int]]:
@@ -289,8 +379,17 @@ def _signature(node: NodeRow) -> tuple[str, str]:
     return node.op, node.target
 
 
-def _difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> str:
-    """What differs; `names` are those that nodes of the earlier graph had, by those of now."""
+def _differs(node: NodeRow, other: NodeRow, names: dict[str, str]) -> bool:
+    said = node.op, node.target, node.shape or "?"
+    is_same = said == (other.op, other.target, other.shape or "?")
+    return not is_same or _has_other_inputs(node, other, names)
+
+
+def _has_other_inputs(node: NodeRow, other: NodeRow, names: dict[str, str]) -> bool:
+    return [names.get(name) for name in node.inputs] != other.inputs
+
+
+def _tell_difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> str:
     parts = [
         f"{label} {old} → {new}"
         for label, old, new in (
@@ -300,20 +399,24 @@ def _difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> str:
         )
         if old != new
     ]
-    if [names.get(name) for name in node.inputs] != other.inputs:
+    if _has_other_inputs(node, other, names):
         parts.append("other inputs")
     return "; ".join(parts)
 
 
-def _tell_node(kind: str, graph: Graph, number: int, what: str = "") -> NodeChange:
+def _tell_node(change: _Change, after: Graph, before: Graph, names: dict[str, str]) -> NodeChange:
+    graph, number = (before, change.then) if change.now < 0 else (after, change.now)
     node = graph.nodes[number]
     place: UserLine = graph.places[node.place]
+    what = node.shape
+    if change.kind == "changed":
+        what = _tell_difference(node, before.nodes[change.then], names)
     return NodeChange(
-        kind,
-        graph.scopes[node.scope],
+        change.kind,
+        change.scope,
         node.name,
         node.target,
-        what or node.shape,
+        what,
         place.file,
         place.line,
         place.text,

@@ -205,6 +205,8 @@ class Skipped(Struct):
     damaged: int = 0
     newer: int = 0
     headless: int = 0
+    processes: int = 0
+    counters: int = 0
     lanes: int = 0
     marks: int = 0
     compiles: int = 0
@@ -268,6 +270,8 @@ class Comparison(Struct, kw_only=True):
     refusals: list[RowChange]
     recompiles: list[RowChange]
     counters: list[RowChange]
+    rows_left_out: int = 0
+    graphs_left_out: int = 0
 
 
 class Report(Struct, kw_only=True):

@@ -3,8 +3,9 @@
 A damaged line is counted and skipped; so is an event that a later minor version added. A file of a
 later major version is an error, since nothing in it can be relied on. A file may be hostile: it
 isn't held in memory, and a line is decoded only if that takes no more memory than tripwire's own
-lines do. A file has one header, so there are no more processes than files. How much of a log may be
-kept in memory is limited by an `Allowance`, which grows with what was read.
+lines do. A file has one header, so there are no more processes than files. Of the files of a
+directory only the names are held, and those only if there is about as much in the files. How much
+of a log may be kept in memory is limited by an `Allowance`, which grows with what was read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import heapq
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from sys import getsizeof
 from typing import BinaryIO, NamedTuple
 
 import msgspec
@@ -32,6 +35,7 @@ from tripwire.telemetry.schema import (
 )
 
 FIXED = 1 << 19  # bytes that an `Allowance` begins with
+_LISTED = 40  # bytes that a name takes in a list, beside its own
 _FILE_NAME = re.compile(r"tripwire-(?P<host>.+)-(?P<pid>\d{1,18})-(?P<token>[0-9a-f]+)\.jsonl")
 
 
@@ -78,16 +82,38 @@ class LogReader:
     @property
     def files(self) -> list[Path]:
         """The files, by name."""
+        return [*self._walk()]
+
+    def measure(self) -> int:
+        """How many bytes the files have."""
+        return self.path.stat().st_size if self.path.is_file() else sum(s for _, s in self._list())
+
+    def _walk(self) -> Iterator[Path]:
+        """The files, by name, one after another."""
         if self.path.is_file():
-            return [self.path]
+            yield self.path
+            return
+        room = FIXED // 2
+        for name, size in self._list():
+            room += size // 4 - getsizeof(name) - _LISTED
+        if room < 0:
+            raise too_large("files")
+        for name in sorted(name for name, _ in self._list()):
+            yield self.path / name
+
+    def _list(self) -> Iterator[tuple[str, int]]:
+        """The names and sizes of the files of a directory."""
         if not self.path.is_dir():
             raise TelemetryError(
                 f"{self.path}: no such directory.\n"
                 "Set TRIPWIRE_LOG_DIR to a folder while the program runs, and pass that folder.",
                 slug="log-missing",
             )
-        named = (p for p in self.path.iterdir() if _FILE_NAME.fullmatch(p.name))
-        return sorted(p for p in named if p.is_file())  # a pipe would never end
+        with os.scandir(self.path) as found:
+            for entry in found:
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    if _FILE_NAME.fullmatch(entry.name) and entry.is_file():  # a pipe has no end
+                        yield entry.name, entry.stat().st_size
 
     def statistics(self) -> ReadStatistics:
         """What was met since reading last began."""
@@ -96,7 +122,7 @@ class LogReader:
     def __iter__(self) -> Iterator[Logged]:
         """Every event, file by file, each in the order of its writing."""
         self._begin()
-        for path in self.files:
+        for path in self._walk():
             yield from self.read_file(path)
 
     def merged(self) -> Iterator[Logged]:
@@ -178,15 +204,21 @@ class LogReader:
 
 
 class Allowance:
-    """How much may be kept of a log: a little, and then no more than was read of it."""
+    """How much may be kept of logs: a little, and then no more than was read of them."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
+        self._before = FIXED
         self._taken = 0
+
+    def go_on(self, reader: LogReader) -> None:
+        """Another log is read, while what was kept is still there."""
+        self._before += self._reader.bytes_read * 7 // 4
+        self._reader = reader
 
     def take(self, size: int) -> bool:
         """Whether that much more may be kept."""
-        if self._taken + size > FIXED + self._reader.bytes_read * 7 // 4:
+        if self._taken + size > self._before + self._reader.bytes_read * 7 // 4:
             return False
         self._taken += size
         return True
@@ -216,7 +248,7 @@ def too_large(what: str) -> TelemetryError:
     """The error of an export that would have to hold too much at once."""
     return TelemetryError(
         f"The log has so many {what} that holding them takes more memory than twice its size.\n"
-        "Export fewer processes at a time, or make a report: it keeps what is heaviest.",
+        "Take fewer of its files at a time, or make a report: it keeps what is heaviest.",
         slug="log-too-large",
     )
 

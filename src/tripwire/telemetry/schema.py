@@ -45,7 +45,8 @@ class Header(Struct, frozen=True, kw_only=True, tag="header", tag_field="event")
     host: str
     pid: Int
     parent_pid: Int
-    token: str  # told apart: a process that reuses a pid, a second log of one process
+    # Told apart: a process that reuses a pid, a second log of one process.
+    token: Annotated[str, msgspec.Meta(max_length=64)]
     start_wall_ns: Int
     start_monotonic_ns: Int
     python: str

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
+from sys import getsizeof
 from typing import IO, Any
 
 import msgspec
@@ -81,6 +82,7 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
     for logged in reader:
         process, event = logged
         if process.token not in seen:
+            _pay(allowance, _THREAD + getsizeof(process.token), "processes")
             seen.add(process.token)
             yield _name("process_name", process.pid, 0, process.label)
         ns = logged.wall_ns - begin_ns
@@ -91,7 +93,7 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
             case SpanDone():
                 lane = lanes.get((process.token, tid))
                 if lane is None:
-                    _pay(allowance, _THREAD, "threads")
+                    _pay(allowance, _THREAD + getsizeof(process.token), "threads")
                     lane = lanes[process.token, tid] = _Lane()
                 before = lane.depths
                 start, end = lane.place(ns, ns + event.duration_ns, event.depth)
@@ -221,14 +223,17 @@ def stream_speedscope(reader: LogReader) -> Iterator[bytes]:
                 _pay(allowance, _NAMED + len(name), "names of spans")
                 frames[name] = len(frames)
             if lane not in lanes:
-                _pay(allowance, _THREAD, "threads")
+                _pay(allowance, _THREAD + getsizeof(process.token), "threads")
                 lanes[lane] = []
             _pay(allowance, _HELD, "spans")
             start = logged.wall_ns
             packed = _pack(start, start + event.duration_ns, event.depth, frames[name])
             lanes[lane].append(packed)
             names.setdefault(lane, b"%d" % event.thread)
-            names.setdefault((process.token, -1), process.label.encode())
+            if (process.token, -1) not in names:
+                label = process.label.encode()
+                _pay(allowance, _NAMED + len(label), "processes")
+                names[process.token, -1] = label
     first = min((_unpack(span)[0] for spans in lanes.values() for span in spans), default=0)
     yield b'{"$schema":%s,"exporter":"tripwire","name":"tripwire",' % msgspec.json.encode(SCHEMA)
     yield b'"activeProfileIndex":0,"shared":{"frames":['

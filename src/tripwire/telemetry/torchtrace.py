@@ -22,7 +22,7 @@ import msgspec
 from tripwire.files import check_no_link, make_folder, replacing
 from tripwire.telemetry.compiles import CompileId
 from tripwire.telemetry.metrics import CompilationMetrics
-from tripwire.telemetry.reader import Logged, LogReader
+from tripwire.telemetry.reader import Allowance, Logged, LogReader, too_large
 from tripwire.telemetry.schema import (
     LONG,
     CompileFinished,
@@ -46,6 +46,7 @@ from tripwire.telemetry.schema import (
 Envelope = dict[str, object]
 
 INTERNED = 1_000  # strings that are remembered
+_PATH = 800  # bytes that a path takes
 _LONGEST_SOURCE = 200_000  # bytes of one guard function, as in reports
 _PLACE = "tripwire/telemetry/log.py:1"
 _SPLIT_BY = ("non_compliant_ops", "compliant_custom_ops", "restart_reasons")
@@ -58,15 +59,21 @@ def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str
     make_folder(directory)
     check_no_link(directory)
     written: list[Path] = []
+    names: set[str] = set()
+    allowance = Allowance(reader)
     for source in reader.files:
         events = reader.read_file(source)
         first = next(events, None)
         if first is None:
             continue
         process = first.process
-        path = directory / f"dedicated_log_torch_trace_{_tell_apart(process)}.log"
-        if path in written:
-            path = path.with_stem(f"{path.stem}_{len(written)}")
+        name = f"dedicated_log_torch_trace_{_tell_apart(process)}"
+        if name in names:
+            name = f"{name}_{len(written)}"
+        names.add(name)
+        path = directory / f"{name}.log"
+        if not allowance.take(_PATH):
+            raise too_large("processes")
         with replacing(path) as file:
             writer = TraceWriter(file, process)
             writer.add(first)

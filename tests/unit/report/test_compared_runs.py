@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unit.report.samples import flat_graph, header, write_gpt_run, write_log
 
-from tripwire.report import build_report, compare
+from tripwire.report import build_report, compare, comparison
 from tripwire.telemetry.schema import CompileStarted, GraphCaptured, GraphNode, RunRefused
 
 
@@ -119,3 +119,19 @@ def test_a_long_graph_without_scopes_is_compared_in_reasonable_time(tmp_path) ->
     middle = GraphNode(name="new", op="call_function", target="torch.relu", inputs=("n3000",))
     found = differences(tmp_path, before, (*before[:3002], middle, *before[3002:]))
     assert found == [("added", "torch.relu", "")]
+
+
+def test_what_takes_too_much_to_compare_is_left_out_and_counted(tmp_path, monkeypatch) -> None:
+    now = build_report(write_gpt_run(tmp_path / "now"))
+    before = build_report(write_gpt_run(tmp_path / "before", earlier=True))
+    whole = compare(now, before)
+    assert (whole.rows_left_out, whole.graphs_left_out) == (0, 0)
+    monkeypatch.setattr(comparison, "TWO_GRAPHS", 0)
+    monkeypatch.setattr(comparison, "NODE", 1 << 30)
+    monkeypatch.setattr(comparison, "ROW", 1 << 30)
+    diff = compare(now, before)
+    assert diff.functions == diff.spans == diff.refusals == diff.counters == []
+    assert diff.rows_left_out > len(whole.functions) + len(whole.spans)
+    assert (diff.graphs, diff.same_graphs) == ([], 0)
+    assert diff.graphs_left_out == len(whole.graphs) + whole.same_graphs
+    assert diff.figures and diff.phases

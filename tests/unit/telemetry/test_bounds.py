@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tripwire.cli import main
 from tripwire.report import build_report
+from tripwire.report.comparison import TWO_GRAPHS
 from tripwire.telemetry import log, reader, timelines, write_torch_trace
 from tripwire.telemetry.log import EventLog, logging_to
 from tripwire.telemetry.reader import LogReader
@@ -47,6 +48,7 @@ HEADER = Header(
     start_monotonic_ns=0,
     python="3",
 )
+HEADER_LINE = encode(HEADER)
 SPAN = {"event": "span", "time_ns": 1, "name": "s", "duration_ns": 1}
 COMMANDS = [
     ("report",),
@@ -246,7 +248,24 @@ def warm_up(command: tuple[str, ...]) -> None:
         assert CliRunner().invoke(main, [*command, folder]).exit_code == 0
 
 
-@pytest.mark.parametrize(
+def check_cost(command: tuple[str, ...], *folders: Path) -> Result:
+    """Run a command; what it takes in memory is in proportion to what it reads."""
+    spare = SPARE + (TWO_GRAPHS if "--diff" in command else 0)
+    warm_up(command[:3] if command[1:2] == ("--format",) else command[:1])
+    size = sum(path.stat().st_size for folder in folders for path in folder.glob("*.jsonl"))
+    tracemalloc.start()
+    try:
+        done = CliRunner().invoke(main, [*command, str(folders[0])])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert done.exit_code in (0, 2), done.exception
+    assert "Traceback" not in done.output
+    assert peak < 2 * size + spare, (peak - 2 * size) / (1 << 20)
+    return done
+
+
+SIZES = pytest.mark.parametrize(
     "size",
     [
         1_000,
@@ -257,22 +276,68 @@ def warm_up(command: tuple[str, ...]) -> None:
         pytest.param(30_000_000, marks=pytest.mark.slow),
     ],
 )
+
+
+@SIZES
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("build", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_log_of_any_content_costs_at_most_twice_its_size(build, command, size, tmp_path) -> None:
-    whole = encode(HEADER) + span() + build(size)
-    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(whole)
-    runner = CliRunner()
-    warm_up(command)
-    tracemalloc.start()
-    try:
-        done = runner.invoke(main, [*command, str(tmp_path)])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert done.exit_code in (0, 2), done.exception
-    assert "Traceback" not in done.output
-    assert peak < 2 * len(whole) + SPARE
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(encode(HEADER) + span() + build(size))
+    check_cost(command, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "size", [200_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1_000, 3_000_000))]
+)
+@pytest.mark.parametrize("build", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_comparison_costs_at_most_twice_the_size_of_both_logs(build, size, tmp_path) -> None:
+    folders = tmp_path / "now", tmp_path / "then"
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        whole = encode(HEADER) + span() + build(size + 100 * number)
+        (folder / "tripwire-h-7-abc.jsonl").write_bytes(whole)
+    check_cost(("report", "--diff", str(folders[1])), *folders)
+
+
+def head(**fields: object) -> bytes:
+    return encode(msgspec.structs.replace(HEADER, **fields))
+
+
+# What one file of a folder may say, by its number.
+MANY = {
+    "nothing": lambda n: b"",
+    "no header": lambda n: b'{"event":"thread","time_ns":1,"name":""}\n',
+    "a header": lambda n: head(token=f"{n:x}") + span(),
+    "one process": lambda n: HEADER_LINE + span(thread=n),
+    "a long token": lambda n: head(token=f"{n:x}" + "n" * 20_000 + WIDE) + span(thread=n),
+    "a long host": lambda n: head(token=f"{n:x}", host="n" * 20_000 + WIDE) + span(),
+    "many words": lambda n: head(token=f"{n:x}", argv=("n" * 390 + WIDE,) * 50) + span(),
+    "counters": lambda n: (
+        head(token=f"{n:x}")
+        + line(event="counters", time_ns=1, groups={"a": {f"{m}" + WIDE: m for m in range(300)}})
+    ),
+    "groups": lambda n: (
+        head(token=f"{n:x}")
+        + b"".join(line(event="refusal", time_ns=1, slug=f"{m}", reason="") for m in range(60))
+    ),
+    "compiles that end": lambda n: (
+        head(token=f"{n % 50:x}")
+        + line(event="compile_finished", time_ns=1, compile_id="0/0", metrics={}) * 20
+        + span(thread=n, name=f"{n:x}")
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "files", [100, *(pytest.param(n, marks=pytest.mark.slow) for n in (1_000, 10_000))]
+)
+@pytest.mark.parametrize("command", [*COMMANDS, ("report", "--diff")], ids=" ".join)
+@pytest.mark.parametrize("build", MANY.values(), ids=MANY.keys())
+def test_many_logs_cost_at_most_twice_their_size(build, command, files, tmp_path) -> None:
+    for number in range(files):
+        (tmp_path / f"tripwire-h-7-{number:x}.jsonl").write_bytes(build(number))
+    both = (tmp_path, tmp_path) if "--diff" in command else (tmp_path,)
+    check_cost((*command, *map(str, both[1:])), *both)
 
 
 LONG = {

@@ -106,9 +106,11 @@ function graphChange(graph) {
   );
 }
 
-function graphChanges({ graphs, same_graphs: equal }) {
-  if (!graphs.length && !equal) return empty("No graph is in both runs.");
+function graphChanges({ graphs, same_graphs: equal, graphs_left_out: missing }) {
+  if (!graphs.length && !equal && !missing) return empty("No graph is in both runs.");
   return [
+    missing > 0 &&
+      notice(`Too large to compare: ${plural(missing, "graph")}.`),
     equal > 0 && h("p", { class: "muted" }, `${plural(equal, "graph")} without a change.`),
     graphs.map(graphChange),
   ];
@@ -144,6 +146,8 @@ function diffPage() {
       h("code", null, diff.other),
       ". Times within 10 % or half a millisecond of each other count as the same; lines may have moved.",
     ),
+    diff.rows_left_out > 0 &&
+      notice(`Too many to compare: ${plural(diff.rows_left_out, "row")} of both runs.`),
     h(
       "p",
       null,
