@@ -29,8 +29,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -38,6 +38,7 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._guards import TracingContext
 from torch._inductor import codecache, cpu_vec_isa, list_mode_options
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -60,7 +61,8 @@ from tripwire.imports import uncounted_registrations, without_collections
 from tripwire.phases import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import describe_backends, sample_torch_state
-from tripwire.tracing.open.opening import OPEN_INPUT
+from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
+from tripwire.tracing.open.symbols import expression_of
 from tripwire.tracing.state import FACTS, HELD, STATE
 from tripwire.values.classes import isinstance
 
@@ -118,6 +120,7 @@ def compile_graph(
             )  # which can't call blocks
             compiler = functools.partial(
                 _compile_inner,
+                open_env=module.meta[OPEN].symbols.env if is_open else None,
                 on_failed_backward=on_failed_backward,
                 around_backward=around_backward,
             )
@@ -195,7 +198,9 @@ def _compile(
     if all(tensor.device.type == "cpu" for tensor in example_inputs):
         _try_best_isa()
     whole = {} if key is None else {"bundled_autograd_cache": True}
-    if key is not None and trains(module.graph):
+    # What a backward assumes of open sizes is among the conditions if it is compiled by then.
+    is_early = key is not None or (OPEN in module.meta and _HAS_EARLY)
+    if is_early and trains(module.graph):
         whole[_EARLY] = True
         compiler = functools.partial(compiler, on_failed_backward=None)
     handed = handing_over(module, example_inputs, shape_env=ShapeEnv())
@@ -203,6 +208,7 @@ def _compile(
     with (
         torch._functorch.config.patch(whole),
         torch._inductor.config.patch(_find_cacheable()),
+        _using_caches(module),
         handed as (copied, examples),
     ):
         is_folded = folds and fold_blocks(copied, example_inputs)
@@ -242,10 +248,43 @@ def _find_cacheable() -> dict[str, Any]:
     return {} if known is None else {_CACHEABLE: known | dict.fromkeys(names, "tripwire")}
 
 
+@contextmanager
+def _using_caches(module: fx.GraphModule) -> Iterator[None]:
+    """Inside, torch's caches aren't asked for a graph with open sizes that they would mistake.
+
+    They keep what code assumes of numbers that are inputs of its graph, and of no others. So code
+    for one size would be found again for another. A backward often has none of them as an input.
+    """
+    if OPEN not in module.meta or (not trains(module.graph) and _passes_sizes(module.graph)):
+        yield
+        return
+    with (
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+    ):
+        yield
+
+
+def _passes_sizes(graph: fx.Graph) -> bool:
+    """Whether each open size of the inputs is an input itself."""
+    passed: set[Any] = set()
+    needed: set[Any] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        number: NumberInput | None = node.meta.get(NUMBER)
+        opened: OpenTensor | None = node.meta.get(OPEN_INPUT)
+        if number is not None:
+            passed.add(expression_of(number.symbol))
+        elif opened is not None:
+            sizes = map(expression_of, (*opened.fake.size(), *opened.fake.stride()))
+            needed.update(*(size.free_symbols for size in sizes if not isinstance(size, int)))
+    return needed <= passed
+
+
 def _compile_inner(
     module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
+    open_env: ShapeEnv | None,
     on_failed_backward: Callable[[Exception], None] | None,
     around_backward: Callable[[], AbstractContextManager[None]],
     is_backward: bool = False,
@@ -258,7 +297,10 @@ def _compile_inner(
     """
     compile_fx_inner = import_compiler().compile_fx_inner
     if not is_backward:
-        return compile_fx_inner(module, inputs, **settings)
+        compiled = compile_fx_inner(module, inputs, **settings)
+        if open_env is not None:
+            _report_open_strides(compiled, open_env)
+        return compiled
     _settle_kernels(find_store())
     kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
     try:
@@ -269,6 +311,22 @@ def _compile_inner(
             raise
         on_failed_backward(error)
         return make_boxed_func(kept.forward)
+
+
+def _report_open_strides(compiled: Any, env: ShapeEnv) -> None:
+    """Tell AOTAutograd the strides of results by symbols.
+
+    Inductor reports those of this run. Where they aren't the graph's own (convolutions have their
+    channels last), the backward would be compiled for them, whatever the size is on another call.
+    """
+    context = TracingContext.try_get()
+    if context is None or not context.output_strides:
+        return
+    read: Any = env.deserialize_symexpr
+    context.output_strides[:] = [
+        None if strides is None else tuple(map(read, strides))
+        for strides in compiled.output_strides
+    ]
 
 
 def _keep(store: Store, key: str, compiled: Runtime, took_us: int) -> None:
