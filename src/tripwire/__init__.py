@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tripwire.imports import without_collections
+from tripwire.imports import importing
 
 if TYPE_CHECKING:
     from tripwire.api import (
@@ -130,7 +130,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with without_collections():
+    with importing():
         module = importlib.import_module(_MODULE_OF.get(name, "tripwire.errors"))
     value = globals()[name] = getattr(module, name)
     return value

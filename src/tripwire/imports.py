@@ -9,6 +9,10 @@ No object from before can be an instance of a class that the compiler brings. So
 don't count. Other threads might register classes of their own meanwhile: if there are any,
 everything is imported before the run.
 
+A process that is forked while another thread imports waits for that module for ever: the thread
+isn't there. What a call of compiled code imports is nothing that a program expects, so a fork waits
+until that is done.
+
 Dynamo and Inductor import each other. Two threads that begin in different places get halves of
 modules, and both fail, also a user's that only makes an optimizer. So all begin at one place.
 """
@@ -30,16 +34,24 @@ from typing import Any
 UNCOUNTED = [0]
 
 
+_FORKS = threading.RLock()  # whoever has it may fork, or import much
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_FORKS.release
+    )
+
+
 @contextmanager
-def without_collections() -> Iterator[None]:
-    """Inside, garbage waits."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def importing() -> Iterator[None]:
+    """Inside, garbage waits, and so do forks of other threads."""
+    with _FORKS:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def import_dynamo() -> None:
@@ -47,9 +59,10 @@ def import_dynamo() -> None:
 
     Optimizers and checkpoints begin there, too. Profilers begin with Inductor.
     """
-    if "torch._inductor" in sys.modules:
-        importlib.import_module("torch._inductor")
-    importlib.import_module("torch._dynamo")
+    with importing():
+        if "torch._inductor" in sys.modules:
+            importlib.import_module("torch._inductor")
+        importlib.import_module("torch._dynamo")
 
 
 def find_native(name: str) -> Any:

@@ -29,7 +29,7 @@ ADAPTERS = {
 # A package, or a module beside the packages, imports what stands in a line above its own, and
 # nothing else of tripwire. Within a package imports make no circle.
 LAYERS = [
-    {"env", "errors", "files", "imports", "redaction"},
+    {"env", "errors", "files", "forks", "imports", "redaction"},
     {"values", "ranges"},
     {"telemetry", "writes", "rulebook"},
     {"phases", "reading"},

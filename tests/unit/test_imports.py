@@ -12,8 +12,8 @@ import tripwire
 from tripwire.imports import (
     PROGRESS,
     count_registrations,
+    importing,
     uncounted_registrations,
-    without_collections,
 )
 
 
@@ -79,7 +79,7 @@ def test_collections_are_as_before_after_an_error(was_on) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if was_on else gc.disable)()
-        with pytest.raises(ZeroDivisionError), without_collections():
+        with pytest.raises(ZeroDivisionError), importing():
             assert not gc.isenabled()
             1 / 0  # noqa: B018
         assert gc.isenabled() == was_on

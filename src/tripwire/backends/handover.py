@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
 from tripwire.backends.floats import is_better_unknown, spell_floats
-from tripwire.imports import import_dynamo
+from tripwire.imports import import_dynamo, importing
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.state import FACTS, STATE, NodeFacts
@@ -66,7 +66,8 @@ def handing_over(
     shadow: Shadow | None = module.meta.get(OPEN)
     copied = _copy(module)
     if shadow is None:
-        from tripwire.tracing.open.fakes import make_mode  # imports sympy: 0.3 s
+        with importing():
+            from tripwire.tracing.open.fakes import make_mode  # imports sympy: 0.3 s
 
         fake_mode = make_mode(shape_env, static_shapes=True)
         examples = list(example_inputs)

@@ -27,7 +27,7 @@ from torch._functorch._aot_autograd import aot_autograd_result
 from torch._inductor import codecache
 from torch._inductor.output_code import CompiledFxGraph, OutputCode
 
-from tripwire.imports import without_collections
+from tripwire.imports import importing
 from tripwire.values.classes import isinstance
 
 try:
@@ -65,7 +65,7 @@ def pack(compiled: Any) -> bytes:
 
 def unpack(payload: bytes) -> Callable[..., Any]:
     """The code again. Raises anything where it can't be had."""
-    with without_collections():  # what it brings imports parts of Inductor
+    with importing():  # what it brings imports parts of Inductor
         return cast("Callable[..., Any]", Bundle.deserialize_compile_artifacts(payload))
 
 

@@ -17,7 +17,7 @@ from torch import fx
 from torch._C._dynamo import eval_frame
 
 from tripwire.errors import BadOption
-from tripwire.imports import has_other_threads, import_dynamo, without_collections
+from tripwire.imports import has_other_threads, import_dynamo, importing
 from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
@@ -167,7 +167,7 @@ def prepare(backend: Backend) -> None:
     to compile waits until something isn't in the store, see imports.py.
     """
     if backend is inductor:
-        with without_collections():
+        with importing():
             import_dynamo()
             import tripwire.backends.inductor
 

@@ -8,7 +8,6 @@ plain Python (L5).
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -40,6 +39,7 @@ from tripwire.dispatch.turns import BACKGROUND, Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
+from tripwire.forks import make_lock
 from tripwire.phases import PLAN, RETIRE, TRACE, note_figures
 from tripwire.rulebook.refusals import Mismatch
 from tripwire.tracing import Refusal, Run
@@ -74,7 +74,7 @@ class Dispatcher(Followed):
         self.options = options
         self._failures = options.failures
         self._clock = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._turn = Turn()
         self._regions = Regions()
         self._open_regions = self._regions.open  # one set: each call asks whether it is empty

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tripwire.env import call_before_threads_end
+from tripwire.forks import make_lock
 
 
 class Token:
@@ -37,7 +38,7 @@ class Turn:
     """To compile one callable."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(make_lock())
         self._token: weakref.ref[Token] | None = None
 
     def take(self) -> Token | None:

@@ -12,11 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from tripwire.forks import make_lock
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext
 from tripwire.telemetry.metrics import FIELDS, CompilationMetrics, build_metrics
 from tripwire.telemetry.schema import CompileFinished, RuntimeMetrics
-from tripwire.telemetry.threads import make_lock
 
 logger = logging.getLogger("tripwire.telemetry")
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from tripwire.errors import TelemetryError
 from tripwire.files import make_folder, open_new
+from tripwire.forks import make_lock
 from tripwire.telemetry import clock
 from tripwire.telemetry.metrics import find_version
 from tripwire.telemetry.schema import (
@@ -40,7 +41,7 @@ from tripwire.telemetry.schema import (
     encode,
     encode_lines,
 )
-from tripwire.telemetry.threads import count, local, make_lock
+from tripwire.telemetry.threads import count, local
 
 logger = logging.getLogger("tripwire.telemetry")
 

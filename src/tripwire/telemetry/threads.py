@@ -14,23 +14,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any
 
 from msgspec import Struct
 
+from tripwire.forks import make_lock
+
 KEPT_DURATIONS = 1024  # the latest of each key; totals count all of them
-
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def make_lock() -> threading.RLock:
-    """A lock that its holder may take again, from a finaliser or a signal handler, say.
-
-    A forked child has only the thread that forked: there the lock is free, whoever held it.
-    """
-    lock = threading.RLock()
-    _locks.add(lock)
-    return lock
 
 
 class OpenEvent(Struct, gc=False):  # made in C: 0.24 → 0.08 µs against a class with slots
@@ -167,8 +156,6 @@ def _add_counts(into: dict[str, dict[str, int]], counts: dict[str, dict[str, int
 
 
 def _after_fork_in_child() -> None:
-    for lock in list(_locks):
-        lock._at_fork_reinit()  # as the standard library does with its own
     state = local.state
     _states[:] = [state]
     _left_totals.clear()

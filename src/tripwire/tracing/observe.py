@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
+from tripwire.forks import make_lock
 from tripwire.imports import find_native
 from tripwire.rulebook.purity import (
     LASTING,
@@ -304,7 +305,7 @@ _LOST_SIGHT = (
     "functions that started after that. The next call is tried again."
 )
 _at_work: dict[int, Observer] = {}  # by thread
-_lock = threading.RLock()  # a collection while it is held may make a call that is observed
+_lock = make_lock()  # a collection while it is held may make a call that is observed
 
 
 def _begin_callbacks(phase: str, info: dict[str, int]) -> None:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
-from tripwire.imports import uncounted_registrations
+from tripwire.imports import importing, uncounted_registrations
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
@@ -138,7 +138,7 @@ class Tracer:
             if function is not None and opening and opening.is_told_by(function.__code__):
                 opening = None
             if opening is not None:
-                with uncounted_registrations():
+                with importing(), uncounted_registrations():
                     from tripwire.tracing.open.shadow import Shadow  # imports much
 
                     state.shadow = Shadow(state, opening)

@@ -14,7 +14,6 @@ one, and tensors that were two are still two.
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tripwire.forks import make_lock
 from tripwire.phases import RETIRE, current_compile
 from tripwire.reading.effects import Mark, Unmark
 from tripwire.reading.kinds import ABSENT, MemoKind
@@ -104,7 +104,7 @@ class Standing:
         self._on_rebound = on_rebound
         self._compile_id = current_compile()
         self._told = ""
-        self._lock = threading.RLock()  # a death may come while settling
+        self._lock = make_lock()  # a death may come while settling
         self._causes: dict[tuple[bool, int], tuple[Cause, ...]] = {}  # by wire
         self._pending: list[Touch] = []  # taken from the sentry, and not yet looked at
         self.trouble = _Doubt(self._causes, self._pending)

@@ -14,6 +14,7 @@ from inspect import CO_GENERATOR
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
+from tripwire.forks import free_in_children
 from tripwire.values.classes import isinstance
 from tripwire.values.identity import StandsFor, code_of, is_library_function
 
@@ -133,7 +134,7 @@ class Patches:
 
     def __init__(self, find: Callable[[], tuple[Applicable, ...]]) -> None:
         self._find = find
-        self._lock = threading.Lock()
+        self._lock = free_in_children(threading.Lock())  # a finaliser may find it held
         self._users: set[int] = set()
         self._undo: list[Callable[[], None]] = []
 

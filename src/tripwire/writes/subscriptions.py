@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
+from tripwire.forks import make_lock
 from tripwire.values.classes import can_be_written, isinstance, mro, name_of
 from tripwire.writes.patches import Patch
 
@@ -228,7 +229,7 @@ class _Patched:
         self.undo: list[Callable[[], None]] = []
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 _classes: ExactWeakKeyDictionary[_Patched] = ExactWeakKeyDictionary()
 # Classes to let go of, and for whom, from where waiting could be for ever.
 _due: deque[tuple[type, object]] = deque()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import CodeType
@@ -28,6 +27,7 @@ from torch import nn
 from torch.nn.modules import module as module_globals
 
 from tripwire.env import is_library_file
+from tripwire.forks import make_lock
 from tripwire.ranges import Frame
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.writes import sentry, snapshots, watching
@@ -223,7 +223,7 @@ class _Dicts:
         self._sentry.close()
 
 
-_lock = threading.RLock()
+_lock = make_lock()
 
 
 def watch(obj: object, guarded_code: GuardedCode) -> MutationTracker:
@@ -331,7 +331,7 @@ def _then_tag(plain: Callable[..., None]) -> Callable[..., None]:
 
 _PATCHES = (Patch(nn.Module, "__init__", _then_tag), Patch(nn.Module, "__setstate__", _then_tag))
 
-_tagging_lock = threading.RLock()
+_tagging_lock = make_lock()
 _installs = 0
 _undo: list[Callable[[], None]] = []
 

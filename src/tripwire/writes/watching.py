@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from tripwire.forks import make_lock
 from tripwire.ranges import Frame, SourceRange
 from tripwire.values.classes import name_of
 from tripwire.writes import snapshots
@@ -128,7 +129,7 @@ class _Watcher:
         self.listener: Listener | None = listener
         self._find: Callable[[], object] = weakref.ref(obj) if can_refer(obj) else lambda: obj
         self._handle = weakref.ref(handle)
-        self._lock = threading.RLock()  # for the lines that replace `_held`, nothing else
+        self._lock = make_lock()  # for the lines that replace `_held`, nothing else
         self._writes: list[AttributeWrite] = []
         self._telling: dict[int, list[_Seen]] = {}  # by thread, what is left to tell
         kept: dict[int, object] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,9 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 import tripwire
 from tripwire.dispatch import dispatcher, patience, telling
+from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
 from tripwire.dispatch.turns import Turn
+from tripwire.imports import importing
+from tripwire.tracing import hooks, observe
 from tripwire.tracing.state import TracingState
+from tripwire.writes import subscriptions
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -198,6 +203,74 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     gate.may_end.set()
     first.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+LOCKS = {
+    "of an entry": lambda compiled: find_dispatcher(compiled).entries[0].standing._lock,
+    "of a callable": lambda compiled: find_dispatcher(compiled)._lock,
+    "of its turn": lambda compiled: find_dispatcher(compiled)._turn._changed,
+    "of patches": lambda compiled: hooks._OF_TORCH._lock,
+    "of the collector": lambda compiled: observe._lock,
+    "of subscriptions": lambda compiled: subscriptions._lock,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("find", LOCKS.values(), ids=LOCKS)
+def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_had(find) -> None:
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    for _ in range(2):
+        compiled(X)
+    has, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with find(compiled):
+            has.set()
+            may_end.wait()
+
+    holder = start(hold)
+    assert has.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        net.layers[0].weight = nn.Parameter(net.layers[0].weight.detach() * 2)
+        for _ in range(3):
+            result = compiled(X)
+        tripwire.compile(lambda x: x + 1, backend="eager")(X)
+        os._exit(0 if torch.equal(result, net(X)) else 1)
+    may_end.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_waits_until_what_a_call_imports_is_there() -> None:
+    has, may_end = threading.Event(), threading.Event()
+    steps = []
+
+    def hold() -> None:
+        with importing():
+            has.set()
+            may_end.wait()
+            steps.append("imported")
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if steps else 1)
+        steps.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    holder = start(hold)
+    assert has.wait(30)
+    forker = start(fork)
+    forker.join(0.2)
+    may_end.set()
+    holder.join()
+    forker.join()
+    assert steps == ["imported", 0]
 
 
 def test_a_region_that_began_plainly_beside_a_compile_runs_again_plainly() -> None:

@@ -6,8 +6,8 @@ import pytest
 from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
+from tripwire.forks import make_lock
 from tripwire.telemetry import pytorch
-from tripwire.telemetry.threads import make_lock
 
 
 def test_counts_are_kept_by_group_and_name():

@@ -20,9 +20,9 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from tripwire.files import check_no_link, make_folder, open_to_append
+from tripwire.forks import make_lock
 from tripwire.redaction import Redactor
 from tripwire.telemetry import clock
-from tripwire.telemetry.threads import make_lock
 
 
 class DuplicateWarningChecker:
