@@ -24,7 +24,7 @@ from tripwire.errors import BadOption
 from tripwire.recording.format.blobs import NewBlob
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import Library
-from tripwire.values.classes import class_dict, isinstance, mro, name_of
+from tripwire.values.classes import class_dict, isinstance, module_of, mro, name_of
 from tripwire.values.contents import own_dict
 
 _OWN_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)) + os.sep
@@ -60,7 +60,6 @@ def is_base_file(filename: str) -> bool:
 # --- modules -------------------------------------------------------------------------------------
 
 _dict_of_module = vars(types.ModuleType)["__dict__"].__get__
-_module_of_class = type.__dict__["__module__"].__get__
 
 
 def module_dict(module: types.ModuleType) -> dict[str, object]:
@@ -174,8 +173,8 @@ def _find_module(module: object) -> Library | None:
 
 
 def _find_class(cls: Any) -> Library | None:
-    module, qualname = _module_of_class(cls), name_of(cls)
-    if isinstance(module, str):
+    module, qualname = module_of(cls), name_of(cls)
+    if module:
         if _is_at(module, qualname, cls):
             return Library(module, qualname)
         if is_installed_module(module):
@@ -213,8 +212,8 @@ def _find_builtin(function: object) -> Library | None:
         return Library(module, function.__qualname__)
     if issubclass(type(owner), types.ModuleType):
         return _search(name, function)
-    home = _module_of_class(type(owner))
-    if isinstance(home, str) and _is_at(home, name, function):  # random.random
+    home = module_of(type(owner))
+    if _is_at(home, name, function):  # random.random
         return Library(home, name)
     return _search(name, function) if owner is None or isinstance(owner, type) else None
 
@@ -236,8 +235,8 @@ def _find_object(value: object) -> Library | None:
     kind = type(value)
     if name_of(kind) == "cython_function_or_method":
         return _find_cython_function(value, kind)
-    home = _module_of_class(kind)
-    if not isinstance(home, str) or home == "builtins" or not is_installed_module(home):
+    home = module_of(kind)
+    if home == "builtins" or not is_installed_module(home):
         return None
     found = _search_values(home, value)
     if found is not None:
