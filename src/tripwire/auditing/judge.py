@@ -129,7 +129,9 @@ class Subject:
     def why_plain(self, mark: DispatcherMark) -> str:
         """Why a call since ran as plain Python."""
         reasons = self._refused_since(mark) or list(self._dispatcher.refusals)
-        return " ".join(str(reasons[-1]).split()) if reasons else "it did not settle"
+        return (
+            " ".join(str(reasons[-1]).split()) if reasons else "no compiled code ran in three calls"
+        )
 
 
 def _name(value: object) -> str:

@@ -144,12 +144,12 @@ class Admission:
         reads_gradients = bool(_OF_GRADIENTS & self.reads.names)
         if frozen and (self._torch_state[0] or reads_gradients):
             wants = writer.constant(held.wants_grad)
-            writer.check("state", f"not {wants}({frozen!r})", "no gradients wanted", "'some are'")
+            writer.check("state", f"not {wants}({frozen!r})", "requires_grad=False", "'True'")
         if reads_gradients:
             formed = [t for t, _ in self.completion.asked if not meta_of(t).requires_grad]
             for ref in map(Hidden, formed):
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
-                writer.check("state", f"not {found}", "no gradient wanted", found)
+                writer.check("state", f"not {found}", "requires_grad=False", found)
 
     def _has_abstract_classes(self) -> bool:
         return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
@@ -181,7 +181,9 @@ class Admission:
             kept = writer.constant(Kept(item))
             if id(item) in writer.variables:
                 variable = writer.variables[id(item)]
-                writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
+                writer.check(
+                    "arguments", f"{kept}.is_same({variable})", "the same object", "'another'"
+                )
             elif id(item) in self.reach.fresh:  # no guard comes to it: its name there isn't read
                 writer.add(str(self.reach.fresh[id(item)]), f"{kept}.get()", item)
         fetched = self._write_inputs(writer)
@@ -364,7 +366,9 @@ class Admission:
             if variable is None:
                 anchored.add(key)
             else:
-                writer.check("arguments", f"{kept}.is_same({variable})", "the same", "'another'")
+                writer.check(
+                    "arguments", f"{kept}.is_same({variable})", "the same object", "'another'"
+                )
         if self.reads.compares_identity and writer.has_any((tuple, frozenset)):
             anchored |= self.reach.find_anchored((tuple, frozenset))
         known = set(writer.tensors) | set(writer.variables)
@@ -376,18 +380,18 @@ class Admission:
                 TableRow("distinct", all_of=(*fresh,)),
             )
             condition = f"len({{{ids}}}) == {len(fresh)}"
-            writer.check("arguments", condition, "different objects", "'one twice'", row)
+            writer.check("arguments", condition, "different objects", "'one object twice'", row)
         if fresh and anchored:
             writer.space[STATE_IDS] = frozenset(anchored)
             ids = " and ".join(f"id({name}) not in {STATE_IDS}" for name in fresh)
             row = TableRow("others", all_of=(*fresh,), ids=(*anchored,))
-            found = "'one that is state as well'"
-            writer.check("arguments", ids, "objects of their own", found, row)
+            found = "'one that is'"
+            writer.check("arguments", ids, "objects that aren't also state", found, row)
         others = writer.containers if self._alike else []
         if others:  # an equal list that took the place of another has another identity
             alike = writer.constant(tuple(chain.from_iterable(self._alike.values())))
             condition = f"{writer.constant(_are_others)}(({', '.join(others)},), {alike})"
-            writer.check("arguments", condition, "objects of their own", "'one that is state'")
+            writer.check("arguments", condition, "objects that aren't also state", "'one that is'")
         self._write_overlap(writer)
         if self.reads.compares_identity:
             self._write_identities(writer)
@@ -423,7 +427,7 @@ class Admission:
                 seen = _identities(*(value for _, value in group), *others)
                 listed = ", ".join([*(name for name, _ in group), *map(writer.constant, others)])
                 condition = f"{pattern}({listed}) == {seen!r}"
-                writer.check("arguments", condition, "one object where one was", "'not'")
+                writer.check("arguments", condition, "the traced identities", "'others'")
 
     def _write_overlap(self, writer: GuardWriter) -> None:
         """Where a tensor is changed in place, which others share its memory matters."""
@@ -436,7 +440,7 @@ class Admission:
         if len(passed) > 1:
             pattern, seen = writer.constant(_storage_pattern), _storage_pattern(*passed)
             condition = f"{pattern}({listed}) == {seen!r}"
-            writer.check("arguments", condition, "memory shared as traced", "'not'")
+            writer.check("arguments", condition, "memory shared as when traced", "'otherwise'")
         if passed and state:
             self.storages.update((storage, index) for index, storage in enumerate(state))
             find = functools.partial(_find_storages, self.storages)
@@ -444,7 +448,9 @@ class Admission:
             is_held = len(state) == len(self._held.tensors)  # else some is found on each call
             self.shares_memory = not is_held or any(index is not None for index in found)
             condition = f"{writer.constant(find)}({listed}) == {found!r}"
-            writer.check("arguments", condition, "memory shared with state as traced", "'not'")
+            writer.check(
+                "arguments", condition, "memory shared with state as when traced", "'otherwise'"
+            )
         storages = Counter(map(storage_of, by_id.values()))
         for tensor in passed:  # those that share memory: where each begins says what overlaps
             if storages[storage_of(tensor)] > 1:

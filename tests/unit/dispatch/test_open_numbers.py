@@ -479,7 +479,7 @@ def test_explain_tells_why_a_call_closed_a_size() -> None:
     for size in (3, 4):
         compiled(torch.ones(size))
     told = str(tripwire.explain(compiled))
-    assert "by unique (the size of what it gives depends on values): " in told
+    assert "by unique (the size of its result depends on values): " in told
 
 
 def test_explain_tells_what_is_open_and_what_was_decided() -> None:

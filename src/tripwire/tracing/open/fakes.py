@@ -30,7 +30,7 @@ from tripwire.tracing.state import TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open, map_leaves, symbolic
 
-BY_VALUES = "the size of what it gives depends on values"
+BY_VALUES = "the size of its result depends on values"
 
 
 def make_mode(shape_env: ShapeEnv | None, *, static_shapes: bool) -> FakeTensorMode:

@@ -424,7 +424,7 @@ class Shadow:
         results = list(iter_given(value))
         if any(map(self._is_sized_by_values, iter_given((args, kwargs)))):
             sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
-            self._close_arguments(sizes, f"{rule.name} (a size of what it takes depends on values)")
+            self._close_arguments(sizes, f"{rule.name} (a size of its argument depends on values)")
         elif any(map(self._is_sized_by_values, results)):
             if not self._sizes_by_values_alone(rule, args, kwargs):
                 self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
@@ -441,7 +441,7 @@ class Shadow:
                 self._note_decisions()
                 why = fakes if isinstance(fakes, str) else ""
                 if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
-                    why = why or "what it gives has another form than torch foretells"
+                    why = why or "its result has another form than torch predicts"
                     self._close_arguments((args, kwargs), f"{rule.name} ({why})")
                     return
                 for tensor, fake in zip(results, fakes, strict=True):
