@@ -51,3 +51,20 @@ def test_a_refusal_is_pickled_with_its_place() -> None:
     back = pickle.loads(pickle.dumps(caught.value))
     assert back.place == caught.value.place
     assert str(back) == str(caught.value)
+
+
+def give_nothing():
+    pass
+
+
+def test_a_refusal_raised_ends_with_its_slug_behind_the_sentence_or_below_the_line() -> None:
+    with pytest.raises(tripwire.CannotTrace, match=r"Return the [^\n]*\. \[returns-nothing\]$"):
+        tripwire.trace(give_nothing)
+
+    def tell(x):
+        print("here")
+        return x * 2
+
+    compiled = tripwire.compile(tell, backend="eager", fullgraph=True)
+    with pytest.raises(tripwire.CannotTrace, match=r'\n    print\("here"\)\n \[prints\]$'):
+        compiled(torch.ones(2))

@@ -35,8 +35,8 @@ class Refusal:
     def error(self) -> CannotTrace:
         """The refusal as an exception."""
         place = self.where.place
-        text = f"\n    {place.text}" if place is not None and place.text else ""
-        error = CannotTrace(f"{self}{text}\n", slug=self.slug)
+        text = f"\n    {place.text}\n" if place is not None and place.text else ""
+        error = CannotTrace(f"{self}{text}", slug=self.slug)
         error.place = None if place is None else (place.file, place.line)
         return error
 
