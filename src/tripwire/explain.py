@@ -17,6 +17,7 @@ from tripwire.dispatch.compiled import find_calls, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
 from tripwire.dispatch.tally import Saving
+from tripwire.env import is_library_file
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
@@ -128,10 +129,22 @@ def _entry_lines(entry: EntryView) -> list[str]:
     lines += [f"    open: {', '.join(made.open)}"] if made.open else []
     lines += [f"    {decision}" for decision in made.decisions]
     lines += [f"    repeats the write of {effect}" for effect in made.effects]
-    lines += _table([_wire_row(wire) for wire in entry.wires[:_SHOWN]])
-    if len(entry.wires) > _SHOWN:
-        lines.append(f"    ... and {len(entry.wires) - _SHOWN} more wires (.entries[i].wires)")
+    # A name that the user's code reads tells more than what torch's own code reads below it.
+    own = sorted(filter(_is_users, entry.wires), key=_line_of)[:_SHOWN]
+    lines += _table([_wire_row(wire) for wire in own])
+    if len(entry.wires) > len(own):
+        more = "more " if own else ""
+        lines.append(f"    ... and {len(entry.wires) - len(own)} {more}wires (.entries[i].wires)")
     return lines
+
+
+def _is_users(wire: WireView) -> bool:
+    return bool(wire.place) and not is_library_file(_line_of(wire)[0])
+
+
+def _line_of(wire: WireView) -> tuple[str, int]:
+    file, _, line = wire.place.rpartition(":")
+    return file, int(line)
 
 
 _SHOWN = 12

@@ -77,6 +77,27 @@ def test_a_wire_tells_the_users_line_that_reads_it_or_leads_there() -> None:
     assert "for block in self.blocks:" in str(found)
 
 
+def test_an_explanation_prints_what_the_users_lines_read_and_counts_the_rest() -> None:
+    width = 3
+    table = {"scale": 2.0}
+
+    def call(x):
+        y = nn.functional.pad(x, (0, width))
+        return y.relu() * table["scale"]
+
+    compiled = tripwire.compile(call, backend="eager")
+    compiled(torch.ones(2))
+    lines = str(tripwire.explain(compiled)).splitlines()
+    own = [line for line in lines if line.startswith("    ") and "test_explain.py:" in line]
+    assert any("C['width']" in line for line in own)
+    assert any("C['table']" in line for line in own)
+    numbers = [int(line.partition("test_explain.py:")[2].partition(":")[0]) for line in own]
+    assert numbers == sorted(numbers)
+    assert not [line for line in lines if "['Tensor'].__" in line]
+    wires = tripwire.explain(compiled).entries[0].wires
+    assert f"    ... and {len(wires) - len(own)} more wires (.entries[i].wires)" in lines
+
+
 def test_a_wire_on_a_closure_tells_the_line_that_uses_it() -> None:
     def outer():
         box = [2.0]
