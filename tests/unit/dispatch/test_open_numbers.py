@@ -947,3 +947,13 @@ def test_who_marks_a_size_as_static_and_as_dynamic_gets_it_open() -> None:
         torch._dynamo.mark_dynamic(x, 0)
         fast(x)
     assert fast.statistics().traces == 1
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True), (0.0, False)])
+def test_dropout_that_hands_back_a_view_leaves_sizes_open(p, training, inplace) -> None:
+    def first(x):
+        y = torch.nn.functional.dropout(x[:, 0], p, training, inplace)
+        return y * 2 if y.is_contiguous() else y.t() * 3
+
+    check_compiles(first, [(torch.ones(n, 3, 4),) for n in (2, 3, 4, 5)], traces=2)

@@ -432,6 +432,8 @@ class Shadow:
             self._close_arguments((args, kwargs), rule.name)
         elif rule.name in _OF_NUMBERS and not any(iter_given((args, kwargs))):
             pass  # no number decides on its sizes
+        elif _is_handed_back(rule, (args, kwargs), value):
+            pass  # it has its fake; torch's fake call would copy it, with other strides perhaps
         elif results:
             in_place = rule.writes or kwargs.get("out") is not None
             with self._state.aside():
@@ -593,6 +595,12 @@ _SIGNS = {
 
 def _itself(number: object) -> object:
     return number
+
+
+def _is_handed_back(rule: Call, given: Any, value: object) -> bool:
+    """Whether a dropout gave its very argument, as it does for all sizes: in evaluation, say."""
+    leaves = list(iter_leaves(given)) if "dropout" in rule.name else []
+    return any(leaf is value for leaf in leaves) and not any(map(is_open, leaves))
 
 
 _TAKEN_OF = frozenset(
