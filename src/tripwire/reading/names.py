@@ -111,7 +111,7 @@ _global_names = PerCode(_find_global_names)
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor does `type(x) is list`.
+    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`.
     """
     if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names):
         return True
@@ -142,6 +142,7 @@ def _find_types_told(code: CodeType, _: int) -> bool:
 
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_SAME = ("__name__", "__qualname__")  # the classes of open numbers have these of int and float
 
 
 def _tells_type(steps: list[tuple[str, Any]]) -> bool:
@@ -151,7 +152,7 @@ def _tells_type(steps: list[tuple[str, Any]]) -> bool:
         return True
     opname, name = steps[1]
     if opname in (*_ATTRIBUTES, "STORE_ATTR"):
-        return hasattr(int, name) or hasattr(float, name)
+        return name not in _SAME and (hasattr(int, name) or hasattr(float, name))
     path, steps = _split_path(steps[1:])
     is_asked = bool(steps) and steps[0][0] in ("IS_OP", "COMPARE_OP")
     is_other = len(path) > 1 or (bool(path) and type(getattr(builtins, path[0], 0)) is type)

@@ -430,7 +430,9 @@ _OF_EVERY_OBJECT = frozenset(
 
 _complete(OpenInt, int, "add sub mul truediv floordiv mod")
 _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
-OpenInt.__name__, OpenFloat.__name__ = "int", "float"  # in the words of errors that they raise
+# In the words of errors that they raise, and of code that asks for the names of types.
+OpenInt.__name__ = OpenInt.__qualname__ = "int"
+OpenFloat.__name__ = OpenFloat.__qualname__ = "float"
 
 
 # --- torch's functions of numbers ---------------------------------------------------------------

@@ -282,6 +282,19 @@ def test_a_type_that_no_number_has_may_be_asked_for() -> None:
     check_compiles(fn, [(torch.ones(2), n) for n in (2, 3, 4, 5)], traces=2)
 
 
+def test_names_of_types_may_be_asked_for() -> None:
+    def fn(x, n):
+        told = [
+            (type(one).__name__, type(one).__qualname__, one.__class__.__name__)
+            for one in (n, n + 1, n / 2, n * 0.5, -n, n // 2, (n, 1), x.shape, x.shape[0])
+        ]
+        return x * n, told
+
+    calls = [(torch.ones(n + 1), n) for n in (2, 3, 4, 5)]
+    check_compiles(fn, calls, traces=2)
+    check_compiles(fn, [(torch.ones(2), n + 0.5) for n in (2, 3, 4, 5)], traces=2)
+
+
 @pytest.mark.parametrize("number", [(2, 3, 4, 5), (2.5, 3.5, 4.5)])
 def test_a_bool_is_one_or_zero_beside_open_numbers(number) -> None:
     def fn(x, n, flag):
