@@ -46,6 +46,21 @@ def keeping_saved() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def telling_inference(graph: fx.Graph) -> Iterator[None]:
+    """Inside, code for inference mode isn't taken from what AOTAutograd kept for other calls.
+
+    Its key says whether gradients are on, and nothing of inference mode (torch 2.13), in which a
+    graph that turns gradients on has none all the same.
+    """
+    import torch._functorch.config as config
+
+    patches = {"enable_autograd_cache": False} if torch.is_inference_mode_enabled() else {}
+    switches = graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    with config.patch(patches if switches else {}):
+        yield
+
+
 def mend_backward(graph: fx.Graph, runtime: Runtime, is_part: bool = False) -> Runtime:
     """The runtime of a graph, with the backward of plain autograd.
 

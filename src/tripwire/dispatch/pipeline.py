@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import keeping_saved, mend_backward
+from tripwire.backends.backwards import keeping_saved, mend_backward, telling_inference
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.floats import has_unknown_floats
 from tripwire.backends.handover import (
@@ -398,7 +398,12 @@ class Pipeline:
     def _compile_part(
         self, module: fx.GraphModule, examples: Sequence[torch.Tensor], is_part: bool = False
     ) -> Runtime:
-        with self._showing(module.graph), keeping_saved(), leaving_generators():
+        with (
+            self._showing(module.graph),
+            keeping_saved(),
+            telling_inference(module.graph),
+            leaving_generators(),
+        ):
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
         return Unmarked(runtime, module.graph) if OPEN in module.meta else runtime
 

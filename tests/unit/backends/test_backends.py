@@ -606,3 +606,23 @@ def test_what_inductors_phases_took_is_in_the_compiles_metrics(monkeypatch, tmp_
         assert 0 < (getattr(found, column) or 0) <= found.duration_us, column
     assert found.graph_output_count == 1
     assert found.accumulated_cache_size >= 1
+
+
+def turning_gradients_on(x):
+    with torch.enable_grad():
+        return x * 2
+
+
+@pytest.mark.parametrize("fn", [turning_gradients_on, torch.relu])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_code_that_torch_kept_for_no_grad_is_not_for_inference_mode(fn, mode) -> None:
+    """Torch's key is the same for both, and only in one of them can a graph turn gradients on."""
+    kept = []
+
+    def backend(module, examples):
+        kept.append(torch._functorch.config.enable_autograd_cache)
+        return module.forward
+
+    with mode(), torch._functorch.config.patch(enable_autograd_cache=True):
+        tripwire.compile(fn, backend=backend)(torch.ones(2, requires_grad=True))
+    assert kept == [not (fn is turning_gradients_on and mode is torch.inference_mode)]
