@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
-from tripwire.backends.handover import OPEN, one_round
+from tripwire.backends.handover import OPEN, LaidOut, one_round
 from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
@@ -381,7 +381,7 @@ class Part:
         elif forms != self._forms or sharing != self._sharing:
             return self._module.forward(*inputs)
         outputs = runtime(*inputs)
-        if isinstance(runtime, FirstRun):
+        if isinstance(runtime, (FirstRun, LaidOut)):
             runtime = runtime.settled
         self._runtime = runtime
         return outputs

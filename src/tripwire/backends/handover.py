@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -265,6 +266,67 @@ def _find_marks(value: torch.Tensor) -> dict[str, tuple[set[int], frozenset[int]
     """The marks of a tensor: the sets themselves, and what is in them now."""
     held = value.__dict__
     return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}
+
+
+class LaidOut:
+    """Compiled code whose results lie in memory as the run's did.
+
+    Inductor lays `torch.cat([x, x])` out row by row, whatever the strides of `x` (torch 2.13).
+    """
+
+    def __init__(self, runtime: Callable[..., Any], graph: fx.Graph) -> None:
+        self._runtime = runtime
+        self._wanted = _find_layouts(graph)
+        self._moved: dict[int, tuple[int, ...]] | None = None
+
+    @property
+    def settled(self) -> Callable[..., Any]:
+        """What to call once it ran: code that got them right then always does."""
+        if isinstance(self._runtime, FirstRun):
+            self._runtime = self._runtime.settled
+        return self if self._moved else self._runtime
+
+    def __call__(self, *inputs: Any) -> Any:
+        outputs = self._runtime(*inputs)
+        if self._moved is None:
+            self._moved = {
+                index: meta.stride
+                for index, meta in self._wanted.items()
+                if meta.stride is not None and _lies_elsewhere(outputs[index], meta)
+            }
+        if not self._moved:
+            return outputs
+        laid_out = list(outputs)
+        for index, stride in self._moved.items():
+            made = laid_out[index]
+            room = torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device)
+            laid_out[index] = room.copy_(made)
+        return tuple(laid_out)
+
+
+def _find_layouts(graph: fx.Graph) -> dict[int, TensorMeta]:
+    """What the results of a graph were, by position: those that share no memory."""
+    results: Any = graph.output_node().args[0]
+    nodes = [node for node in results if isinstance(node, fx.Node)]
+    uses = Counter(memory for node in nodes for memory in node.meta[FACTS].memory)
+    return {
+        index: node.meta[FACTS].value
+        for index, node in enumerate(results)
+        if isinstance(node, fx.Node)
+        and isinstance(node.meta[FACTS].value, TensorMeta)
+        and all(memory != OUTSIDE and uses[memory] == 1 for memory in node.meta[FACTS].memory)
+    }
+
+
+def _lies_elsewhere(made: object, meta: TensorMeta) -> bool:
+    """Whether a result has other strides than the run's, where it has more than one element."""
+    if not isinstance(made, torch.Tensor) or made.layout is not torch.strided:
+        return False
+    assert meta.stride is not None
+    sides = zip(made.shape, made.stride(), meta.stride, strict=True)
+    steps = [(step, wanted) for size, step, wanted in sides if size > 1]
+    is_whole = bool(made.numel()) and all(wanted for _, wanted in steps)  # and isn't expanded
+    return is_whole and any(step != wanted for step, wanted in steps)
 
 
 # --- torch's generators while a compiler works ---

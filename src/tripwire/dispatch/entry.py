@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
-from tripwire.backends.handover import Unmarked
+from tripwire.backends.handover import LaidOut, Unmarked
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.originals import build_undo
 from tripwire.dispatch.tally import Saving
@@ -332,7 +332,7 @@ class Entry:
         return outputs
 
     def _note_first_run(self) -> None:
-        if isinstance(self._runtime, (FirstRun, Unmarked)):
+        if isinstance(self._runtime, (FirstRun, LaidOut, Unmarked)):
             self._runtime = self._runtime.settled
 
     def run(

@@ -46,6 +46,7 @@ from tripwire.backends.floats import has_unknown_floats
 from tripwire.backends.handover import (
     FIXES,
     OPEN,
+    LaidOut,
     Unmarked,
     handing_over,
     leaving_generators,
@@ -405,7 +406,8 @@ class Pipeline:
             leaving_generators(),
         ):
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
-        return Unmarked(runtime, module.graph) if OPEN in module.meta else runtime
+        wrap = Unmarked if OPEN in module.meta else LaidOut
+        return wrap(runtime, module.graph)
 
     def _showing(self, graph: fx.Graph) -> AbstractContextManager[None]:
         """Whoever waits for the compiler is told."""
