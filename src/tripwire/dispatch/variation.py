@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
@@ -46,7 +46,13 @@ from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.opening import Opening, Range
-from tripwire.values.classes import find_in_class, ids_of, is_exactly, isinstance
+from tripwire.values.classes import (
+    find_in_class,
+    ids_of,
+    is_exactly,
+    is_namedtuple,
+    isinstance,
+)
 from tripwire.values.contents import at_once, bound_cells, own_dict
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
@@ -410,18 +416,19 @@ def _find(source: Source | None, roots: Roots) -> object:
         return _find_attribute(_find(source.owner, roots), source.name)
     if isinstance(source, Item):
         owner = _find(source.owner, roots)
-        if is_exactly(owner, dict):
-            return owner.get(source.key)  # type: ignore[attr-defined]
-        if is_exactly(owner, list, tuple) and is_exactly(source.key, int):
-            items: Any = owner
-            index: Any = source.key
-            return items[index] if index < len(items) else None
+        if isinstance(owner, dict):
+            return dict.get(owner, source.key)
+        base: Any = next((one for one in (list, tuple, deque) if isinstance(owner, one)), None)
+        if base is not None and is_exactly(source.key, int):
+            return base.__getitem__(owner, source.key) if source.key < base.__len__(owner) else None
         if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             return owner._modules.get(str(source.key))
     return None
 
 
-def _find_attribute(owner: object, name: str) -> object:
+def _find_attribute(owner: Any, name: str) -> object:
+    if is_namedtuple(type(owner)) and name in type(owner)._fields:
+        return tuple.__getitem__(owner, type(owner)._fields.index(name))
     spaces: list[Any] = [own_dict(owner) or {}]
     if isinstance(owner, nn.Module):
         spaces += [spaces[0].get(table, {}) for table in ("_buffers", "_modules")]

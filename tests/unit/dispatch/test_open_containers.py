@@ -410,3 +410,49 @@ def test_a_write_over_an_open_number_is_one_even_where_it_is_equal(name, backend
         check_same(compiled(x(), given), plain(x(), wanted))
         assert given == wanted
     assert tripwire.explain(compiled).hits >= 3
+
+
+# --- containers that batches come in ---
+
+
+class Batch(dict):
+    pass
+
+
+class Stack(list):
+    pass
+
+
+Pair = collections.namedtuple("Pair", "x scale")
+BATCHES = {
+    "a named tuple": (Pair, lambda b: (b.x, b.scale)),
+    "a named tuple in a dict": (lambda x, s: {"a": Pair(x, s)}, lambda b: b["a"]),
+    "a named tuple in another": (lambda x, s: Pair(Pair(x, 1), s), lambda b: (b.x.x, b.scale)),
+    "an ordered dict": (
+        lambda x, s: collections.OrderedDict(x=x, s=s),
+        lambda b: (b["x"], b["s"]),
+    ),
+    "a default dict": (
+        lambda x, s: collections.defaultdict(list, x=x, s=s),
+        lambda b: (b["x"], b["s"]),
+    ),
+    "a dict's subclass": (lambda x, s: Batch(x=x, s=s), lambda b: (b["x"], b["s"])),
+    "a list's subclass": (lambda x, s: Stack([x, s]), lambda b: (b[0], b[1])),
+    "a deque": (lambda x, s: collections.deque([x, s]), lambda b: (b[0], b[1])),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sizes_stay_open_in_whatever_holds_the_batch(name, backend) -> None:
+    make, take = BATCHES[name]
+
+    def mean(batch):
+        x, scale = take(batch)
+        return x.sum(0) / x.shape[0] + scale.sum()
+
+    compiled = tripwire.compile(mean, backend=backend, fullgraph=True)
+    for size in (4, 5, 6, 7, 8):
+        batch = make(torch.randn(size, 3), torch.randn(size))
+        torch.testing.assert_close(compiled(batch), mean(batch))
+    assert compiled.statistics().traces == 2
