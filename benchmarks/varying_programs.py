@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import random
-from collections import deque
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,6 +245,51 @@ def memo_by_length(compile: Compile) -> Iterator[Any]:
     fast = compile(net)
     for length in (*LENGTHS, *LENGTHS):
         yield fast(torch.randn(2, length, 8)), sorted(net.cache)
+
+
+@sizes
+def batches_in_named_tuples(compile: Compile) -> Iterator[Any]:
+    Batch, net = namedtuple("Batch", "x y weight"), build_mlp()
+
+    def loss(batch: Any) -> torch.Tensor:
+        losses = functional.cross_entropy(net(batch.x), batch.y, reduction="none")
+        return (losses * batch.weight).sum() / len(batch.x)
+
+    fast = compile(loss)
+    for size in LENGTHS:
+        yield fast(Batch(torch.randn(size, 8), torch.randint(0, 4, (size,)), torch.rand(size)))
+
+
+@sizes
+def batches_in_ordered_dicts(compile: Compile) -> Iterator[Any]:
+    embed, head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def loss(batch: Any) -> torch.Tensor:
+        logits = head(embed(batch["tokens"]) * batch["mask"].unsqueeze(-1))
+        return functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten()
+        )
+
+    fast = compile(loss)
+    for turn, length in enumerate(LENGTHS):
+        tokens = torch.randint(0, 50, (2 + turn % 3, length))
+        yield fast(OrderedDict(tokens=tokens, mask=torch.ones_like(tokens)))
+
+
+@sizes
+def contrastive_with_a_smaller_last_batch(compile: Compile) -> Iterator[Any]:
+    net, data = nn.Linear(8, 4), torch.randn(44, 8)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        one, other = (functional.normalize(net(v), dim=-1) for v in (x, x + 0.1))
+        return functional.cross_entropy(one @ other.t() / 0.1, torch.arange(x.shape[0]))
+
+    fast = compile(loss)
+    for _ in range(6):
+        for rows in range(0, 44, 16):
+            net.zero_grad()
+            fast(data[rows : rows + 16]).backward()
+            yield [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
 # --- offsets ---
