@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tripwire.forks import free_in_children
 from tripwire.imports import import_dynamo
 from tripwire.values.classes import isinstance
 
@@ -69,6 +70,17 @@ def find_plain(compiled: Any) -> Callable[..., Any] | None:
         if plain is not None:
             return plain
     return None
+
+
+def compiling_alone() -> AbstractContextManager[object]:
+    """Inside, no other thread compiles: torch's compilers keep what they are at in globals.
+
+    The lock is torch.compile's own. A forked child hasn't the thread that may hold it.
+    """
+    import_dynamo()
+    from torch._dynamo.convert_frame import compile_lock
+
+    return free_in_children(compile_lock)
 
 
 def prepare() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._C._dynamo import eval_frame
 
+from tripwire.backends.dynamo import compiling_alone
 from tripwire.errors import BadOption
 from tripwire.imports import has_other_threads, import_dynamo, importing
 from tripwire.values.classes import isinstance
@@ -57,7 +58,10 @@ def inductor(
     """
     from tripwire.backends.inductor import compile_graph
 
-    return compile_graph(module, example_inputs, mode, options, on_failed_backward, around_backward)
+    with compiling_alone():
+        return compile_graph(
+            module, example_inputs, mode, options, on_failed_backward, around_backward
+        )
 
 
 _OWN: dict[str, Backend] = {"eager": eager, "inductor": inductor}
@@ -91,7 +95,7 @@ class _HandedOver:
     ) -> Runtime:
         from tripwire.backends.handover import handing_over
 
-        with handing_over(module, example_inputs) as (copied, examples):
+        with compiling_alone(), handing_over(module, example_inputs) as (copied, examples):
             return self._backend(copied, examples, **options)
 
     def __reduce__(self) -> Any:

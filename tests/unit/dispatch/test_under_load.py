@@ -17,6 +17,7 @@ import pytest
 import torch
 from support import check_same
 from torch import fx, nn
+from torch._dynamo.backends import registry as dynamo_registry
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
@@ -185,6 +186,26 @@ def test_a_turn_ends_with_its_token() -> None:
     del token
     gc.collect()
     assert turn.take() is not None
+
+
+def test_compilers_of_torch_work_for_one_thread_at_a_time(monkeypatch) -> None:
+    at_work, most = [], []
+
+    def compiler(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+        at_work.append(module)
+        threading.Event().wait(0.1)  # the others come as far as they can
+        most.append(len(at_work))
+        at_work.pop()
+        return module.forward
+
+    monkeypatch.setitem(dynamo_registry._BACKENDS, "one_at_a_time", None)
+    monkeypatch.setitem(dynamo_registry._COMPILER_FNS, "one_at_a_time", compiler)
+    functions = [lambda x, n=n: x * n for n in range(4)]
+    compiled = [tripwire.compile(function, backend="one_at_a_time") for function in functions]
+    threads = [start(lambda one=one: one(X)) for one in compiled]
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
