@@ -12,8 +12,10 @@ import textwrap
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
+from property import traits
+from property.habits import HABITS
 from property.slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
-from property.traits import TRAITS, Trait
+from property.traits import Trait
 from property.twins import Call, Do, Scenario, Step
 
 from tripwire.reading.reader import Reader, Twin
@@ -328,6 +330,7 @@ _QUIET = (
     "def helper(t):\n    return quiet.scale * random.random()"
 )
 
+TRAITS = (*traits.TRAITS, *HABITS)
 FORMS = ("function", "closure", "module", "method")
 
 

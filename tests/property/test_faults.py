@@ -8,7 +8,8 @@ import re
 
 import pytest
 import torch
-from property.faults import CONDITIONS, FAULTS, ROWS
+from property.faults import CONDITIONS, FAULTS, FAULTS_BY_NAME, ROWS
+from property.habits import HABITS
 from property.machine import LawBroken, run
 
 import tripwire
@@ -33,6 +34,22 @@ QUICK = frozenset(
     }
 )
 
+IN_HABITS = {  # a fault that programs about one production alone must show
+    "cache that grows": "L3: no attribute written",
+    "place in a cache": "instance attributes: wires",
+    "table that is made longer on demand": "L3: no effects",
+    "training step": "containers: items of dicts",
+    "running statistics": "instance attributes: wires",
+    "weights that are one": "instance attributes: tables of modules",
+    "tensors by name": "containers: items of dicts",
+    "config whose fields vary": "objects as arguments: attributes",
+    "numbers that calls pass": "L3: no effects",
+    "numbers out of tensors": "tensor values: branches",
+    "contexts and generators of one's own": "instance attributes: wires",
+    "operators of a class": "class attributes: wires",
+    "iterators of the library": "containers: elements of lists",
+}
+
 
 def _marked(fault):
     return pytest.param(fault, id=str(fault), marks=() if str(fault) in QUICK else pytest.mark.slow)
@@ -44,6 +61,14 @@ def test_the_machine_notices(fault, monkeypatch) -> None:
     with pytest.raises(LawBroken):
         for seed in SEEDS:
             run(BUDGET, seed, shrink=False, backends=("eager",))  # what is broken is before it
+
+
+@pytest.mark.parametrize("habit", [habit.name for habit in HABITS])
+def test_a_habit_alone_shows_its_fault(habit, monkeypatch) -> None:
+    FAULTS_BY_NAME[IN_HABITS[habit]].apply(monkeypatch)
+    with pytest.raises(LawBroken):
+        for seed in SEEDS:
+            run(400, seed, shrink=False, backends=("eager",), about=habit)
 
 
 def test_the_quick_ones_are_faults() -> None:
