@@ -288,11 +288,13 @@ class LaidOut:
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self._runtime(*inputs)
-        if self._moved is None:
+        if self._moved is None:  # of code that returns too few, the entry says so
             self._moved = {
                 index: meta.stride
-                for index, meta in self._wanted.items()
-                if meta.stride is not None and _lies_elsewhere(outputs[index], meta)
+                for index, made in enumerate(outputs)
+                if (meta := self._wanted.get(index)) is not None
+                and meta.stride is not None
+                and _lies_elsewhere(made, meta)
             }
         if not self._moved:
             return outputs
