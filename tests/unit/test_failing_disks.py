@@ -251,7 +251,9 @@ import logging, os, resource, shutil, sys
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
 os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 import torch, tripwire
+import tripwire.backends.inductor
 
+tripwire.backends.inductor.CAN_PACK = False  # what isn't kept has its backward compiled late
 home = os.environ["TRIPWIRE_CACHE_DIR"]
 
 def plain(x, w):
@@ -269,7 +271,7 @@ def taken():
 
 for harm in (gone, taken, full):
     x, w = torch.ones(3), torch.ones(3, requires_grad=True)
-    compiled = tripwire.compile(plain, backend="inductor", dynamic=True)
+    compiled = tripwire.compile(plain, backend="inductor")
     compiled(x, w)  # as plain Python, observed
     loss = compiled(x, w)
     harm()
@@ -284,7 +286,7 @@ for harm in (gone, taken, full):
     torch._functorch._aot_autograd.autograd_cache.AOTAutogradCache.clear()
     print("ran", harm.__name__)
 
-strict = tripwire.compile(plain, backend="inductor", dynamic=True, on_backend_error="raise")
+strict = tripwire.compile(plain, backend="inductor", on_backend_error="raise")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 strict(torch.ones(4), w[:1])
 loss = strict(torch.ones(4), w[:1])
@@ -297,7 +299,7 @@ except Exception as error:
 
 
 def test_a_backward_runs_where_it_cant_be_compiled_any_more(tmp_path) -> None:
-    """With open sizes it is compiled when it is first run: by then the disk may be full."""
+    """Code that isn't kept has it compiled when it is first run: by then the disk may be full."""
     env = {
         "TRIPWIRE_CACHE_DIR": str(tmp_path / "own"),
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
