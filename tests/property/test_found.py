@@ -947,3 +947,25 @@ def test_a_backward_inside_keeps_the_past_of(backend, name) -> None:
     figures = Figures()
     check(Scenario(program, (call, call), backend), figures)
     assert figures.hits > 3
+
+
+# AOTAutograd marks the results of a graph with open sizes, and state may be one of them.
+RETURNED_STATE = {
+    "a tensor": ("torch.ones(4)", "a"),
+    "a parameter": ("nn.Parameter(torch.ones(4))", "a"),
+    "a view": ("torch.ones(8)[:4]", "a"),
+    "one that is written": ("torch.ones(4)", "a.add_(1)"),
+    "one that is returned twice": ("torch.ones(4)", "[a, (a,)]"),
+    "one beside its view": ("torch.ones(1, 4)", "(a, a[0])"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED_STATE)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_no_mark_is_left_on_state_that_is_returned(backend, name) -> None:
+    made, result = RETURNED_STATE[name]
+    program = f"a = {made}\ndef call(x, y):\n    return x + a, {result}\n"
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 3, 4, 5)]
+    figures = Figures()
+    check(Scenario(program, tuple(calls), backend), figures)
+    assert figures.hits > 3

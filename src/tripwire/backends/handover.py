@@ -213,12 +213,14 @@ class Unmarked:
 
     def __init__(self, runtime: Callable[..., Any], graph: fx.Graph) -> None:
         self._runtime = runtime
+        inputs = graph.find_nodes(op="placeholder")
+        self._inputs: Sequence[int] = range(len(inputs))  # whose marks are kept; fewer after a run
         # State has fixed sizes, but where it is said to be open.
-        self._inputs = [
+        self._fixed = {
             i
-            for i, node in enumerate(graph.find_nodes(op="placeholder"))
-            if node.meta.get(OPEN_INPUT) is not None or not node.meta.get(STATE)
-        ]
+            for i, node in enumerate(inputs)
+            if node.meta.get(OPEN_INPUT) is None and node.meta.get(STATE)
+        }
         self._made: list[int] | None = None  # positions of results that are no inputs
         self._is_marked = True
 
@@ -230,22 +232,30 @@ class Unmarked:
         return self if self._is_marked else self._runtime
 
     def __call__(self, *inputs: Any) -> Any:
-        tensors = [inputs[i] for i in self._inputs if isinstance(inputs[i], torch.Tensor)]
+        tensors = _find_tensors(inputs, self._inputs)
         before = [_find_marks(tensor) for tensor in tensors]
         outputs = self._runtime(*inputs)
         if self._made is None:
             given = set(map(id, inputs))
             found = [(i, o) for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)]
             self._made = [i for i, output in found if id(output) not in given]
+            returned = {id(output) for _, output in found}
+            self._inputs = [
+                i for i in self._inputs if i not in self._fixed or id(inputs[i]) in returned
+            ]
             touched = (*tensors, *(output for _, output in found))
             # In place of a view another tensor is kept, and marked.
-            has_views = any(one._is_view() for one in tensors)
+            has_views = any(one._is_view() for one in _find_tensors(inputs, self._inputs))
             self._is_marked = has_views or any(one.__dict__.keys() & _MARKS for one in touched)
         for tensor, marks in zip(tensors, before, strict=True):
             _put_back(tensor, marks)
         for index in self._made:
             _put_back(outputs[index], {})
         return outputs
+
+
+def _find_tensors(inputs: Sequence[object], positions: Sequence[int]) -> list[torch.Tensor]:
+    return [one for i in positions if isinstance(one := inputs[i], torch.Tensor)]
 
 
 def _put_back(tensor: torch.Tensor, marks: dict[str, tuple[set[int], frozenset[int]]]) -> None:
