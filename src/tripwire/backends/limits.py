@@ -27,6 +27,7 @@ from tripwire.reading.sources import Source
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
+from tripwire.tracing.branches import COMPARED
 from tripwire.tracing.open.opening import NUMBER
 from tripwire.tracing.result import Trace, build_module
 from tripwire.tracing.state import FACTS, NodeFacts
@@ -130,7 +131,8 @@ def _check_stretch(
 def _is_act(call: fx.Node) -> bool:
     """Whether a call is there for what it does, other than to write: a backward, say."""
     facts: NodeFacts = call.meta[FACTS]
-    return facts.value is None and not facts.written and NUMBER not in call.meta
+    is_compared = facts.as_it_is is COMPARED
+    return facts.value is None and not (facts.written or NUMBER in call.meta or is_compared)
 
 
 def _find_views(

@@ -47,6 +47,7 @@ from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
 from tripwire.tracing.modes import has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
+from tripwire.validity.ways import OtherWay
 from tripwire.values.classes import isinstance, module_of, short_name_of
 
 # Entries that are tried one after the other; of more, the likeliest comes first.
@@ -126,6 +127,7 @@ class Dispatcher(Followed):
                     return self._run_target(args, kwargs)
             while True:
                 probed: dict[object, Any] | None = None
+                turned: OtherWay | None = None
                 known = entries = self._entries
                 form = likely = None
                 if len(entries) > FEW:
@@ -150,6 +152,8 @@ class Dispatcher(Followed):
                             if not probe.agrees(probed[probe.key]):
                                 continue
                             probe.note_agreed(fetched)
+                        if entry.ways is not None and entry.ways.is_ruled_out(turned):
+                            continue
                         entry.hits += 1
                         entry.last_used = next(self._clock)
                         if form is not None and likely is not entry:
@@ -161,6 +165,11 @@ class Dispatcher(Followed):
                             why = again.__cause__
                         except NotYet:
                             pass
+                        except OtherWay as other:
+                            entry.hits -= 1
+                            turned = other.with_traceback(None)  # which holds tensors
+                            probed = (probed or {}) | {entry: other.mismatch}
+                            continue
                         except FunctionChanged as changed:
                             entry.retire_for(changed)
                             self._rest_at_once(key_of(self.target, args, kwargs), changed)
@@ -365,6 +374,8 @@ class Dispatcher(Followed):
         if not changes and entry.probe is not None and entry.probe.key in probed:
             change = entry.probe.find_mismatch(probed[entry.probe.key])
             changes = [] if change is None else [change]
+        if not changes and entry in probed:
+            changes = [probed[entry]]
         if not changes and entry.standing.is_gone:
             changes = [cause.mismatch for cause in self._tally.causes[-1:]]
         return changes

@@ -5,7 +5,7 @@ Its standing (validity/standing.py) decides whether it may run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from tripwire.backends.backwards import FirstRun
 from tripwire.backends.handover import LaidOut, Unmarked
 from tripwire.backends.registry import Runtime
-from tripwire.dispatch.originals import build_undo
+from tripwire.dispatch.originals import add_turning, build_undo
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.turns import Turn
 from tripwire.errors import FunctionChanged
@@ -44,6 +44,7 @@ from tripwire.tracing.result import Completion, Trace, can_repeat, is_opaque
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan
 from tripwire.validity.standing import Standing
+from tripwire.validity.ways import OtherWay
 from tripwire.values.classes import isinstance
 from tripwire.writes.sentry import call
 
@@ -78,11 +79,20 @@ class Summary:
             len(trace.inputs),
             len(plan.guards.checks),
             len(plan.dicts) + len(plan.objects) + len(plan.pulled),
-            tuple(map(str, trace.branches)),
+            tuple(_describe_branches(trace, plan)),
             tuple(map(str, trace.effects)),
             () if trace.shadow is None else trace.shadow.symbols.list_open(),
             () if trace.shadow is None else tuple(map(str, trace.shadow.decisions)),
         )
+
+
+def _describe_branches(trace: Trace, plan: Plan) -> Iterator[str]:
+    crossed = () if plan.ways is None else plan.ways.branches
+    for branch in trace.branches:
+        yield f"{branch}{_ON_THE_WAY if branch in crossed else ''}"
+
+
+_ON_THE_WAY = " (compared in the middle of the call)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ class Entry:
         "_binding",
         "_build",
         "_can_repeat",
+        "_can_undo",
         "_compares",
         "_contexts",
         "_direct",
@@ -187,6 +198,7 @@ class Entry:
         "probe",
         "standing",
         "summary",
+        "ways",
     )
 
     def __init__(self, trace: Trace, plan: Plan, standing: Standing, runtime: Runtime) -> None:
@@ -198,6 +210,7 @@ class Entry:
         # What had changed when it was made; None once it was worth that, see patience.py.
         self.because: tuple[str, ...] | None = None
         self.probe = plan.probe
+        self.ways = plan.ways
         self.summary = Summary.of(trace, plan)
         self._lines = trace.reads.lines
         self._in_torch_ns = completion.in_torch_ns, completion.once_ns
@@ -248,6 +261,9 @@ class Entry:
             if self._can_repeat
             else build_undo(trace, self._runtime, has_effects=bool(self._effects))
         )
+        self._can_undo = self._undo is not None
+        if self.ways is not None:
+            self._undo = add_turning(self._undo, trace, self.ways.done)
         self._compares = has_own(trace.graph)
         self._answers = (
             build_undo(trace, self._runtime, has_effects=bool(self._effects), answers=True)
@@ -367,8 +383,12 @@ class Entry:
                 self._contexts.restore(error, depth)
             if isinstance(error, RunAgain):
                 raise
+            if isinstance(error, OtherWay):
+                if saved is not None and not saved.restore():
+                    raise AssertionError("what is to be undone has another form now") from error
+                raise
             if isinstance(error, Exception) and not isinstance(error, _StopRecomputationError):
-                if self._can_repeat or (saved is not None and saved.restore()):
+                if self._can_repeat or (self._can_undo and saved is not None and saved.restore()):
                     raise RunAgain from error
             raise
         if self._direct is not None:

@@ -19,7 +19,6 @@ the error is raised as it is, and effects outside tensors that came before it ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from tripwire.reading.tensors import (
 )
 from tripwire.tracing.result import Input, Run, Trace, acts, draws
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
+from tripwire.validity.ways import COST_OF_A_COPY, Done, OtherWay, bytes_of
 from tripwire.values.classes import isinstance
 
 _DRAWN = (
@@ -192,6 +192,8 @@ class Originals(ChainedKeeper):
         with self._generators.as_before():
             try:
                 got = code(given)
+            except OtherWay:
+                return  # it computes a little differently, and would turn back on a hit
             except Exception as error:
                 raise WrongResult(
                     f"{name}: the observed call returned, but the code that {backend} compiled "
@@ -277,9 +279,7 @@ def _shared(tensor: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[int]
 # --- undo ---
 
 
-# Bytes that are copied before each run, at most; each copy counts for some, and takes about 3 µs.
-LARGEST_COPY = 1 << 18
-COST_OF_A_COPY = 1 << 14
+LARGEST_COPY = 1 << 18  # bytes that are copied before each run, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +290,15 @@ class _TensorBefore:
     meta: TensorMeta
     maker: object  # its grad_fn
     version: int | None  # None: doesn't tell
+    counted: int | None  # writes so far: autograd asks that of what it saved
     copy: torch.Tensor | None  # None: too large
 
     @staticmethod
     def of(tensor: torch.Tensor, counts: bool, copies: bool) -> _TensorBefore:
-        version = version_of(tensor) if counts else None
+        counted = version_of(tensor)
         copy = tensor.detach().clone() if copies else None
-        return _TensorBefore(tensor, meta_of(tensor), tensor.grad_fn, version, copy)
+        version = counted if counts else None
+        return _TensorBefore(tensor, meta_of(tensor), tensor.grad_fn, version, counted, copy)
 
     def is_unwritten(self) -> bool:
         return self.version is not None and version_of(self.tensor) == self.version
@@ -311,6 +313,30 @@ class _TensorBefore:
         if not self.is_unwritten():
             assert self.copy is not None
             self.tensor.data.copy_(self.copy)  # through .data: not counted as a write
+            if self.counted is not None:
+                counted = (self.tensor,), (self.counted,)
+                torch._C._autograd._unsafe_set_version_counter(*counted)
+
+
+@dataclass(frozen=True, slots=True)
+class _GradBefore:
+    """The `.grad` of a tensor as it was before a run."""
+
+    tensor: torch.Tensor
+    grad: torch.Tensor | None
+    kept: _TensorBefore | None  # what it held; None: that isn't changed
+
+    @staticmethod
+    def of(tensor: torch.Tensor, is_let_go: bool) -> _GradBefore:
+        grad = tensor.grad
+        if grad is None or is_let_go:
+            return _GradBefore(tensor, grad, None)
+        return _GradBefore(tensor, grad, _TensorBefore.of(grad, counts=False, copies=True))
+
+    def put_back(self) -> None:
+        self.tensor.grad = self.grad
+        if self.kept is not None:
+            self.kept.put_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +345,7 @@ class Saved:
 
     kept: tuple[_TensorBefore, ...]
     states: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    grads: tuple[_GradBefore, ...]
 
     def restore(self) -> bool:
         """Whether everything could be put back."""
@@ -329,6 +356,8 @@ class Saved:
                 kept.put_back()
         for generator, state in self.states:
             generator.set_state(state)
+        for grad in self.grads:
+            grad.put_back()
         return True
 
 
@@ -340,12 +369,14 @@ class Undo:
     generators: tuple[torch.Generator, ...]
     counts: bool  # every write is counted by its tensor
     copies: bool
+    leaves: tuple[tuple[int, bool], ...] = ()  # see validity/ways.Done
 
     def save(self, inputs: tuple[torch.Tensor, ...]) -> Saved:
         """What is there before a run with these inputs."""
         return Saved(
             tuple(_TensorBefore.of(inputs[i], self.counts, self.copies) for i in self.written),
             tuple((generator, generator.get_state()) for generator in self.generators),
+            tuple(_GradBefore.of(inputs[i], is_let_go) for i, is_let_go in self.leaves),
         )
 
 
@@ -363,21 +394,35 @@ def build_undo(
     if not written and not draws(trace):
         return Undo((), (), is_graph, False)
     metas = [trace.inputs[i].meta for i in written]
-    copies = sum(COST_OF_A_COPY + _bytes_of(meta) for meta in metas) <= LARGEST_COPY
+    copies = sum(COST_OF_A_COPY + bytes_of(meta) for meta in metas) <= LARGEST_COPY
     if not copies and not is_graph:
         return None
     if any(wanted.meta.device.type != "cpu" for wanted in trace.inputs):
         return None
-    generators: tuple[torch.Generator, ...] = ()
-    if draws(trace):
-        given = (constant.value for constant in trace.constants)
-        generators = (
-            torch.default_generator,
-            *(value for value in given if isinstance(value, torch.Generator)),
-        )
     count = len(trace.numbers)
+    generators = _find_generators(trace) if draws(trace) else ()
     return Undo(tuple(count + i for i in written), generators, is_graph, copies)
 
 
-def _bytes_of(meta: TensorMeta) -> int:
-    return math.prod(meta.shape) * meta.dtype.itemsize
+def add_turning(undo: Undo | None, trace: Trace, done: Done) -> Undo | None:
+    """How to undo a run that may also turn back at a crossing."""
+    if not done:
+        return undo
+    before = Undo((), (), counts=False, copies=False) if undo is None else undo
+    count = len(trace.numbers)
+    return Undo(
+        tuple(sorted({*before.written, *(count + i for i in done.written)})),
+        _find_generators(trace) if done.draws else before.generators,
+        before.counts,
+        copies=before.copies or bool(done.written),
+        leaves=tuple((count + i, is_let_go) for i, is_let_go in done.leaves),
+    )
+
+
+def _find_generators(trace: Trace) -> tuple[torch.Generator, ...]:
+    """The generators that a graph may draw from."""
+    given = (constant.value for constant in trace.constants)
+    return (
+        torch.default_generator,
+        *(value for value in given if isinstance(value, torch.Generator)),
+    )

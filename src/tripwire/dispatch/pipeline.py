@@ -236,10 +236,10 @@ class Pipeline:
                 self.variation.note_told(run.refusal.where)
                 return Made(run, None)
             return self._refuse(run, run.refusal, bool(opening or exchanged))
+        has_taken = opening is not None and opening.takes
         try:
-            planned = self._plan(run, originals, counters, key, entries())
+            planned = self._plan(run, originals, counters, key, entries(), has_taken)
         except Refused as refused:
-            has_taken = opening is not None and opening.takes
             if refused.slug == "tensor-branch" and not has_taken and self.variation.will_take():
                 return Made(run, None)
             return self._refuse(run, _refusal_of(refused), bool(opening or exchanged))
@@ -267,6 +267,7 @@ class Pipeline:
         counters: Counters | None,
         key: object,
         entries: Sequence[Entry],
+        has_taken: bool,
     ) -> Planned | Refusal | None:
         trace = run.trace
         assert trace is not None
@@ -287,7 +288,9 @@ class Pipeline:
                 return refusal
         standing = Standing(self._note_retired, self.tally.note_rebound)
         rebinds = takes_other_state(self.options.backend, dict(self.options.backend_options))
-        plan = build_plan(trace, run.torch_state, standing, rebinds=rebinds)
+        # Numbers that the next run leaves open would be compared as they are.
+        crosses = not self.options.fullgraph and (has_taken or not self.variation.will_take())
+        plan = build_plan(trace, run.torch_state, standing, rebinds=rebinds, crosses=crosses)
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED

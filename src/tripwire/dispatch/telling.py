@@ -41,7 +41,7 @@ from tripwire.phases import (
 )
 from tripwire.ranges import Frame, underline
 from tripwire.reading.names import Read, ReadLine
-from tripwire.rulebook.refusals import Cause, Refusal
+from tripwire.rulebook.refusals import Cause, Mismatch, Refusal
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS
 from tripwire.validity.plan import OPEN_SIZES
@@ -219,6 +219,9 @@ def _find_failures(
     if not failures and entry.probe is not None:
         failure = entry.probe.find_failure(probed.get(entry.probe.key))
         failures = [failure] if failure else []
+    if not failures and entry in probed:
+        change: Mismatch = probed[entry]
+        failures = [f"{change.source}: expected {change.old}, found {change.new}"]
     return failures or ["no reason found"]
 
 

@@ -24,6 +24,7 @@ class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]
     """The trace holds only for a value that this run met, or leaves out a write of the run."""
 
 
+COMPARED = "Python uses its value"  # why no compiler takes a call that compares a value
 HOOKS = "hooks"  # the `op` of a branch that asks whether tensors have hooks
 
 

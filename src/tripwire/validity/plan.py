@@ -27,9 +27,10 @@ from tripwire.tracing.modes import Contexts, sample_contexts
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
-from tripwire.validity.probes import Probe, build_probe
+from tripwire.validity.probes import Probe, build_probe, choose
 from tripwire.validity.standing import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
+from tripwire.validity.ways import Ways, find_done, lay_crossings
 from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
@@ -57,6 +58,7 @@ class Plan:
     sentry: Sentry
     pulled: tuple[PulledWire, ...]
     probe: Probe | None
+    ways: Ways | None
     held: Held  # the graph's inputs that are state
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
@@ -92,11 +94,17 @@ def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
 
 
 def build_plan(
-    trace: Trace, torch_state: tuple[object, ...], standing: Standing, *, rebinds: bool = False
+    trace: Trace,
+    torch_state: tuple[object, ...],
+    standing: Standing,
+    *,
+    rebinds: bool = False,
+    crosses: bool = False,
 ) -> Plan:
     """What must hold for a complete trace, under watch from now on. Its entry stands by it.
 
     rebinds: the compiled code takes other tensors of the same form for state.
+    crosses: values may be compared in the middle of a call, which then turns back.
     """
     completion = trace.completion
     assert completion is not None
@@ -118,13 +126,15 @@ def build_plan(
                 planner.exchanged,
             )
             guards = admission.write(sentry, standing)
+            probe, ways = _decide(trace, crosses)
             plan = Plan(
                 guards=guards,
                 dicts=tuple(dicts),
                 objects=tuple(objects),
                 sentry=sentry,
                 pulled=pulled,
-                probe=build_probe(trace),
+                probe=probe,
+                ways=ways,
                 held=held,
                 suspects=tuple(i for i, wire in enumerate(dicts) if wire.was_changed),
                 fetched=fetched,
@@ -140,6 +150,20 @@ def build_plan(
     finally:
         if collects:
             gc.enable()
+
+
+def _decide(trace: Trace, crosses: bool) -> tuple[Probe | None, Ways | None]:
+    """What of the values that Python used is computed before a call, and compared on its way."""
+    if not trace.branches:
+        return None, None
+    choice = choose(trace, crosses=crosses)
+    if not choice.crossed:
+        return build_probe(trace, choice), None
+    done = find_done(trace, choice.list_places())
+    if isinstance(done, str):
+        return build_probe(trace, choose(trace, crosses=False, hindrance=done)), None
+    probe = build_probe(trace, choice)  # of the graph as it was recorded
+    return probe, lay_crossings(trace, choice.list_places(), done)
 
 
 class _Planner:

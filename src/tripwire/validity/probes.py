@@ -95,11 +95,13 @@ class Probe:
         """The same as data. A call that goes another way may have no value there."""
         if values is None:
             source = f"{self.branches[0].op} at {self.branches[0].where.short}"
-            return Mismatch(source, _in_short(self.expected[0]), "nothing that can be computed")
+            return Mismatch(
+                source, describe_value(self.expected[0]), "nothing that can be computed"
+            )
         for branch, want, got in zip(self.branches, self.expected, values, strict=True):
             if not same_value(want, got):
                 source = f"{branch.op} at {branch.where.short}"
-                return Mismatch(source, _in_short(want), _in_short(got))
+                return Mismatch(source, describe_value(want), describe_value(got))
         return None
 
 
@@ -110,7 +112,8 @@ def _sample_generators() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *on_gpus]
 
 
-def _in_short(value: object) -> str:
+def describe_value(value: object) -> str:
+    """A value that was taken out of a tensor, in short."""
     text = str(fingerprint(value)) if isinstance(value, torch.Tensor) else repr(value)
     return " ".join(text.split())[:60]
 
@@ -130,12 +133,41 @@ def same_value(left: Any, right: Any) -> bool:
     return same_plain(left, right)
 
 
-def build_probe(trace: Trace) -> Probe | None:
-    """The probe of a trace's branches; None if it has none. Raises Refused."""
-    if not trace.branches:
-        return None
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which values of a trace are computed before a call, and which are compared on its way."""
+
+    past: _Past
+    branches: list[Branch]
+    needed: set[fx.Node]
+    crossed: tuple[Branch, ...]
+
+    def list_places(self) -> list[tuple[int, Branch]]:
+        """The values that are compared on the way, in order, with their places in it."""
+        return sorted(
+            ((self.past.end_of(branch), branch) for branch in self.crossed),
+            key=lambda placed: placed[0],
+        )
+
+
+def choose(trace: Trace, *, crosses: bool, hindrance: str = "") -> Choice:
+    """Divide the values that decide. Raises Refused, unless values may be compared on the way.
+
+    hindrance: why they may not.
+    """
     past = _Past(trace.graph, trace.branches)
-    branches, needed = _Choice(past).choose(trace.branches)
+    try:
+        return _Chooser(past, crosses).choose(trace.branches)
+    except Refused as refused:
+        if not hindrance:
+            raise
+        reason = f"{refused.reason} The call can't turn back there either: {hindrance}."
+        raise Refused(refused.slug, reason, refused.where) from None
+
+
+def build_probe(trace: Trace, choice: Choice) -> Probe | None:
+    """The probe of a trace's values; None if none is to be computed."""
+    past, branches, needed = choice.past, choice.branches, choice.needed
     if not branches:
         return None
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
@@ -187,43 +219,63 @@ def _identity_of(target: object) -> object:
     return target if isinstance(target, str) else id(target)
 
 
-class _Choice:
-    """The values that are computed, and the nodes that lead to them."""
+class _Chooser:
+    """Finds the values that are computed, and the nodes that lead to them."""
 
-    def __init__(self, past: _Past) -> None:
+    def __init__(self, past: _Past, crosses: bool) -> None:
         self._past = past
+        self._crosses = crosses  # what can't be computed before the call is compared on its way
+        self._crossed: dict[Branch, None] = {}
         self._chosen: dict[Branch, None] = {}
         self._needed: set[fx.Node] = set()
         self._settled: set[Branch] = set()  # computed in place of sizes that depend on them
         self._pinned: set[fx.Node] = set()  # all of whose values are computed, or fixed
 
-    def choose(self, branches: Sequence[Branch]) -> tuple[list[Branch], set[fx.Node]]:
+    def choose(self, branches: Sequence[Branch]) -> Choice:
         """Raises Refused where neither a value nor what settles it can be computed."""
         self._pin_shapes()
         for branch in branches:
             if not branch.instead:
-                self._add(branch, LARGEST_PROBE)
+                self._add_or_cross(branch, LARGEST_PROBE)
         for branch in branches:
             if branch.instead and not self._settled.issuperset(branch.instead):
                 self._add_size(branch)
-        return sorted(self._chosen, key=self._past.end_of), self._needed
+        chosen = sorted(self._chosen, key=self._past.end_of)
+        return Choice(self._past, chosen, self._needed, tuple(self._crossed))
 
     def _pin_shapes(self) -> None:
         """What is made of shapes is the same on every call, where no values decide on them."""
         for node in self._past.order:  # those that decide come first
             facts: NodeFacts | None = node.meta.get(FACTS)  # the output has none
             if facts is not None and facts.of_shapes is not None:
-                if all(map(self._follows, facts.of_shapes)):
+                if all(map(self._surely_follows, facts.of_shapes)):
                     self._pinned.add(node)
 
     def _add_size(self, branch: Branch) -> None:
         """Ask for a size itself where that is cheap: it may be equal for many deciders."""
+        if self._crosses:
+            self._add_or_cross(branch, len(self._needed) + LARGEST_SIZE)
+            return
         try:
             self._add(branch, len(self._needed) + LARGEST_SIZE)
         except Refused:
             for decider in branch.instead:
                 self._add(decider, LARGEST_PROBE)
             self._settled.update(branch.instead)
+
+    def _add_or_cross(self, branch: Branch, limit: int) -> None:
+        try:
+            self._add(branch, limit)
+        except Refused:
+            if not self._crosses:
+                raise
+            self._crossed[branch] = None
+            self._pin(branch)
+
+    def _pin(self, branch: Branch) -> None:
+        """A value that is compared may say all of what its tensor holds."""
+        if branch.op in _WHOLE_VALUES and len(branch.args) == 1 and not branch.kwargs:
+            self._pinned.update(node for node in branch.inputs if self._past.can_pin(node))
 
     def _add(self, branch: Branch, limit: int) -> None:
         if branch in self._chosen or self._past.gradients.settle(branch):
@@ -239,8 +291,15 @@ class _Choice:
             raise _refuse(branch, f"it depends on more than {LARGEST_PROBE} torch calls")
         self._chosen[branch] = None
         self._needed = needed
-        if branch.op in _WHOLE_VALUES and len(branch.args) == 1 and not branch.kwargs:
-            self._pinned.update(node for node in branch.inputs if self._past.can_pin(node))
+        self._pin(branch)
+
+    def _surely_follows(self, branch: Branch) -> bool:
+        try:
+            return self._follows(branch)
+        except Refused:
+            if self._crosses:
+                return False
+            raise
 
     def _follows(self, branch: Branch) -> bool:
         """Whether a value is the same on every call, as long as the pinned ones are."""
@@ -385,7 +444,7 @@ class _Gradients:
         for node, place in order.items():
             if node.target is SETATTR and node.args[1] == "grad":
                 self._set.setdefault(_origin_of(node.args[0]), place)
-            elif FACTS in node.meta and node.meta[FACTS].opaque and not _is_profilers(node):
+            elif FACTS in node.meta and node.meta[FACTS].opaque and not is_profilers(node):
                 self._foreign = min(self._foreign, place)
         self._unhooked = {n for branch in branches if branch.op == HOOKS for n in branch.inputs}
         self._asked: dict[fx.Node, int] = {}  # where it is first asked for
@@ -450,7 +509,7 @@ def _origin_of(node: Any) -> fx.Node:
     return found
 
 
-def _is_profilers(node: fx.Node) -> bool:
+def is_profilers(node: fx.Node) -> bool:
     """Whether a call tells torch's profiler where the program is, as optimizers do."""
     return isinstance(node.target, OpOverload) and node.target.namespace == "profiler"
 
