@@ -362,6 +362,45 @@ _PYTHON = (
         "    def __init__(self): self.log = []\nbest = Best()",
     ),
     Trait(
+        "value that decides in the middle",  # what was drawn and written by then is undone
+        (
+            "if torch.rand(()) > 0.5:\n    t = t * 2\nelse:\n    t = t - 1",
+            "gate.n.add_(y.detach().float())\nif gate.n.sum() > 0:\n    gate.n.zero_()\n"
+            "    t = t + 1",
+            "gate.n.add_(1)\nif torch.rand(2).sum() > 1:\n    t = t + gate.n\n    gate.seen += 1",
+            "gate.w.grad = None\nwith torch.enable_grad():\n"
+            "    (gate.w * y.detach().float()).sum().backward()\n"
+            "if gate.w.grad.sum() > 0:\n    with torch.no_grad():\n"
+            "        gate.w.sub_(gate.w.grad * 0.5)\nelse:\n    gate.bad.append(gate.seen)\n"
+            "t = t + gate.w.detach()",
+            "with torch.enable_grad():\n    (gate.w * y.detach().float()).sum().backward()\n"
+            "if gate.w.grad.abs().max() > 2:\n    gate.w.grad = None\n    t = t * 2",
+            "for _ in range(torch.randint(0, 3, (1,)).item()):\n    t = t + 1",
+            "gate.n.mul_(0.5)\nfor v in gate.n.tolist():\n    t = t + (1 if v > 0 else 2)",
+            "gate.n += 1\nkept = y[gate.n > 2]\nt = t + kept.numel()",
+            "best = gate.n.add_(y.detach().float()).max().item()\n"
+            "if best > gate.best:\n    gate.best, gate.seen = best, 0\nt = t * gate.seen",
+            "if torch.rand(()) > 0.75:\n    raise ValueError('drawn')",
+            "gate.n.add_(1)\nif gate.n[0] > 5:\n    raise KeyError(gate.seen)\nt = t + gate.n",
+        ),
+        ("new(4), new(4)", "new(2, 4), new(4)", "new(4), -new(4).abs()"),
+        ("", "torch.no_grad()"),
+        (
+            "gate.n.zero_()",
+            "gate.n = torch.ones(4)",
+            "gate.w.grad = None",
+            "gate.w.grad = torch.ones(4)",
+            "gate.w.data.fill_(1.0)",
+            "gate.seen = 3",
+            "gate.best = 0.0",
+            "gate.bad.clear()",
+            "torch.manual_seed(3)",
+        ),
+        "class Gate:\n    seen, best = 0, 0.0\n    def __init__(self):\n"
+        "        self.n, self.w = torch.zeros(4), nn.Parameter(torch.ones(4))\n"
+        "        self.bad = []\ngate = Gate()",
+    ),
+    Trait(
         "contexts and generators of one's own",
         (
             "with swapped(gains, 3.0):\n    t = t * gains.now",
