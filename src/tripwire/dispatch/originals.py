@@ -10,7 +10,7 @@ Undoing: if compiled code fails on a hit, its writes are undone, and the plain c
 That raises the same error at the user's line, after all the effects that came before it (L3). Small
 tensors that the code changes in place are copied before each run: compiled code may write at any
 moment, and Inductor's doesn't count its writes. Only if the runtime is the graph itself do the
-tensors' version counters tell whether anything was written.
+tensors' version counters tell whether anything was written, except by batch norms.
 
 Not undone: large tensors, gradients, what user code did inside a custom autograd function, and
 anything on another device than the CPU, where values raise no error that a call could catch. Then
@@ -42,7 +42,8 @@ from tripwire.reading.tensors import (
     meta_of,
     version_of,
 )
-from tripwire.tracing.result import Input, Run, Trace, acts, draws
+from tripwire.rulebook.rules import UNCOUNTED
+from tripwire.tracing.result import Input, Run, Trace, acts, draws, name_of
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.validity.ways import COST_OF_A_COPY, Done, OtherWay, bytes_of
 from tripwire.values.classes import isinstance
@@ -391,17 +392,18 @@ def build_undo(
     if not answers and (acts(trace) or (is_graph and not has_effects)):
         return None  # the graph alone leaves what plain code does
     written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
+    counts = is_graph and not any(name_of(node) in UNCOUNTED for node in trace.graph.nodes)
     if not written and not draws(trace):
-        return Undo((), (), is_graph, False)
+        return Undo((), (), counts, False)
     metas = [trace.inputs[i].meta for i in written]
     copies = sum(COST_OF_A_COPY + bytes_of(meta) for meta in metas) <= LARGEST_COPY
-    if not copies and not is_graph:
+    if not copies and not counts:
         return None
     if any(wanted.meta.device.type != "cpu" for wanted in trace.inputs):
         return None
     count = len(trace.numbers)
     generators = _find_generators(trace) if draws(trace) else ()
-    return Undo(tuple(count + i for i in written), generators, is_graph, copies)
+    return Undo(tuple(count + i for i in written), generators, counts, copies)
 
 
 def add_turning(undo: Undo | None, trace: Trace, done: Done) -> Undo | None:

@@ -74,6 +74,7 @@ _IN_TORCH = {
     "_batch_norm_with_update": _statistics(3, None),
     "instance_norm": _statistics(3, "use_input_stats"),
 }
+UNCOUNTED = frozenset(_IN_TORCH)  # of what these change, version counters may not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,20 @@ class WritesItems(Net):
         self.total[1:].mul_(x[1:] + 2)
 
 
+class Normalizes(Net):
+    """No version counter tells what a norm writes to its statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def write(self, x):
+        self.norm(torch.stack([x, x + 1]))
+
+    def facts(self):
+        return *super().facts(), dict(self.norm.named_buffers())
+
+
 def play(net, call):
     """What each call gave or raised, and what was there after it."""
     torch.manual_seed(0)
@@ -116,7 +130,7 @@ def check_twins(build, backend):
     assert compiled.statistics().hits >= 5
 
 
-@pytest.mark.parametrize("kind", [Net, FailsFirst, Draws, OnlyWrites, WritesItems])
+@pytest.mark.parametrize("kind", [Net, FailsFirst, Draws, OnlyWrites, WritesItems, Normalizes])
 def test_an_error_on_a_hit_leaves_what_the_plain_call_leaves(kind, backend) -> None:
     with torch.no_grad():
         check_twins(kind, backend)

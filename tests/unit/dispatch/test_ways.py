@@ -37,6 +37,19 @@ class Checked(nn.Module):
         return self.two(h)
 
 
+class Counting(nn.Module):
+    """Running statistics, which no version counter shows, beside a counter in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer, self.calls = nn.BatchNorm1d(4), nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.norm(x)
+        return self.layer(h) * self.calls if self.layer(h).sum() > 0 else h
+
+
 class EarlyExit(nn.Module):
     def __init__(self):
         super().__init__()
@@ -116,7 +129,7 @@ class Best(nn.Module):
         return y * 2
 
 
-MODELS = [Checked, EarlyExit, LayerDrop, Clipped, Routed, Best]
+MODELS = [Checked, Counting, EarlyExit, LayerDrop, Clipped, Routed, Best]
 
 
 def batches(count):
