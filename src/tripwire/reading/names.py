@@ -131,7 +131,7 @@ _TAKE_PLAIN_NUMBERS = frozenset(
 def _find_types_told(code: CodeType, _: int) -> bool:
     steps = [
         (step.opname, step.argval)
-        for step in dis.get_instructions(code)
+        for step in find_steps(code)
         if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
     ]
     attributes = () if "builtins" in code.co_names else _ATTRIBUTES
@@ -204,10 +204,15 @@ def _stored_names(code: CodeType, opname: str, argument: int) -> list[str]:
     return []
 
 
-def local_names(instruction: dis.Instruction) -> tuple[str, ...]:
-    """The variables that an instruction loads or stores: from 3.13 on some do so with two."""
-    named = instruction.argval
-    return named if isinstance(named, tuple) else (named,)
+def find_steps(code: CodeType) -> Iterator[dis.Instruction]:
+    """Instructions, each of one variable at most: from 3.13 on some load or store two."""
+    for step in dis.get_instructions(code):
+        verbs = [word for word in step.opname.split("_") if word in ("LOAD", "STORE")]
+        if len(verbs) < 2:
+            yield step
+        else:  # STORE_FAST_LOAD_FAST
+            for verb, name in zip(verbs, step.argval, strict=True):
+                yield step._replace(opname=f"{verb}_FAST", argval=name)
 
 
 # --- the lines that name a source ---

@@ -29,7 +29,7 @@ from tripwire.reading.kinds import (
     SlotsKind,
     TableKind,
 )
-from tripwire.reading.names import local_names
+from tripwire.reading.names import find_steps
 from tripwire.reading.reach import Reach
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Attr, Cell, Global, Item, Source
@@ -186,12 +186,10 @@ def _may_change(use: Use) -> bool:
 
 def _find_stored(code: CodeType, context: str) -> Iterator[str]:
     """Attributes that a code stores, but for those of its context."""
-    found = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-    is_kept = not any(
-        i.opname.startswith("STORE_FAST") and context in local_names(i) for i in found
-    )
+    found = [i for i in find_steps(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    is_kept = not any(i.opname.startswith("STORE_FAST") and i.argval == context for i in found)
     for before, store in pairwise(found):
         if store.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            loads = before.opname.startswith("LOAD_FAST") and local_names(before)[-1] == context
+            loads = before.opname.startswith("LOAD_FAST") and before.argval == context
             if not (is_kept and loads and not store.is_jump_target):
                 yield store.argval

@@ -26,7 +26,7 @@ from torch._ops import OpOverloadPacket
 from torch.autograd.function import FunctionMeta
 
 from tripwire.env import is_library_module
-from tripwire.reading.names import local_names
+from tripwire.reading.names import find_steps
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
 from tripwire.values.classes import ids_of, isinstance
@@ -146,13 +146,11 @@ def _find_named(
     found: list[FunctionType] = []
     before: dis.Instruction | None = None
     module: object = None  # on top of the stack
-    for instruction in dis.get_instructions(code):
+    for instruction in find_steps(code):
         name = instruction.opname
         if name in ("CACHE", "EXTENDED_ARG"):
             continue
-        if name in _REFUSED or (
-            name.startswith("STORE_FAST") and context in local_names(instruction)
-        ):
+        if name in _REFUSED or (name.startswith("STORE_FAST") and context == instruction.argval):
             return None
         if name in ("STORE_ATTR", "DELETE_ATTR"):
             if instruction.is_jump_target or not _loads(before, context):
@@ -176,7 +174,7 @@ def _loads(instruction: dis.Instruction | None, name: str | None) -> bool:
     """Whether an instruction leaves a variable on top of the stack."""
     if instruction is None or not instruction.opname.startswith("LOAD_FAST"):
         return False
-    return name is not None and local_names(instruction)[-1] == name
+    return name is not None and instruction.argval == name
 
 
 def _is_harmless(value: object) -> bool:

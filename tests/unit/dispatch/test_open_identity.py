@@ -282,6 +282,16 @@ def test_a_type_that_no_number_has_may_be_asked_for() -> None:
     check_compiles(fn, [(torch.ones(2), n) for n in (2, 3, 4, 5)], traces=2)
 
 
+def test_a_type_is_passed_on_beside_other_arguments() -> None:
+    def pick(cls, a, b):
+        return a if cls is torch.Tensor else b
+
+    def fn(x, a, b):
+        return x * pick(type(x), a, b) + (type(x), a is b)[1]
+
+    check_compiles(fn, [(torch.ones(2), n, 1.0) for n in (2.0, 3.0, 4.0)], traces=3)
+
+
 def test_names_of_types_may_be_asked_for() -> None:
     def fn(x, n):
         told = [

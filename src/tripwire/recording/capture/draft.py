@@ -7,7 +7,6 @@ secret is removed from all of it.
 
 from __future__ import annotations
 
-import dis
 import io
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from tripwire.reading.names import find_steps
 from tripwire.recording.capture.code import Programs
 from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.origin import KEEP_ALL, Blobs, Policy
@@ -284,7 +284,7 @@ class Cleaner:
 
 def _find_named_constants(code: types.CodeType) -> Iterator[tuple[str, str]]:
     """Texts in code with their names: `password = "x"`, `password == "x"`, `f(password="x")`."""
-    steps = [*dis.get_instructions(code)]
+    steps = [*find_steps(code)]
     for number, step in enumerate(steps):
         after = steps[number + 1].opname if number + 1 < len(steps) else ""
         if step.opname == "LOAD_CONST" and isinstance(step.argval, str):

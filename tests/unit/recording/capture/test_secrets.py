@@ -282,6 +282,8 @@ def fails(x, password):
     db_pw = "stored-1"
     if password == "compared-2":
         return x
+    both = x, password == "beside-7"
+    db_pw = "joined-8"; y = x
     options = {"api_key": "mapped-3", "user": "kept-2"}
     log_in(x, user="kept-3", password="passed-4")
 
@@ -301,5 +303,6 @@ def test_code_without_a_source_holds_no_secret(tmp_path) -> None:
     with zipfile.ZipFile(path) as file:
         data = b"".join(map(file.read, file.namelist()))
     hidden = [b"stored-1", b"compared-2", b"mapped-3", b"passed-4", b"inside-5", b"given-6"]
+    hidden += [b"beside-7", b"joined-8"]
     assert [text for text in hidden if text in data] == []
     assert [text for text in (b"kept-1", b"kept-2", b"kept-3") if text not in data] == []
