@@ -213,11 +213,11 @@ _KINDS: dict[type, Callable[[Any], _Parts]] = {
     weakref.ref: _weakref,
     types.MappingProxyType: _proxy,
     types.GenericAlias: _alias,
+    type(typing.Union[int, str]): _generic,  # noqa: UP007 - from 3.14 on, the same as int | str
     types.UnionType: _union,
     typing.TypeVar: _typevar,
     typing.ForwardRef: _forward,
     typing._GenericAlias: _generic,  # type: ignore[attr-defined]
-    typing._UnionGenericAlias: _generic,  # type: ignore[attr-defined]
     typing._LiteralGenericAlias: _generic,  # type: ignore[attr-defined]
     typing._CallableGenericAlias: _generic,  # type: ignore[attr-defined]
     typing._AnnotatedAlias: _generic,  # type: ignore[attr-defined]
