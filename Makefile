@@ -91,7 +91,7 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 
 # torch must be installed in each: a venv beside this folder's, .venv-3.12 and so on, made once.
 versions:  ## the unit tests on every interpreter that pyenv has and tripwire supports
-	@for found in $$(ls -d $$(pyenv root)/versions/3.1[1-9]*); do \
+	@for found in $$(ls -d $$(pyenv root)/versions/3.1[123].*[0-9]); do \
 	  folder=.venv-$$(basename $$found); \
 	  test -e $$folder || { $$found/bin/python -m venv $$folder && \
 	    $$folder/bin/python -m pip install --quiet torch==2.13.0 && \

@@ -65,8 +65,7 @@ _WITHOUT = {
 def _watching() -> list[Checkup]:
     if importlib.util.find_spec("torch") is None:
         return []
-    from tripwire.env import HAS_MONITORING
-    from tripwire.reading.bytecode import UNKNOWN
+    from tripwire.env import HAS_MONITORING, IS_KNOWN_PYTHON
     from tripwire.writes import sentry
 
     in_c = sentry.IS_COMPILED
@@ -79,7 +78,7 @@ def _watching() -> list[Checkup]:
         dicts = "compared on each call"
     calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
     return [
-        *([_unknown_instructions(UNKNOWN)] if UNKNOWN else []),
+        *([] if IS_KNOWN_PYTHON else [_UNKNOWN_PYTHON]),
         Checkup("sentry", how, in_c, advice),
         Checkup("globals, attributes, dicts", dicts),
         Checkup("lists, sets, cells, slots", "compared on each call"),
@@ -88,9 +87,12 @@ def _watching() -> list[Checkup]:
     ]
 
 
-def _unknown_instructions(names: tuple[str, ...]) -> Checkup:
-    advice = "every call runs as plain Python: use Python 3.11 to 3.13"
-    return Checkup("instructions of Python", f"unknown: {', '.join(names)}", False, advice)
+_UNKNOWN_PYTHON = Checkup(
+    "compiled code",
+    "none: this Python is newer than tripwire knows",
+    False,
+    "every call runs as plain Python: use Python 3.11 to 3.13",
+)
 
 
 def _cache() -> list[Checkup]:

@@ -17,6 +17,10 @@ def test_monitoring_is_there_from_3_12_on() -> None:
     assert hasattr(sys, "monitoring") == env.HAS_MONITORING
 
 
+def test_the_newest_python_that_is_known_is_3_13() -> None:
+    assert (sys.version_info[:2] <= (3, 13)) == env.IS_KNOWN_PYTHON
+
+
 def test_torch_and_the_standard_library_are_library_files() -> None:
     assert env.is_library_file(torch.nn.functional.__file__)
     assert env.is_library_file(contextlib.__file__)

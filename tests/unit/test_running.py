@@ -315,10 +315,11 @@ def test_a_free_threaded_python_is_refused(monkeypatch) -> None:
     assert raised.value.slug == "free-threaded"
 
 
-def test_on_a_python_whose_instructions_are_unknown_calls_run_plain(monkeypatch, caplog) -> None:
-    monkeypatch.setattr("tripwire.reading.bytecode.UNKNOWN", ("LOAD_FAST_BORROW",))
-    monkeypatch.setattr("tripwire.tracing.tracer.UNKNOWN", ("LOAD_FAST_BORROW",))
-    assert "unknown: LOAD_FAST_BORROW" in run("doctor").output
+def test_on_a_python_that_is_too_new_calls_run_plain(monkeypatch, caplog) -> None:
+    assert "newer than tripwire knows" not in run("doctor").output
+    monkeypatch.setattr("tripwire.env.IS_KNOWN_PYTHON", False)
+    monkeypatch.setattr("tripwire.tracing.tracer.IS_KNOWN_PYTHON", False)
+    assert "newer than tripwire knows" in run("doctor").output
     compiled = tripwire.compile(lambda x, by: x * by)
     for by in (2, 3, 4):
         assert compiled(torch.ones(2), by).tolist() == [by, by]

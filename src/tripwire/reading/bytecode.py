@@ -55,14 +55,17 @@ _found: dict[int, tuple[Uses, CodeType]] = {}
 
 _HAS_METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR took over LOAD_METHOD
 _NULL_FIRST = sys.version_info < (3, 13)  # the empty slot lies below the callable
+_ALWAYS_KEYWORDS = sys.version_info >= (3, 14)  # CALL_FUNCTION_EX takes NULL for none
 _CACHE = dis.opmap["CACHE"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _CALL_KW = dis.opmap.get("CALL_KW", -1)  # 3.13: the names are a constant on the stack
 # Only sums can be repeated without knowing the number: + - += -=, by CPython's numbers.
+_OPERATIONS: list[tuple[str, str]] = dis._nb_ops  # type: ignore[attr-defined]
 _SUMS = frozenset(
-    number
-    for number, (_, sign) in enumerate(dis._nb_ops)  # type: ignore[attr-defined]
-    if sign in ("+", "-", "+=", "-=")
+    number for number, (_, sign) in enumerate(_OPERATIONS) if sign in ("+", "-", "+=", "-=")
+)
+_SUBSCR = next(  # 3.14: an item is loaded as an operation of two operands
+    (number for number, (name, _) in enumerate(_OPERATIONS) if name == "NB_SUBSCR"), -1
 )
 _GROWING = frozenset({"append", "extend", "add"})
 _NAMED = (StepKind.GLOBAL, StepKind.ATTRIBUTE)
@@ -116,7 +119,11 @@ class _Walk(Account):
         if isinstance(constant, (str, tuple, frozenset)) and self.raw[self.at + 2] != _CALL_KW:
             for name in names_in(constant):
                 self.attributes.setdefault(name, self.at)
-        self.stack.append(Literal(constant))
+        # 3.14 has slices as constants, and what they take out of a list is under no key.
+        self.stack.append(None if isinstance(constant, slice) else Literal(constant))
+
+    def load_small_int(self, number: int) -> None:
+        self.stack.append(Literal(number))
 
     def return_const(self, argument: int) -> None:
         for name in names_in(self.consts[argument]):
@@ -333,6 +340,9 @@ class _Walk(Account):
         self.stack.append(None)
 
     def binary_op(self, operation: int) -> None:
+        if operation == _SUBSCR:
+            self.binary_subscr(operation)
+            return
         right = self.pop_const()
         left = self.pop()
         if (
@@ -505,15 +515,18 @@ def _unpack_ex(walk: _Walk, counts: int) -> None:
     walk.stack += [None] * ((counts & 0xFF) + 1 + (counts >> 8))
 
 
-# Of Python 3.11 to 3.13. An instruction that isn't here makes the walk give up, which loses
-# precision but no name: all that carry one are here, or UNKNOWN names them.
+# Of Python 3.11 to 3.14. An instruction that isn't here makes the walk give up, which loses
+# precision but no name: all that carry one are here.
 _BY_NAME: dict[str, _CarryOut] = {
     "LOAD_CONST": _Walk.load_const,
+    "LOAD_SMALL_INT": _Walk.load_small_int,
     "RETURN_CONST": _Walk.return_const,
     "PUSH_NULL": _Walk.push_null,
     "LOAD_FAST": _Walk.load_fast,
     "LOAD_FAST_CHECK": _Walk.load_fast,
+    "LOAD_FAST_BORROW": _Walk.load_fast,
     "LOAD_FAST_LOAD_FAST": _Walk.load_fast_load_fast,
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _Walk.load_fast_load_fast,
     "LOAD_CLOSURE": _Walk.load_closure,
     "STORE_FAST": _Walk.store_fast,
     "STORE_FAST_LOAD_FAST": _Walk.store_fast_load_fast,
@@ -551,7 +564,8 @@ _BY_NAME: dict[str, _CarryOut] = {
     "KW_NAMES": _Walk.kw_names,
     "CALL": _Walk.call,
     "CALL_KW": _Walk.call_kw,
-    "CALL_FUNCTION_EX": _counted(lambda flags: 3 + (flags & 1)),
+    "CALL_FUNCTION_EX": _counted(lambda flags: 3 + (_ALWAYS_KEYWORDS or flags & 1)),
+    "BUILD_INTERPOLATION": _counted(lambda flags: 2 + (flags & 1)),
     "BUILD_MAP": _counted(lambda count: 2 * count),
     "BUILD_CONST_KEY_MAP": _counted(lambda count: count + 1),
     "FORMAT_VALUE": _counted(lambda flags: 2 if flags & 4 else 1),
@@ -559,17 +573,20 @@ _BY_NAME: dict[str, _CarryOut] = {
     "UNPACK_SEQUENCE": _unpack_sequence,
     "UNPACK_EX": _unpack_ex,
     "BEFORE_WITH": _plain(1, 2),
+    "LOAD_SPECIAL": _plain(1, 2),
+    "BUILD_TEMPLATE": _plain(2, 1),
     "MAP_ADD": _plain(2, 0),
     "BINARY_SLICE": _plain(3, 1),
 }
 for _names, _carry_out in {
-    "COPY_FREE_VARS DELETE_DEREF DELETE_FAST MAKE_CELL NOP PRECALL RESUME "
+    "COPY_FREE_VARS DELETE_DEREF DELETE_FAST MAKE_CELL NOP NOT_TAKEN PRECALL RESUME "
     "SETUP_ANNOTATIONS": _plain(0, 0),
     # LOAD_FAST_AND_CLEAR keeps a variable aside for an inlined comprehension; it is put back.
-    "LOAD_ASSERTION_ERROR LOAD_BUILD_CLASS LOAD_FAST_AND_CLEAR LOAD_LOCALS": _plain(0, 1),
+    "LOAD_ASSERTION_ERROR LOAD_BUILD_CLASS LOAD_COMMON_CONSTANT LOAD_FAST_AND_CLEAR "
+    "LOAD_LOCALS": _plain(0, 1),
     "CONVERT_VALUE FORMAT_SIMPLE GET_ITER LIST_TO_TUPLE TO_BOOL "
     "UNARY_INVERT UNARY_NEGATIVE UNARY_NOT UNARY_POSITIVE": _plain(1, 1),
-    "DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND SET_ADD SET_UPDATE": _plain(1, 0),
+    "DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND POP_ITER SET_ADD SET_UPDATE": _plain(1, 0),
     "CALL_INTRINSIC_2 COMPARE_OP FORMAT_WITH_SPEC SET_FUNCTION_ATTRIBUTE": _plain(2, 1),
     "BUILD_LIST BUILD_SET BUILD_SLICE BUILD_STRING BUILD_TUPLE": _counted(lambda count: count),
 }.items():
@@ -583,13 +600,3 @@ def _find_carry_out(name: str, opcode: int) -> _CarryOut:
 
 
 _CARRY_OUT = [_find_carry_out(name, opcode) for opcode, name in enumerate(dis.opname[:256])]
-
-# Instructions of this Python that carry a name or a variable and aren't known here: what they read
-# would go unseen, so nothing may be traced. 3.11 to 3.13 have none; 3.14 has LOAD_FAST_BORROW.
-UNKNOWN = tuple(
-    name
-    for opcode in sorted({*dis.hasname, *dis.haslocal, *dis.hasfree})
-    if opcode < len(_CARRY_OUT)
-    and (name := dis.opname[opcode]) not in _BY_NAME
-    and not name.startswith(("INSTRUMENTED_", "<"))  # monitoring's form of another; no instruction
-)

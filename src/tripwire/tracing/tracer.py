@@ -25,13 +25,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tripwire.env import is_library_file, is_own_code
+from tripwire.env import IS_KNOWN_PYTHON, is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
 from tripwire.imports import importing, uncounted_registrations
 from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
-from tripwire.reading.bytecode import UNKNOWN
 from tripwire.reading.sources import Local, Roots
 from tripwire.reading.structure import Planner, build_skeleton, find_difference
 from tripwire.reading.tensors import iter_tensors
@@ -117,7 +116,7 @@ class Tracer:
                 "function on its own, or call it plainly: the outer trace sees all it does.",
                 slug="nested-trace",
             )
-        if UNKNOWN:
+        if not IS_KNOWN_PYTHON:
             return Run(fn(*args, **kwargs), None, Refusal("unknown-python", _UNKNOWN))
         with TRACE:
             torch_state = sample_quickly()
@@ -186,8 +185,8 @@ class Tracer:
 _GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."
 _UNBOUND = "the call's arguments don't fit the signature that the callable shows."
 _UNKNOWN = (
-    f"Python {platform.python_version()} has instructions that tripwire doesn't know "
-    f"({', '.join(UNKNOWN)}), so it can't tell what code reads. It knows Python 3.11 to 3.13."
+    f"Python {platform.python_version()} may read and write in ways that tripwire can't see. "
+    "It knows Python 3.11 to 3.13."
 )
 
 

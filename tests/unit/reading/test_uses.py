@@ -122,7 +122,7 @@ def test_nested_functions_are_told_by_their_own_code() -> None:
         return lambda y: y.inner
 
     assert "inner" not in of(f).attributes
-    assert "inner" in find_uses(f.__code__.co_consts[1]).attributes
+    assert "inner" in of(f(1)).attributes
 
 
 def test_super_and_match_load_attributes() -> None:
@@ -665,7 +665,6 @@ def test_a_code_object_is_walked_once() -> None:
 
 
 def test_every_instruction_that_carries_a_name_is_known() -> None:
-    assert module.UNKNOWN == ()
     carrying = {*dis.hasname, *dis.haslocal, *dis.hasfree}
     named = {dis.opname[opcode] for opcode in carrying if opcode < 256}
     known = {name for name in named if not name.startswith(("INSTRUMENTED_", "<"))}
