@@ -125,6 +125,10 @@ class _Walk(Account):
     def load_small_int(self, number: int) -> None:
         self.stack.append(Literal(number))
 
+    def load_common_constant(self, _: int) -> None:
+        """Push what exists once, as None does: AssertionError; `all`, to compare it with `all`."""
+        self.stack.append(Literal(None))
+
     def return_const(self, argument: int) -> None:
         for name in names_in(self.consts[argument]):
             self.attributes.setdefault(name, self.at)
@@ -520,6 +524,7 @@ def _unpack_ex(walk: _Walk, counts: int) -> None:
 _BY_NAME: dict[str, _CarryOut] = {
     "LOAD_CONST": _Walk.load_const,
     "LOAD_SMALL_INT": _Walk.load_small_int,
+    "LOAD_COMMON_CONSTANT": _Walk.load_common_constant,
     "RETURN_CONST": _Walk.return_const,
     "PUSH_NULL": _Walk.push_null,
     "LOAD_FAST": _Walk.load_fast,
@@ -582,8 +587,7 @@ for _names, _carry_out in {
     "COPY_FREE_VARS DELETE_DEREF DELETE_FAST MAKE_CELL NOP NOT_TAKEN PRECALL RESUME "
     "SETUP_ANNOTATIONS": _plain(0, 0),
     # LOAD_FAST_AND_CLEAR keeps a variable aside for an inlined comprehension; it is put back.
-    "LOAD_ASSERTION_ERROR LOAD_BUILD_CLASS LOAD_COMMON_CONSTANT LOAD_FAST_AND_CLEAR "
-    "LOAD_LOCALS": _plain(0, 1),
+    "LOAD_ASSERTION_ERROR LOAD_BUILD_CLASS LOAD_FAST_AND_CLEAR LOAD_LOCALS": _plain(0, 1),
     "CONVERT_VALUE FORMAT_SIMPLE GET_ITER LIST_TO_TUPLE TO_BOOL "
     "UNARY_INVERT UNARY_NEGATIVE UNARY_NOT UNARY_POSITIVE": _plain(1, 1),
     "DICT_MERGE DICT_UPDATE LIST_APPEND LIST_EXTEND POP_ITER SET_ADD SET_UPDATE": _plain(1, 0),

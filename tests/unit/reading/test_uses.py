@@ -709,6 +709,7 @@ def test_comparing_identity_is_noted_but_not_with_none_true_and_false():
         "a is not True or a is ...": False,
         "(a or b) is None": False,
         "a == b": False,
+        "all(x for x in a)": False,
     }.items():
         code = compile(f"def f(a, b, operator): return {text}", "<text>", "exec").co_consts[0]
         assert bool(find_uses(code).asked) is asks, text
