@@ -37,6 +37,7 @@ from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
 from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
+from tripwire.tracing.tracer import NEEDS_GIL
 from tripwire.values.contents import name_callable
 from tripwire.writes.patches import Patch, Patches
 
@@ -191,11 +192,7 @@ def compile(
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     if not HAS_GIL:
-        raise BadOption(
-            "tripwire needs the GIL, and this Python runs without it (a free-threaded build). Set "
-            "PYTHON_GIL=1, or use an ordinary build.",
-            slug="free-threaded",
-        )
+        raise BadOption(NEEDS_GIL, slug="free-threaded")
     if model is None:
         return lambda model: compile(model, **given)
     if not callable(model):

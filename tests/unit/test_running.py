@@ -313,6 +313,10 @@ def test_a_free_threaded_python_is_refused(monkeypatch) -> None:
     with pytest.raises(tripwire.BadOption) as raised:
         tripwire.compile(len)
     assert raised.value.slug == "free-threaded"
+    monkeypatch.setattr("tripwire.tracing.tracer.HAS_GIL", False)
+    with pytest.raises(tripwire.CannotTrace) as not_traced:
+        tripwire.trace(torch.relu, torch.ones(2))
+    assert not_traced.value.slug == "free-threaded"
 
 
 def test_on_a_python_that_is_too_new_calls_run_plain(monkeypatch, caplog) -> None:

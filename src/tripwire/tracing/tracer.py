@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tripwire.env import IS_KNOWN_PYTHON, is_library_file, is_own_code
+from tripwire.env import HAS_GIL, IS_KNOWN_PYTHON, is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
 from tripwire.imports import importing, uncounted_registrations
 from tripwire.phases import OBSERVE, TRACE
@@ -116,6 +116,8 @@ class Tracer:
                 "function on its own, or call it plainly: the outer trace sees all it does.",
                 slug="nested-trace",
             )
+        if not HAS_GIL:
+            return Run(fn(*args, **kwargs), None, Refusal("free-threaded", NEEDS_GIL))
         if not IS_KNOWN_PYTHON:
             return Run(fn(*args, **kwargs), None, Refusal("unknown-python", _UNKNOWN))
         with TRACE:
@@ -184,6 +186,10 @@ class Tracer:
 
 _GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."
 _UNBOUND = "the call's arguments don't fit the signature that the callable shows."
+NEEDS_GIL = (
+    "tripwire needs the GIL, and this Python runs without it (a free-threaded build). Set "
+    "PYTHON_GIL=1, or use an ordinary build."
+)
 _UNKNOWN = (
     f"Python {platform.python_version()} may read and write in ways that tripwire can't see. "
     "It knows Python 3.11 to 3.13."
