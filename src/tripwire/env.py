@@ -12,11 +12,11 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 
 import torch
 import typing_extensions
-from torch import fx
+from torch import fx, nn
 
 # Reads, writes and the twin's comparisons count on the GIL: nothing here is atomic without it.
 HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -44,15 +44,48 @@ CAN_APPEND_NODES = all(
 call_before_threads_end: Callable[[Callable[[], None]], None] = threading._register_atexit  # type: ignore[attr-defined]
 
 
+# fx replaces these methods of nn.Module while it traces, for all threads. torch's compilers trace
+# with make_fx, whose tracer does nothing but call what was there.
+_FX_WRAPPERS = frozenset({"module_call_wrapper", "module_getattr_wrapper"})
+
+
+def find_wrapped(function: FunctionType) -> FunctionType | None:
+    """The method of nn.Module that fx has replaced by this function; None for other functions."""
+    code = function.__code__
+    if code.co_name not in _FX_WRAPPERS or code.co_filename != fx._symbolic_trace.__file__:
+        return None
+    wrapped = function.__dict__.get("__wrapped__")
+    return wrapped if type(wrapped) is FunctionType else None
+
+
+def passes_on(wrapper: FunctionType) -> bool:
+    """Whether what `find_wrapped` takes only calls what it wraps: it is make_fx's."""
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))
+    make_fx = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return make_fx is not None and type(cells["self"].cell_contents) is make_fx.PythonKeyTracer
+
+
 def is_fx_tracing() -> bool:
-    """Whether torch.fx traces symbolically, or with make_fx. Its own question warns each time."""
-    return _is_fx_tracing()
+    """Whether torch.fx traces symbolically, or with make_fx, in this thread.
+
+    Its own question warns each time.
+    """
+    return _is_fx_tracing() and not _traces_elsewhere()
 
 
 # A global in torch 2.11 and 2.13; in 2.15 each thread has its own, and a function asks for it.
 _is_fx_tracing: Callable[[], bool] = getattr(
     fx._symbolic_trace, "_get_is_fx_tracing", lambda: fx._symbolic_trace._is_fx_tracing_flag
 )
+
+
+def _traces_elsewhere() -> bool:
+    """Whether it is make_fx that traces, and not here, where its mode would be active."""
+    wrapper = vars(nn.Module)["__call__"]
+    if type(wrapper) is not FunctionType or find_wrapped(wrapper) is None:
+        return False
+    has_modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return passes_on(wrapper) and not has_modes
 
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -1,12 +1,16 @@
 """Facts about Python and torch, each tested by name."""
 
 import contextlib
+import functools
 import os
 import sys
+import threading
 
 import pytest
 import torch
 import typing_extensions
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tripwire
 from tripwire import env
@@ -89,3 +93,50 @@ def test_torch_fx_says_when_it_traces() -> None:
     torch.fx.symbolic_trace(f)
     f(torch.ones(1))
     assert seen == [True, False]
+
+
+def test_make_fx_puts_wrappers_in_the_place_of_methods_of_modules_for_all_threads() -> None:
+    plain = nn.Module.__call__, nn.Module.__getattr__
+    found = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found.extend((nn.Module.__call__, nn.Module.__getattr__))
+        return x + 1
+
+    make_fx(f)(torch.ones(1))
+    assert all(new is not old for new, old in zip(found, plain, strict=True))
+    assert tuple(map(env.find_wrapped, found)) == plain
+    assert tuple(map(env.passes_on, found)) == (True, True)
+
+
+def test_torch_fx_traces_in_the_thread_that_make_fx_was_called_in() -> None:
+    found = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: found.append(env.is_fx_tracing()))
+        thread.start()
+        thread.join()
+        found.append(env.is_fx_tracing())
+        return x + 1
+
+    for pre_dispatch in (False, True):
+        make_fx(f, pre_dispatch=pre_dispatch)(torch.ones(1))
+    assert found == [False, True] * 2
+
+
+def test_the_wrappers_of_fx_itself_do_not_only_pass_on() -> None:
+    found = []
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found.append(nn.Module.__call__)
+            return x + 1
+
+    torch.fx.symbolic_trace(Net())
+    assert env.find_wrapped(found[0]) is nn.Module.__call__
+    assert not env.passes_on(found[0])
+
+
+def test_other_functions_wrap_nothing_of_torchs() -> None:
+    assert env.find_wrapped(nn.Module.__call__) is None
+    assert env.find_wrapped(functools.wraps(nn.Module.__call__)(lambda module: None)) is None

@@ -1,6 +1,7 @@
 """Patches: the one place through which foreign code is patched for a while.
 
-What was there is restored exactly, also after an exception. A function of Python or torch that is
+What was there is restored exactly, also after an exception, unless somebody else has put something
+in its place meanwhile: that stays. A function of Python or torch that is
 written in Python stays the same object, for code that compares it; only its code is replaced.
 """
 
@@ -14,6 +15,7 @@ from inspect import CO_GENERATOR
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
+from tripwire.env import find_wrapped, passes_on
 from tripwire.forks import free_in_children
 from tripwire.values.classes import isinstance
 from tripwire.values.identity import StandsFor, code_of, is_library_function
@@ -32,8 +34,10 @@ class Patch:
     def apply(self, undo: list[Callable[[], None]]) -> None:
         """Replace the attribute; `undo` gets what puts it back, before anything is changed."""
         before = vars(self.owner).get(self.name, _ABSENT)
-        if isinstance(before, FunctionType) and _can_run_other_code(before):
-            self._run_other_code(before, undo)
+        # A compiler in another thread may end first: what it wrapped runs our code, and stays.
+        function = find_wrapped(before) or before if type(before) is FunctionType else before
+        if isinstance(function, FunctionType) and _can_run_other_code(function):
+            self._run_other_code(function, undo)
         else:
             self._replace(before, undo)
 
@@ -59,9 +63,11 @@ class Patch:
         mark_hook(value, before)
 
         def put_back() -> None:
+            if vars(self.owner).get(self.name, _ABSENT) is not value:
+                return  # somebody replaced it meanwhile
             if before is not _ABSENT:
                 setattr(self.owner, self.name, before)
-            elif self.name in vars(self.owner):
+            else:
                 delattr(self.owner, self.name)
 
         undo.append(put_back)
@@ -186,8 +192,14 @@ def mark_hook(hook: object, original: object) -> None:
 
 
 def unhooked(value: object) -> object:
-    """What a hook of ours, which may be in place in any thread, stands for; else the value."""
+    """What a hook of ours or make_fx's, which any thread may have put there, stands for.
+
+    Else the value.
+    """
     if type(value) is FunctionType and value.__dict__:
+        wrapped = find_wrapped(value)
+        if wrapped is not None and passes_on(value):
+            return wrapped
         return value.__dict__.get(_ORIGINAL, value)
     return value
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import quiet_trace, refusal_of
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import _get_current_function_mode_stack
 
 import tripwire
@@ -461,3 +462,30 @@ def test_a_threshold_that_the_run_sets_stays(plain_threshold) -> None:
 
     tripwire.trace(forward, X)
     assert gc.get_threshold() == (500, 5, 5)
+
+
+def test_patches_made_while_another_thread_compiles_are_gone_when_both_are_done() -> None:
+    """torch's compilers replace `nn.Module.__call__` for all threads, and put it back."""
+    user = hooks.installed(object())
+
+    def enter(x):
+        user.__enter__()
+        return x + 1
+
+    make_fx(enter)(X)
+    user.__exit__(None, None, None)
+
+
+def test_what_somebody_put_in_the_place_of_a_patch_stays(monkeypatch) -> None:
+    def before(*args):
+        raise AssertionError
+
+    def after(*args):
+        raise AssertionError
+
+    with monkeypatch.context() as patching:
+        patching.setattr(nn.Module, "__call__", before)  # a user's: it is replaced, too
+        with hooks.installed(object()):
+            assert nn.Module.__call__ is not before
+            nn.Module.__call__ = after
+        assert nn.Module.__call__ is after
