@@ -11,10 +11,13 @@ no such figures.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
+from time import monotonic, sleep
 from typing import Any
 
 from tripwire.forks import free_in_children
@@ -72,15 +75,59 @@ def find_plain(compiled: Any) -> Callable[..., Any] | None:
     return None
 
 
-def compiling_alone() -> AbstractContextManager[object]:
-    """Inside, no other thread compiles: torch's compilers keep what they are at in globals.
+# --- one thread's compiler, and runs of the others ---
+# torch's compilers keep what they are at in globals. While they work, methods of nn.Module, anomaly
+# mode and more are other than usual for all threads, and a run that is observed meanwhile comes to
+# nothing.
+
+
+_observing: set[int] = set()  # threads in which a run is observed
+# Seconds that a compiler waits for such a run: it may itself wait for the compiler's thread.
+_LONGEST_WAIT = 10.0
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Inside, no other thread compiles, nor is a run of another thread observed.
 
     The lock is torch.compile's own. A forked child hasn't the thread that may hold it.
     """
     import_dynamo()
     from torch._dynamo.convert_frame import compile_lock
 
-    return free_in_children(compile_lock)
+    with free_in_children(compile_lock):
+        ends, me = monotonic() + _LONGEST_WAIT, get_ident()
+        while _observing - {me} and monotonic() < ends:
+            sleep(0.001)
+        yield
+
+
+@contextmanager
+def observing() -> Iterator[None]:
+    """Inside, a run of this thread is observed: compilers of others wait for it."""
+    me = get_ident()
+    is_outermost = me not in _observing
+    _observing.add(me)
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _observing.discard(me)
+
+
+def has_compiler_elsewhere(wait: bool) -> bool:
+    """Whether another thread compiles; with `wait`, none does any more."""
+    lock = getattr(MODULES.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    if lock is None:
+        return False
+    is_free: bool = lock.acquire(wait)
+    if is_free:
+        lock.release()
+    return not is_free
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _observing.intersection_update({get_ident()}))
 
 
 def prepare() -> None:

@@ -17,7 +17,13 @@ from typing import Any
 
 from torch import nn
 
-from tripwire.backends.dynamo import EVAL_FRAME, MODULES, find_stance, tell_of_reset
+from tripwire.backends.dynamo import (
+    EVAL_FRAME,
+    MODULES,
+    find_stance,
+    has_compiler_elsewhere,
+    tell_of_reset,
+)
 from tripwire.backends.handover import one_round
 from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
@@ -304,7 +310,8 @@ class Dispatcher(Followed):
             raise failed
         key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
-        if self._check_stance(args, kwargs) and not self._patience.is_resting(key):
+        may_trace = self._check_stance(args, kwargs) and not self._patience.is_resting(key)
+        if may_trace and not has_compiler_elsewhere(self.options.waits):
             if self._tally.traces >= _COMPARED_FROM:
                 changes = self._find_changes(entries, args, kwargs, probed)
             if self._may_trace(changes):

@@ -42,6 +42,7 @@ from torch import fx
 
 from tripwire.backends.backwards import keeping_saved, mend_backward, telling_inference
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
+from tripwire.backends.dynamo import observing
 from tripwire.backends.floats import has_unknown_floats
 from tripwire.backends.handover import (
     FIXES,
@@ -362,9 +363,13 @@ class Pipeline:
             if CURRENT.kept is not None:
                 with RECORD:
                     CURRENT.kept.before_run()
-            run = _TRACER.run(
-                *(self.target, args, kwargs), complete=True, opening=opening, exchanged=exchanged
-            )
+            with observing():
+                run = _TRACER.run(
+                    *(self.target, args, kwargs),
+                    complete=True,
+                    opening=opening,
+                    exchanged=exchanged,
+                )
             return run, originals, counters
         finally:
             CURRENT.kept = outer

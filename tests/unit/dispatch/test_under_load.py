@@ -18,9 +18,11 @@ import torch
 from support import check_same
 from torch import fx, nn
 from torch._dynamo.backends import registry as dynamo_registry
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
+from tripwire.backends import dynamo
 from tripwire.dispatch import dispatcher, patience, telling
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
@@ -188,7 +190,19 @@ def test_a_turn_ends_with_its_token() -> None:
     assert turn.take() is not None
 
 
-def test_compilers_of_torch_work_for_one_thread_at_a_time(monkeypatch) -> None:
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+    """Have torch know a compiler, under the name that is returned."""
+
+    def register_as(compiler: Any) -> str:
+        monkeypatch.setitem(dynamo_registry._BACKENDS, "of_a_test", None)
+        monkeypatch.setitem(dynamo_registry._COMPILER_FNS, "of_a_test", compiler)
+        return "of_a_test"
+
+    return register_as
+
+
+def test_compilers_of_torch_work_for_one_thread_at_a_time(register) -> None:
     at_work, most = [], []
 
     def compiler(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
@@ -198,14 +212,114 @@ def test_compilers_of_torch_work_for_one_thread_at_a_time(monkeypatch) -> None:
         at_work.pop()
         return module.forward
 
-    monkeypatch.setitem(dynamo_registry._BACKENDS, "one_at_a_time", None)
-    monkeypatch.setitem(dynamo_registry._COMPILER_FNS, "one_at_a_time", compiler)
+    name = register(compiler)
     functions = [lambda x, n=n: x * n for n in range(4)]
-    compiled = [tripwire.compile(function, backend="one_at_a_time") for function in functions]
+    compiled = [tripwire.compile(function, backend=name, wait=True) for function in functions]
     threads = [start(lambda one=one: one(X)) for one in compiled]
     for thread in threads:
         thread.join()
     assert most == [1] * 4
+
+
+def test_no_run_is_observed_while_a_compiler_of_torch_works_in_another_thread(register) -> None:
+    gate = Gate()
+    first = tripwire.compile(lambda x: x + 1, backend=register(gate))
+    second = tripwire.compile(lambda x: x + 2, backend="eager")
+    thread = start(lambda: first(X))
+    assert gate.begun.wait(30)
+    check_same(X + 2, second(X))
+    assert tripwire.statistics(second).traces == 0
+    gate.may_end.set()
+    thread.join()
+    for _ in range(2):
+        check_same(X + 2, second(X))
+    assert (tripwire.statistics(second).traces, tripwire.statistics(second).hits) == (1, 1)
+
+
+def test_a_call_waits_for_another_threads_compiler_where_that_is_asked_for(register) -> None:
+    gate = Gate()
+    first = tripwire.compile(lambda x: x + 1, backend=register(gate))
+    second = tripwire.compile(lambda x: x + 2, backend="eager", wait=True)
+    threads = [start(lambda: first(X))]
+    assert gate.begun.wait(30)
+    threads.append(start(lambda: second(X)))
+    gate.may_end.set()
+    for thread in threads:
+        thread.join(30)
+    assert tripwire.statistics(second).traces == 1
+
+
+@pytest.mark.parametrize("longest", [30.0, 0.0])
+def test_a_compiler_of_torch_waits_for_a_run_of_another_thread_but_not_for_ever(
+    register, monkeypatch, longest
+) -> None:
+    monkeypatch.setattr(dynamo, "_LONGEST_WAIT", longest)
+    steps: list[str] = []
+    runs, may_end = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.set()
+            may_end.wait(30)
+            steps.append("ran")
+            return x + 1
+
+    def compiler(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+        steps.append("compiled")
+        return module.forward
+
+    slow = tripwire.compile(Slow(), backend="eager")
+    quick = tripwire.compile(lambda x: x + 2, backend=register(compiler))
+    threads = [start(lambda: slow(X))]
+    assert runs.wait(30)
+    threads.append(start(lambda: quick(X)))
+    threads[1].join(0.3 if longest else 30)
+    may_end.set()
+    for thread in threads:
+        thread.join(30)
+    assert steps == (["ran", "compiled"] if longest else ["compiled", "ran"])
+
+
+def test_calls_hit_while_another_thread_compiles() -> None:
+    """make_fx, with which torch's compilers trace, patches nn.Module for all threads."""
+    net = Net()
+    compiled = tripwire.compile(net, backend="eager")
+    for _ in range(2):
+        compiled(X)
+
+    def call_elsewhere(x: torch.Tensor) -> torch.Tensor:
+        elsewhere(lambda: compiled(X))
+        return x + 1
+
+    make_fx(call_elsewhere)(X)
+    check_same(net(X), compiled(X))
+    found = tripwire.statistics(compiled)
+    assert (found.hits, found.traces, found.retired) == (3, 1, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_compiler_in_a_child_waits_for_no_run_of_its_parent(register, monkeypatch) -> None:
+    monkeypatch.setattr(dynamo, "_LONGEST_WAIT", 1e9)
+    has, may_end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with dynamo.observing():
+            has.set()
+            may_end.wait(30)
+
+    compiled = tripwire.compile(lambda x: x + 1, backend=register(lambda module, _: module))
+    thread = start(run)
+    assert has.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        for _ in range(2):
+            compiled(X)
+        os._exit(0 if tripwire.statistics(compiled).hits == 1 else 1)
+    may_end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
