@@ -20,7 +20,6 @@ from threading import get_ident
 from time import monotonic, sleep
 from typing import Any
 
-from tripwire.forks import free_in_children
 from tripwire.imports import import_dynamo
 from tripwire.values.classes import isinstance
 
@@ -90,12 +89,12 @@ _LONGEST_WAIT = 10.0
 def compiling_alone() -> Iterator[None]:
     """Inside, no other thread compiles, nor is a run of another thread observed.
 
-    The lock is torch.compile's own. A forked child hasn't the thread that may hold it.
+    The lock is torch.compile's own.
     """
     import_dynamo()
     from torch._dynamo.convert_frame import compile_lock
 
-    with free_in_children(compile_lock):
+    with compile_lock:
         ends, me = monotonic() + _LONGEST_WAIT, get_ident()
         while _observing - {me} and monotonic() < ends:
             sleep(0.001)
@@ -117,7 +116,7 @@ def observing() -> Iterator[None]:
 
 def has_compiler_elsewhere(wait: bool) -> bool:
     """Whether another thread compiles; with `wait`, none does any more."""
-    lock = getattr(MODULES.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    lock = _find_lock()
     if lock is None:
         return False
     is_free: bool = lock.acquire(wait)
@@ -126,8 +125,35 @@ def has_compiler_elsewhere(wait: bool) -> bool:
     return not is_free
 
 
+def _find_lock() -> Any:
+    return getattr(MODULES.get("torch._dynamo.convert_frame"), "compile_lock", None)
+
+
+def is_cut_off() -> bool:
+    """Whether this process was forked while another thread compiled, or observed a run.
+
+    A compiler may hang here. Modules that were being imported then can't be imported any more, and
+    locks of torch's and of other packages that were held stay so.
+    """
+    return _is_cut_off
+
+
+_is_cut_off = False
+
+
+def _after_fork_in_child() -> None:
+    global _is_cut_off
+    me = get_ident()
+    if has_compiler_elsewhere(wait=False):
+        _is_cut_off = True
+        _find_lock()._at_fork_reinit()
+    if _observing - {me}:
+        _is_cut_off = True
+        _observing.intersection_update({me})
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _observing.intersection_update({get_ident()}))
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def prepare() -> None:

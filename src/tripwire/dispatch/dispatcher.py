@@ -22,6 +22,7 @@ from tripwire.backends.dynamo import (
     MODULES,
     find_stance,
     has_compiler_elsewhere,
+    is_cut_off,
     tell_of_reset,
 )
 from tripwire.backends.handover import one_round
@@ -69,6 +70,13 @@ _FOREIGN = Refusal(
     "foreign-mode",
     "a torch.func transform, forward-mode AD or another torch mode is active around this call and "
     "must see every torch call. Calls outside of it are compiled as before.",
+)
+
+_CUT_OFF = Refusal(
+    "forked-while-compiling",
+    "this process was forked while another thread compiled or traced, so a compiler may wait here "
+    "for a thread that only the parent has. Calls that compiled code fits run it. Fork before "
+    "other threads compile, or start processes by spawn or forkserver.",
 )
 
 
@@ -311,7 +319,9 @@ class Dispatcher(Followed):
         key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
         may_trace = self._check_stance(args, kwargs) and not self._patience.is_resting(key)
-        if may_trace and not has_compiler_elsewhere(self.options.waits):
+        if may_trace and is_cut_off():
+            self._refuse_to_compile(_CUT_OFF, key)
+        elif may_trace and not has_compiler_elsewhere(self.options.waits):
             if self._tally.traces >= _COMPARED_FROM:
                 changes = self._find_changes(entries, args, kwargs, probed)
             if self._may_trace(changes):
@@ -552,6 +562,14 @@ class Dispatcher(Followed):
         self._teller.warn_plain(refusal)
         if self._patience.note_refused(key, refusal, took, is_passing=False):
             self._compile_inside(run.modules)
+
+    def _refuse_to_compile(self, refusal: Refusal, key: object) -> None:
+        """Whatever the call does."""
+        self._note_refusal(refusal)
+        if self.options.fullgraph:
+            raise refusal.error()
+        self._teller.warn_plain(refusal)
+        self._patience.stay_plain(key, refusal)
 
     def _note_refusal(self, refusal: Refusal) -> None:
         self._tally.refusals += 1

@@ -16,6 +16,7 @@ import torch
 from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import FirstRun
+from tripwire.backends.dynamo import is_cut_off
 from tripwire.backends.handover import LaidOut, Unmarked
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.originals import add_turning, build_undo
@@ -134,9 +135,12 @@ class Later:
     def compile(self, inputs: Sequence[torch.Tensor]) -> Runtime:
         """The code, made once, with the inputs of the call that wants it.
 
-        Raises NotYet where another thread makes it, and nobody wants to wait for that.
+        Raises NotYet where another thread makes it, and nobody wants to wait for that; and where
+        no compiler can work.
         """
         while self._runtime is None:
+            if is_cut_off():
+                raise NotYet
             with self._turn.taken() as token:
                 if token is not None and self._runtime is None:
                     self._runtime = self._compile(inputs)
@@ -149,7 +153,7 @@ class Later:
 
 
 class NotYet(Exception):
-    """An entry fits the call, but another thread is still compiling its code."""
+    """An entry fits the call, but its code isn't compiled, and this thread can't do it now."""
 
 
 class RunAgain(Exception):

@@ -26,6 +26,7 @@ from tripwire.backends import dynamo
 from tripwire.dispatch import dispatcher, patience, telling
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
+from tripwire.dispatch.pipeline import UNUSED_ALLOWED
 from tripwire.dispatch.turns import Turn
 from tripwire.imports import importing
 from tripwire.tracing import hooks, observe
@@ -297,29 +298,77 @@ def test_calls_hit_while_another_thread_compiles() -> None:
     assert (found.hits, found.traces, found.retired) == (3, 1, 0)
 
 
+ELSEWHERE = {"compiles": dynamo.compiling_alone, "observes": dynamo.observing}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
-def test_a_compiler_in_a_child_waits_for_no_run_of_its_parent(register, monkeypatch) -> None:
-    monkeypatch.setattr(dynamo, "_LONGEST_WAIT", 1e9)
-    has, may_end = threading.Event(), threading.Event()
+@pytest.mark.parametrize("does", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_child_that_was_forked_while_another_thread_compiled_hits_and_compiles_nothing(
+    does, caplog
+) -> None:
+    """The parent compiles afterwards."""
 
-    def run() -> None:
-        with dynamo.observing():
+    def hold() -> None:
+        with does():
             has.set()
             may_end.wait(30)
 
-    compiled = tripwire.compile(lambda x: x + 1, backend=register(lambda module, _: module))
-    thread = start(run)
+    def call(function: Any) -> tuple[int, int]:
+        for _ in range(3):
+            check_same(X + 1, function(X))
+        found = tripwire.statistics(function)
+        return found.traces, found.hits
+
+    known, new, whole = (
+        tripwire.compile(lambda x: x + 1, backend="eager", fullgraph=fullgraph)
+        for fullgraph in (False, False, True)
+    )
+    assert call(known) == (1, 2)
+    has, may_end = threading.Event(), threading.Event()
+    thread = start(hold)
     assert has.wait(30)
     child = os.fork()
     if child == 0:
         signal.alarm(30)
-        for _ in range(2):
-            compiled(X)
-        os._exit(0 if tripwire.statistics(compiled).hits == 1 else 1)
+        assert call(known) == (1, 5)
+        assert call(new) == (0, 0)
+        assert caplog.text.count("[forked-while-compiling]") == 1
+        with pytest.raises(tripwire.CannotTrace, match="forked-while-compiling"):
+            whole(X)
+        with dynamo.compiling_alone():
+            os._exit(0)
     may_end.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert call(new) == (1, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_code_that_waits_for_its_first_hit_is_not_compiled_in_such_a_child() -> None:
+    compiled = tripwire.compile(lambda x, n: x * n, backend="aot_eager", dynamic=False)
+    for n in range(UNUSED_ALLOWED + 1):
+        compiled(X, n)
+    has, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with dynamo.compiling_alone():
+            has.set()
+            may_end.wait(30)
+
+    thread = start(hold)
+    assert has.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        check_same(X * UNUSED_ALLOWED, compiled(X, UNUSED_ALLOWED))
+        os._exit(0 if tripwire.statistics(compiled).hits == 0 else 1)
+    may_end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    compiled(X, UNUSED_ALLOWED)
+    assert tripwire.statistics(compiled).hits == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
