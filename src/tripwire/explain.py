@@ -86,6 +86,7 @@ class Explanation:
     entries: tuple[EntryView, ...]
     retirements: tuple[str, ...]
     refusals: tuple[RefusalView, ...]
+    closed: tuple[str, ...]  # what varies and isn't left open, with the line that needed its value
     resting: tuple[str, ...]  # why calls run as plain Python for now, and when they are tried again
     compiles: tuple[CompileView, ...]
 
@@ -109,6 +110,7 @@ class Explanation:
             lines.append(f"  {_saved(self.saved_us)}, estimated: see each entry")
         for entry in self.entries:
             lines += _entry_lines(entry)
+        lines += _block("varies, but isn't left open", list(self.closed))
         lines += _block("retired", list(self.retirements))
         for refusal in self.refusals:
             lines += _refusal_lines(refusal)
@@ -222,6 +224,7 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
         tuple(_view(i, entry, redactor) for i, entry in enumerate(dispatcher.entries)),
         tuple(redactor.clean(str(cause)) for cause in known.causes),
         tuple(_describe(refusal, n, redactor) for refusal, n in dispatcher.refusals.items()),
+        tuple(map(redactor.clean, dispatcher.closed)),
         tuple(
             redactor.clean(f"{refusal} [{refusal.slug}]: tried again in {math.ceil(seconds)} s")
             for refusal, seconds in dispatcher.rests

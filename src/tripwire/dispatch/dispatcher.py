@@ -634,6 +634,11 @@ class Dispatcher(Followed):
         return self._patience.find_rests()
 
     @property
+    def closed(self) -> list[str]:
+        """What varies and isn't left open, with the line that needed its value."""
+        return self._pipeline.variation.list_closed()
+
+    @property
     def refusals(self) -> dict[Refusal, int]:
         """Why calls were refused, and how often."""
         return dict(self._teller.refusals)

@@ -3,7 +3,8 @@
 The first trace is plain. If a call misses because a size, an int or a float differs from what
 earlier traces found, that one is open in the next trace. With dynamic=True all of them are open
 from the start, with dynamic=False none ever is. `torch._dynamo.mark_dynamic` and its kin are
-heeded. What a run had to close isn't opened again.
+heeded. What a run or its compiler had to close stays closed for the next few traces, then it is
+tried again: another way through the program may leave it open.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
-from tripwire.tracing.open.opening import Opening, Range
+from tripwire.tracing.open.opening import Opening, Place, Range, spell_place
 from tripwire.values.classes import (
     find_in_class,
     ids_of,
@@ -65,6 +66,7 @@ _MARKED_OPEN = (
 )
 _FEW = 8  # places that are written at once, and may all be exchanged again
 _LONG = 1000  # a list of which the numbers aren't looked at one by one
+_REST = 3  # traces for which what was closed isn't opened again; each time so many times as many
 Spot = tuple[int, Any]  # where a value lies: see Kind.spot
 # Classes of most values that a run comes to: of numbers, they hold none that could be open.
 _HOLD_NONE = ids_of(
@@ -83,13 +85,14 @@ class Variation:
         self._numbers: dict[str, object] = {}
         self._held: dict[str, Source] = {}  # where arguments hold numbers
         self._dims: dict[str, set[int]] = defaultdict(set)  # that vary
-        self._ranges: dict[tuple[str, int | None], Range] = {}  # of dims that are marked
+        self._ranges: dict[Place, Range] = {}  # of dims that are marked
         self._sizes: set[int] = set()  # of dims that vary
         self._varying: set[str] = set()  # numbers
         self._world: dict[Spot, _Held] = {}  # numbers that it holds
         self._moving: set[Spot] = set()  # those of them that vary
         self._fixed: set[Spot] = set()  # those that a run had to close
-        self._static: set[tuple[str, int | None]] = set()  # what a run had to close, or is marked
+        self._static: set[Place] = set()  # as marked
+        self._closed: dict[Place, _Closing] = {}  # what a run, or its compiler, had to close
         self._namespaces: dict[str, dict[str, Any]] = {}
         self._replaced: Counter[str] = Counter()  # how often something was put there
         self._exchanged: set[str] = set()  # paths of what is exchanged from call to call
@@ -126,14 +129,16 @@ class Variation:
                 if isinstance(item, torch.Tensor) and str(step) not in self._sources:
                     self._look_at_marks(str(step), item)
                     self._compare(str(step), item)
+        for closing in at_once(self._closed.values):
+            closing.rest -= 1
         dims = {
-            path: frozenset(d for d in found if (path, d) not in self._static)
+            path: frozenset(d for d in found if self._may_vary((path, d)))
             for path, found in at_once(self._dims.items)
         }
         numbers = frozenset(
             path
             for path in self._varying
-            if (path, None) not in self._static and not self._asks_for_types
+            if self._may_vary((path, None)) and not self._asks_for_types
         )
         self._look_at_left(roots)
         found = self._look_at_world(roots)
@@ -152,6 +157,10 @@ class Variation:
             ranges=dict(at_once(self._ranges.items)),
         )
         return opening or None
+
+    def _may_vary(self, place: Place) -> bool:
+        closing = self._closed.get(place)
+        return place not in self._static and (closing is None or closing.rest < 0)
 
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of this call that are where earlier traces found some."""
@@ -287,14 +296,25 @@ class Variation:
             return False
         return (shadow.has_tuples and reads.compares_identity) or reads.compares_numbers
 
-    def find_unmet(self, shadow: Shadow) -> list[tuple[str, int | None]]:
+    def find_unmet(self, shadow: Shadow) -> list[Place]:
         """Sizes that are marked as dynamic, and that a run, or its compiler, had to close."""
         return [place for place in shadow.symbols.find_fixed() if place in self._ranges]
 
     def note_closed(self, shadow: Shadow) -> None:
         """Remember what a run, or its compiler, had to close."""
-        self._static.update(shadow.symbols.closed)
+        before = {place: self._closed.pop(place, None) for place in shadow.symbols.find_open()}
+        for place, why in shadow.symbols.closed.items():
+            last = self._closed.get(place) or before.get(place)
+            rest = _REST if last is None else last.length * _REST
+            self._closed[place] = _Closing(why, rest, rest)
         self._fixed |= shadow.find_closed()
+
+    def list_closed(self) -> list[str]:
+        """What varies and isn't left open, with the line that needed its value."""
+        return [
+            f"{spell_place(*place)}: {closing.why}"
+            for place, closing in at_once(self._closed.items)
+        ]
 
     def _note_numbers(self, trace: Trace) -> None:
         """Remember the numbers that a run read out of what was there."""
@@ -358,6 +378,15 @@ def _iter_files(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
         yield frame.f_code.co_filename
         frame = frame.f_back
+
+
+@dataclass(slots=True)
+class _Closing:
+    """A size, or a number that is passed, that isn't left open for a while."""
+
+    why: str
+    length: int  # of the while, in traces
+    rest: int  # of those, how many are left
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,8 @@ def test_behind_a_compiler_it_is_fixed_and_told_with_its_line(name) -> None:
         torch.testing.assert_close(compiled(x, number), expected)
     told = str(tripwire.explain(compiled))
     begin = f"closed at test_floats.py:{use.__code__.co_firstlineno} by the back end: "
-    (closed,) = (line for line in told.splitlines() if begin in line)
+    closed, again = (line for line in told.splitlines() if begin in line)
+    assert again == f"    L['s']: {closed.strip()}"
     assert "L['s']" in closed
     assert closed.endswith(("== 0.4", "== 0.2"))
 

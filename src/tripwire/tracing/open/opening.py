@@ -53,6 +53,12 @@ NUMBER = "tripwire_number"  # of a number that is open: its NumberInput, or None
 
 
 Range = tuple[int | None, int | None]  # from, to; None: without an end
+Place = tuple[str, int | None]  # a path, and which of the sizes there
+
+
+def spell_place(path: str, dim: int | None) -> str:
+    """As users write it."""
+    return path if dim is None else f"{path}.shape[{dim}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,8 @@ class Decision:
 
     def __str__(self) -> str:
         if self.closed_by:
-            return f"closed at {self.where.short} by {self.closed_by}: {self.text}"
+            place = f" at {self.where.short}" if self.where.place is not None else ""
+            return f"closed{place} by {self.closed_by}: {self.text}"
         return f"decided at {self.where.short}: {self.text}"
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import re
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tripwire.ranges import SourceRange
+from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
@@ -38,6 +37,7 @@ from tripwire.tracing.open.opening import (
     Decision,
     Opening,
     OpenNumber,
+    Place,
     Planted,
     Sweep,
 )
@@ -84,6 +84,7 @@ class Shadow:
         state.reach.holders.open_number = self._open_held
         self.is_idle = False  # whether nothing was open, once the run is over
         self.has_tuples = False  # whether there were some, once the run is over
+        self._fixed: frozenset[Place] = frozenset()  # what was fixed when the run was over
         self.tuples: dict[int, tuple[object, object]] = {}  # that the run got, and those before
         self._held: dict[int, str] = {}  # of those that the world holds: what guards have for it
         self.decisions: list[Decision] = []
@@ -306,8 +307,8 @@ class Shadow:
         if not is_taken(number):
             is_computed = isinstance(number, OpenFloat) and number.made is not None
             if is_computed:
-                self._note_condition(operator.eq, number, number.value, True, by)
-                self.symbols.note_closed(number.symbol.node.expr.free_symbols)
+                decision = self._note_condition(operator.eq, number, number.value, True, by)
+                self.symbols.note_closed(number.symbol.node.expr.free_symbols, str(decision))
             else:
                 self._close(number.symbol, by)
         elif id(number) not in self._asked:
@@ -320,10 +321,11 @@ class Shadow:
         with self._state.aside():
             if is_open_symbol(symbol):
                 text, value = spell_expression(symbol.node.expr), symbol.node.hint
-                self.symbols.note_closed(symbol.node.expr.free_symbols)
+                decision = Decision(f"{text} == {value}", self._where(), by)
+                self.symbols.note_closed(symbol.node.expr.free_symbols, str(decision))
                 assert bool(symbol == value)
                 self._told = len(self.symbols.env.guards)
-                self.decisions.append(Decision(f"{text} == {value}", self._where(), by))
+                self.decisions.append(decision)
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -342,21 +344,27 @@ class Shadow:
 
     def _note_condition(
         self, compare: Any, left: object, right: object, answer: bool, closed_by: str = ""
-    ) -> None:
+    ) -> Decision:
         """A question about floats is asked again as Python asked it."""
         form = f"{{}} {_SIGNS[compare]} {{}}" if answer else f"not {{}} {_SIGNS[compare]} {{}}"
         condition = form.format(self.symbols.print(left), self.symbols.print(right))
+        text = form.format(self.symbols.spell(left), self.symbols.spell(right))
+        decision = Decision(text, self._where(), closed_by)
         if condition not in self._conditions:
             self._conditions[condition] = None
-            text = form.format(self.symbols.spell(left), self.symbols.spell(right))
-            self.decisions.append(Decision(text, self._where(), closed_by))
+            self.decisions.append(decision)
+        return decision
 
-    def _note_decisions(self) -> None:
+    def _note_decisions(self, by: str = "") -> None:
+        """What the environment was asked since the last time; by a torch call, perhaps."""
         fresh = self.symbols.env.guards[self._told :]
         self._told = len(self.symbols.env.guards)
-        if fresh:
-            where = self._where()
-            self.decisions += [Decision(spell_expression(g.expr), where) for g in fresh]
+        where = self._where() if fresh else NOWHERE
+        for guard in fresh:
+            needed = self.symbols.find_needed(guard.expr) if by else []
+            decision = Decision(spell_expression(guard.expr), where, by if needed else "")
+            self.decisions.append(decision)
+            self.symbols.note_closed(needed, str(decision))
 
     def _where(self) -> SourceRange:
         return self._state.capture_range(2)
@@ -440,7 +448,7 @@ class Shadow:
                 if rule.name in _OF_FORMS:
                     args, kwargs = self._spell_floats(rule, (args, kwargs))
                 fakes = self.fakes.imitate(func, args, kwargs, in_place=in_place)
-                self._note_decisions()
+                self._note_decisions(rule.name)
                 why = fakes if isinstance(fakes, str) else ""
                 if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
                     why = why or "its result has another form than torch predicts"
@@ -526,6 +534,7 @@ class Shadow:
         self._state.reach.holders.uproot()
         self.formulas.end()
         self.is_idle = not (self._handed_out or self.fakes.opened or self.numbers)
+        self._fixed = frozenset(self.symbols.find_fixed())
         sweep = self._build_sweep()
         self._handed_out.clear()
         if sweep is not None:
@@ -545,7 +554,7 @@ class Shadow:
             [self.symbols.name_source(label) for label, _ in labelled],
             ignore_static=False,
         )
-        self._note_closed_floats()
+        self._note_closed_by_compiler()
         self.symbols.env.freeze()
         # Where a tensor begins in its memory matters to nobody here.
         conditions = [one for one in conditions if ".storage_offset() == " not in one]
@@ -557,23 +566,20 @@ class Shadow:
         symbols = [*opened, *self.symbols.computed.values(), *self.symbols.carriers]
         return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
 
-    def _note_closed_floats(self) -> None:
-        """A compiler fixes floats that it has no code for."""
-        opened = [one.symbol for one in self.numbers.values()]
-        for symbol in (*opened, *self.symbols.computed.values()):
-            expr = symbol.node._expr
+    def _note_closed_by_compiler(self) -> None:
+        """A compiler fixes sizes and numbers that it has no code for."""
+        fixed = self.symbols.find_fixed()
+        closed = [symbol for place, symbol in fixed.items() if place not in self._fixed]
+        closed += [one.node._expr for one in self.symbols.computed.values()]
+        for expr in closed:
             value = self.symbols.env.replace(expr)
-            closed = len(self.symbols.closed)
-            if not value.free_symbols:
-                self.symbols.note_closed({expr})
-            if len(self.symbols.closed) > closed:
-                text = f"{self._name(self.symbols.origin_of(expr))} == {float(value)!r}"
-                self.decisions.append(Decision(text, self.formulas.find_use(expr), "the back end"))
-
-    def _name(self, expression: str) -> str:
-        """An expression of the guard function's, with numbers as users know them."""
-        paths = {one.label: path for path, one in self.numbers.items()}
-        return re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), expression)
+            if value.free_symbols or not self.symbols.is_news(expr):
+                continue
+            number = int(value) if value.is_Integer else float(value)
+            text = f"{self.symbols.name(expr)} == {number!r}"
+            decision = Decision(text, self.formulas.find_use(expr), "the back end")
+            self.decisions.append(decision)
+            self.symbols.note_closed({expr}, str(decision))
 
     def forget(self) -> None:
         """Let go of the run's tensors: weak references would get in the way of swap_tensors."""

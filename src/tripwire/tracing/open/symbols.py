@@ -7,6 +7,7 @@ on another call, in the guard function's words, and a place that users know.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,11 +16,23 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, unintere
 from torch.utils._sympy.printers import PythonPrinter
 
 from tripwire.imports import import_dynamo
+from tripwire.tracing.open.opening import Place, spell_place
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.identity import same_plain
 from tripwire.values.numbers import is_open
 
-Place = tuple[str, int | None]  # a path, and which of the sizes there
+
+class _Environment(ShapeEnv):
+    """One that remembers whose value somebody needed, and not only the answer to a question."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.needed: set[Any] = set()
+
+    def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
+        if sym_node.pytype is not bool:
+            self.needed |= sym_node.expr.free_symbols
+        return super().evaluate_sym_node(sym_node, *args, **kwargs)
 
 
 class Symbols:
@@ -33,12 +46,12 @@ class Symbols:
         self.name_source = ConstantSource
         forget_environments()  # of runs that came to nothing
         # Sizes that are equal by chance may differ, and what values decide on is no size.
-        self.env = ShapeEnv(
+        self.env = _Environment(
             duck_shape=False,
             allow_scalar_outputs=takes,
             allow_dynamic_output_shape_ops=False,
         )
-        self.closed: set[Place] = set()
+        self.closed: dict[Place, str] = {}  # what was closed, and by what
         self._places: dict[Any, Place] = {}
         self._origins: dict[Any, str] = {}  # in the guard function's words
         self._symbols: dict[Any, Any] = {}  # as torch has them
@@ -106,10 +119,23 @@ class Symbols:
         """A symbol as torch has it."""
         return self._symbols[expr]
 
-    def note_closed(self, symbols: Iterable[Any]) -> None:
+    def note_closed(self, symbols: Iterable[Any], why: str) -> None:
         """These are fixed from now on."""
-        places = map(self._places.get, self.leaves_of(symbols))
-        self.closed.update(place for place in places if place is not None)
+        for place in self._places_of(symbols):
+            self.closed.setdefault(place, why)
+
+    def is_news(self, symbol: Any) -> bool:
+        """Whether something that it is computed from isn't known to be closed."""
+        return any(place not in self.closed for place in self._places_of({symbol}))
+
+    def _places_of(self, symbols: Iterable[Any]) -> list[Place]:
+        found = map(self._places.get, self.leaves_of(symbols))
+        return [place for place in found if place is not None]
+
+    def find_needed(self, expr: Any) -> list[Any]:
+        """Symbols of an expression that are fixed because a torch call needed their value."""
+        needed = self.env.needed & expr.free_symbols
+        return [symbol for symbol in needed if not self.env.replace(symbol).free_symbols]
 
     def count_operations(self, symbol: Any) -> int:
         """How long the expression is that gives a number."""
@@ -117,18 +143,33 @@ class Symbols:
         count: int = self._origins.get(expr, "").count("(") + expr.count_ops()
         return count
 
-    def find_fixed(self) -> list[Place]:
-        """What was to be open, and is fixed."""
-        is_open = {symbol: self.env.replace(symbol).free_symbols for symbol in self._places}
-        return [place for symbol, place in self._places.items() if not is_open[symbol]]
+    def find_fixed(self) -> dict[Place, Any]:
+        """What was to be open, and is fixed: its symbol."""
+        return {
+            place: symbol
+            for symbol, place in self._places.items()
+            if not self.env.replace(symbol).free_symbols
+        }
 
-    def list_open(self) -> tuple[str, ...]:
-        """What is still open, each with its symbol."""
-        return tuple(
-            f"{_spell_place(*place)} = {symbol}"
+    def find_open(self) -> dict[Place, Any]:
+        """What is still open: its symbol."""
+        return {
+            place: symbol
             for symbol, place in self._places.items()
             if self.env.replace(symbol).free_symbols
-        )
+        }
+
+    def list_open(self) -> tuple[str, ...]:
+        """What is still open, each with its symbol, for people."""
+        return tuple(f"{spell_place(*p)} = {symbol}" for p, symbol in self.find_open().items())
+
+    def name(self, symbol: Any) -> str:
+        """What users call a symbol, or a float that is computed from some."""
+        if symbol in self._places:
+            return spell_place(*self._places[symbol])
+        places = {self._origins[one]: place for one, place in self._places.items()}
+        words = re.split(r"(\w+)", self._origins[symbol])
+        return "".join(spell_place(*places[w]) if w in places else w for w in words)
 
     def print(self, number: Any) -> str:
         """A number in the guard function's words."""
@@ -225,7 +266,3 @@ def is_open_symbol(symbol: object) -> bool:
 def expression_of(symbol: Any) -> Any:
     """What torch knows of a symbol; a plain number as it is."""
     return symbol.node.expr if isinstance(symbol, (torch.SymInt, torch.SymFloat)) else symbol
-
-
-def _spell_place(path: str, dim: int | None) -> str:
-    return path if dim is None else f"{path}.shape[{dim}]"

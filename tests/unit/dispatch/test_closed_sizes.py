@@ -1,0 +1,109 @@
+"""Sizes and numbers that somebody needs the value of: what is learnt of it, and told."""
+
+from typing import Any
+
+import torch
+from support import check_same
+
+import tripwire
+
+SIZES = (3, 5, 6, 7, 8, 9, 10, 11)
+
+
+def run(f: Any, calls: list[tuple[Any, ...]], **options: Any) -> Any:
+    """Compile it, and make the calls beside the plain function."""
+    compiled = tripwire.compile(f, **{"backend": "eager", **options})
+    for call in calls:
+        check_same(f(*call), compiled(*call))
+    return compiled
+
+
+def find_line(f: Any, line: int) -> str:
+    return f"test_closed_sizes.py:{f.__code__.co_firstlineno + line}"
+
+
+def fixing(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+    """A back end that has no code for a size that it doesn't know."""
+    for one in examples:
+        if isinstance(one, torch.Tensor) and one.dim():
+            int(one.shape[0])
+    return module.forward
+
+
+def by_key(x):
+    return x * len({x.shape[0]: None})
+
+
+def test_explain_names_the_line_that_closed_a_size_after_its_entry_is_gone() -> None:
+    compiled = run(by_key, [(torch.ones(n),) for n in SIZES], cache_size=1)
+    found = tripwire.explain(compiled)
+    assert not any(entry.summary.decisions for entry in found.entries)
+    (told,) = found.closed
+    assert told.startswith(f"L['x'].shape[0]: closed at {find_line(by_key, 1)} by hash(): ")
+    assert told in str(found)
+
+
+def upto(x):
+    return x * torch.combinations(torch.arange(3.0), x.shape[0]).numel()
+
+
+def test_a_torch_call_that_needs_a_size_closes_it_and_is_named() -> None:
+    compiled = run(upto, [(torch.ones(n),) for n in (2, 3)])
+    (told,) = tripwire.explain(compiled).closed
+    assert f"closed at {find_line(upto, 1)} by combinations: " in told
+
+
+def count(x, n):
+    return x * torch.combinations(torch.arange(3.0), n).numel()
+
+
+def test_a_torch_call_that_needs_a_number_is_named_and_not_the_back_end() -> None:
+    compiled = run(count, [(torch.ones(2), n) for n in (2, 3)])
+    (told,) = tripwire.explain(compiled).closed
+    assert told.startswith(f"L['n']: closed at {find_line(count, 1)} by combinations: ")
+
+
+def test_a_size_that_a_back_end_fixed_is_not_compiled_open_again_at_once() -> None:
+    asked = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        asked.append(any(isinstance(one, torch.SymInt) for one in examples[0].shape))
+        return fixing(module, examples)
+
+    calls = [(torch.ones(n, 2),) for n in SIZES for _ in range(2)]
+    compiled = run(lambda x: x * 2, calls, backend=backend)
+    assert asked == [False, True, False, False, False, True, False, False]
+    (told,) = tripwire.explain(compiled).closed
+    assert told == "L['x'].shape[0]: closed by the back end: L['x'].shape[0] == 9"
+
+
+def short_or_long(x):
+    if x.shape[0] < 6:
+        return x * len(range(x.shape[0]))
+    return x * 2
+
+
+def test_a_size_that_was_closed_is_open_where_other_code_runs_for_it() -> None:
+    compiled = run(short_or_long, [(torch.ones(n),) for n in (3, 5, *range(6, 30))])
+    assert compiled.statistics().traces <= 6
+    assert tripwire.explain(compiled).closed == ()
+
+
+def four_or_more(x, n):
+    return x * 2 if n == 4 else x * n
+
+
+def test_a_number_that_was_decided_on_stays_open() -> None:
+    compiled = run(four_or_more, [(torch.ones(2), n) for n in (3, 4, *range(5, 12))])
+    assert compiled.statistics().traces == 3
+    assert tripwire.explain(compiled).closed == ()
+
+
+def with_a_table(x, table):
+    return x + table[: x.shape[0]]
+
+
+def test_a_size_that_is_the_largest_of_a_table_leaves_others_open() -> None:
+    table = torch.arange(8.0)
+    compiled = run(with_a_table, [(torch.ones(n), table) for n in (3, 8, 4, 5, 6, 7)])
+    assert compiled.statistics().traces == 2
