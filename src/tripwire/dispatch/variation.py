@@ -47,6 +47,7 @@ from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.opening import Opening, Place, Range, spell_place
+from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import (
     find_in_class,
     ids_of,
@@ -100,6 +101,7 @@ class Variation:
         self._left: dict[str, tuple[Source, int]] = {}  # what runs left changed, by path: its spot
         self._gave_up = False
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
+        self._counts = False  # values decide on sizes
         self._may_take = True
         self._asks_for_types = self._compares_identity = self._compares_numbers = False
 
@@ -145,11 +147,12 @@ class Variation:
         may_plant_there = not self._asks_for_types and _is_alone()
         moving = self._moving - self._fixed if may_plant_there else set()
         spots = {spot: found[spot] for spot in moving if self._may_open(found[spot])}
+        takes = self._takes or (self._counts and bool(numbers or spots or any(dims.values())))
         opening = Opening(
             {path: found for path, found in dims.items() if found},
             numbers,
             spots,
-            takes=self._takes and self._may_take and not self._asks_for_types,
+            takes=takes and self._may_take and not self._asks_for_types,
             tuples=not self._compares_identity,
             known=frozenset((*self._shapes, *self._numbers)),
             everything=bool(self._dynamic) and not self._asks_for_types,
@@ -251,6 +254,8 @@ class Variation:
         self._compares_numbers = self._compares_numbers or trace.reads.compares_numbers
         self._note_numbers(trace)
         self._takes |= any(branch.op in TAKING or branch.instead for branch in trace.branches)
+        facts: Iterable[NodeFacts | None] = (node.meta.get(FACTS) for node in trace.graph.nodes)
+        self._counts |= any(one is not None and one.makes_size for one in facts)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             spot = volatile.spot
             base = volatile.source.base
@@ -357,7 +362,7 @@ class Variation:
         if self._exchanged and self._may_exchange:
             self._may_exchange = False
             return
-        takes, self._may_take = self._takes and self._may_take, False
+        takes, self._may_take = (self._takes or self._counts) and self._may_take, False
         self._gave_up |= not takes
 
 

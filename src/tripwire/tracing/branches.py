@@ -120,7 +120,8 @@ def add_branch(
         where,
         state.scopes.current,
         state.writes,
-        instead,
+        # What settles a size of a run whose sizes are fixed doesn't settle an open one.
+        () if state.shadow is not None and state.shadow.asks_for_counts else instead,
     )
     if op == "grad" and inputs[0] in state.before_backward:
         state.branches += state.before_backward.pop(inputs[0])

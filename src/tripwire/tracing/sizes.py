@@ -37,7 +37,7 @@ def find_inherited(
     if not state.met_data_sizes:
         return ()
     shaping: Any = (args, kwargs)
-    if rule.name in _KEEP_SHAPES and args:
+    if rule.name in KEEP_SHAPES and args:
         shaping = args[:1]
     elif rule.name in _KEEP_MASKED_SHAPES and args:
         shaping = (args[:2], kwargs.get("mask"))
@@ -85,7 +85,7 @@ def find_decisive(
 
 
 # The result has the shape of the first argument, whatever is put into it.
-_KEEP_SHAPES = words(
+KEEP_SHAPES = words(
     "index_add index_copy index_fill index_put index_reduce scatter scatter_add scatter_reduce "
     "index_add_ index_copy_ index_fill_ index_put_ index_reduce_ scatter_ scatter_add_ "
     "scatter_reduce_ masked_fill_ masked_scatter_ add_ sub_ mul_ div_ copy_ fill_ zero_ "

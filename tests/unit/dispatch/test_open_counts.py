@@ -100,6 +100,74 @@ def test_gradients_go_through_what_was_counted(backend) -> None:
     assert compiled.statistics().traces <= 2
 
 
+def message_passing(x, mask):
+    edges = torch.stack([torch.arange(len(x)), torch.arange(len(x)).flip(0)])
+    source, target = torch.cat([edges[:, mask], edges], 1)
+    degree = torch.bincount(target, minlength=len(x))
+    return torch.zeros_like(x).index_add_(0, target, x.tanh()[source]) / degree[:, None]
+
+
+def experts(x, mask):
+    out = torch.zeros_like(x)
+    for part in (mask, ~mask):
+        (rows,) = torch.where(part)
+        out.index_add_(0, rows, x[rows].tanh() * 2)
+    return out.view(-1, 2, 2) * x.shape[0]
+
+
+def written_rows(x, mask):
+    out = torch.zeros_like(x)
+    out[mask] = x[mask].exp()
+    return out.reshape(2, -1), out.shape
+
+
+def joined(x, mask):
+    both = torch.cat([x[mask], x])
+    return both.mean(0) * both.shape[0], both.shape
+
+
+def decided_by_both(x, mask):
+    both = torch.cat([x[mask], x])
+    return both.sum() if len(both) > 12 else both.sum() * 2
+
+
+def asked_for_strides(x, mask):
+    both = torch.cat([x[mask], x]).t()
+    return both.sum(1) if both.stride(1) == 4 and both.is_contiguous() else both.sum(1) * 2
+
+
+def put_beside(x, mask):
+    return x.index_add(0, mask.nonzero().squeeze(1), x[mask]).square() * x.shape[0]
+
+
+BESIDE_OPEN_SIZES = {  # with at most this many traces
+    "message passing": (message_passing, 2),
+    "experts": (experts, 2),
+    "rows that are written": (written_rows, 2),
+    "joined": (joined, 2),
+    "decided by both": (decided_by_both, 3),
+    "strides": (asked_for_strides, 2),
+    "put beside": (put_beside, 2),
+}
+
+
+@needs_c
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BESIDE_OPEN_SIZES)
+def test_rows_that_values_choose_leave_sizes_open(name, backend) -> None:
+    program, traces = BESIDE_OPEN_SIZES[name]
+    compiled = tripwire.compile(program, backend=backend)
+    for turn, size in enumerate((6, 10, 8, 14, 4, 12, 6, 16, 8)):
+        x = torch.randn(size, 4, requires_grad=True)
+        mask = torch.arange(size) % (turn + 2) == 1
+        expected, found = program(x, mask), compiled(x, mask)
+        check_same(expected, found)
+        wanted = torch.autograd.grad(_sum(expected), x)
+        torch.testing.assert_close(torch.autograd.grad(_sum(found), x), wanted)
+    assert compiled.statistics().traces <= traces
+    assert not tripwire.explain(compiled).closed
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "use",
@@ -170,7 +238,7 @@ def test_packed_sequences_of_all_lengths_run_compiled_code(name, backend) -> Non
 def _sum(value):
     if isinstance(value, tuple):
         return sum(map(_sum, value))
-    return value.sum() if value.is_floating_point() else 0
+    return value.sum() if isinstance(value, torch.Tensor) and value.is_floating_point() else 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

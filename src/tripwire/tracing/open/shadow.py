@@ -47,6 +47,7 @@ from tripwire.tracing.open.symbols import (
     is_open_symbol,
     spell_expression,
 )
+from tripwire.tracing.sizes import KEEP_SHAPES
 from tripwire.tracing.state import TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
@@ -245,6 +246,14 @@ class Shadow:
             return bool(tensor.numel() == 1)
         return name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
 
+    @property
+    def asks_for_counts(self) -> bool:
+        """Whether Python gets sizes that values decide on from the tensor, on each call.
+
+        Then an open size that they depend on as well may stay open.
+        """
+        return self._opening.takes
+
     def takes_sizes(self, tensor: object) -> bool:
         """Whether sizes of a tensor are left open though values decide on them."""
         if not self._opening.takes or not self.is_live() or id(type(tensor)) not in PLAIN_TENSORS:
@@ -431,10 +440,12 @@ class Shadow:
         """Do in the shadow what a call did, and see which sizes of its result are open."""
         results = list(iter_given(value))
         if any(map(self._is_sized_by_values, iter_given((args, kwargs)))):
-            sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
-            self._close_arguments(sizes, f"{rule.name} (a size of its argument depends on values)")
+            if not (self.asks_for_counts and self._keeps_forms(rule, args, results)):
+                sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
+                why = "a size of its argument depends on values"
+                self._close_arguments(sizes, f"{rule.name} ({why})")
         elif any(map(self._is_sized_by_values, results)):
-            if not self._sizes_by_values_alone(rule, args, kwargs):
+            if not (self.asks_for_counts or self._sizes_by_values_alone(rule, args, kwargs)):
                 self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
         elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
             self._close_arguments((args, kwargs), rule.name)
@@ -454,11 +465,15 @@ class Shadow:
                     why = why or "its result has another form than torch predicts"
                     self._close_arguments((args, kwargs), f"{rule.name} ({why})")
                     return
-                for tensor, fake in zip(results, fakes, strict=True):
-                    self.fakes.put(tensor, fake)
-                    known = self._state.values.find(tensor)
-                    if known is not None and known.node is not None:
-                        known.node.meta[FAKE] = self.fakes.find(tensor)
+                self._put(results, fakes)
+
+    def _put(self, tensors: list[torch.Tensor], fakes: list[Any]) -> None:
+        """Tensors that a call gave have the sizes of these fakes."""
+        for tensor, fake in zip(tensors, fakes, strict=True):
+            self.fakes.put(tensor, fake)
+            known = self._state.values.find(tensor)
+            if known is not None and known.node is not None:
+                known.node.meta[FAKE] = self.fakes.find(tensor)
 
     def _spell_floats(self, rule: Call, given: Any) -> Any:
         """Floats as they are in this run: the shadow computes forms, and they decide on none."""
@@ -471,6 +486,23 @@ class Shadow:
         """Whether values decide on a size: it has no symbol, and runs as it is."""
         known = self._state.values.find(tensor)
         return known is not None and bool(known.sized_by)
+
+    def _keeps_forms(self, rule: Call, args: Any, results: list[torch.Tensor]) -> bool:
+        """Whether a result, whose form no values decide on, is known to have its argument's."""
+        known = [one for one in results if one.dim() and not self._is_sized_by_values(one)]
+        if not known or not args or rule.name not in KEEP_SHAPES:
+            return not known
+        fake = self.fakes.find(args[0])
+        if fake is None:
+            return True
+        found: list[Any] | str = [fake]
+        if known[0] is not args[0]:
+            with self._state.aside():
+                found = self.fakes.imitate(torch.empty_like, args[:1], {}, in_place=False)
+        if isinstance(found, str) or not self.fakes.are_alike(found, known):
+            return False
+        self._put(known, found)
+        return True
 
     def _sizes_by_values_alone(self, rule: Call, args: Any, kwargs: Any) -> bool:
         """Whether values decide on the first size of a result, and no open size on the others."""
