@@ -74,7 +74,10 @@ def handing_over(
         examples = list(example_inputs)
         _add_examples(copied.graph, fake_mode)
     else:
+        from tripwire.tracing.open.spellings import spell_calls  # imports sympy, as the shadow did
+
         fake_mode = shadow.fakes.mode
+        spell_calls(copied.graph)
         spell_floats(copied.graph)
         examples = _find_open_examples(copied, shadow, example_inputs)
     _name_inputs(copied)

@@ -74,6 +74,9 @@ def _is_iteration(where: SourceRange) -> bool:
     return _ITER in where.raw[:1]
 
 
+_PAD_SEQUENCE = torch._C._nn.pad_sequence
+
+
 def _find_picks(
     args: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], list[tuple[int, OpenInt]]] | None:
@@ -177,8 +180,11 @@ class Recorder(TorchFunctionMode):
                 value = state.shadow.answer(rule, given, args, kwargs, value)
             return value
         shadow = state.shadow
-        if shadow is not None and type(rule) is Call and shadow.takes(rule.name, args, kwargs):
-            return self.take_out(shadow, rule.name, args[0])
+        if shadow is not None and type(rule) is Call:
+            if shadow.takes(rule.name, args, kwargs):
+                return self.take_out(shadow, rule.name, args[0])
+            if func is _PAD_SEQUENCE and not kwargs and shadow.has_lengths(args[0]):
+                return self._pad(shadow, *args)
         observer = state.observer
         if observer is None:
             return self._call(rule, func, args, kwargs, given)
@@ -293,6 +299,25 @@ class Recorder(TorchFunctionMode):
         for dim, place in reversed(picks):
             tensor = self._record(torch.select, tensor, dim, place)
         return tensor
+
+    def _pad(
+        self,
+        shadow: Shadow,
+        sequences: Any,
+        batch_first: bool = False,
+        padding_value: float = 0.0,
+        padding_side: str = "right",
+    ) -> torch.Tensor:
+        """`pad_sequence` as calls that leave open which sequence is the longest."""
+        lengths: list[Any] = [self._record(torch.Tensor.size, one, 0) for one in sequences]
+        longest = shadow.compute((max, *lengths), max(one.size(0) for one in sequences))
+        before = [0, 0] * (sequences[0].dim() - 1)
+        padded = []
+        for one, length in zip(sequences, lengths, strict=True):
+            sides = [0, longest - length] if padding_side == "right" else [longest - length, 0]
+            padding = (before + sides, "constant", padding_value)
+            padded.append(self._record(torch.nn.functional.pad, one, *padding))
+        return self._record(torch.stack, padded, 0 if batch_first else 1)
 
     def _record(self, func: Callable[..., Any], *args: Any) -> torch.Tensor:
         result: torch.Tensor = self.__torch_function__(func, (), args)

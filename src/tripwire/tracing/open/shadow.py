@@ -41,6 +41,7 @@ from tripwire.tracing.open.opening import (
     Planted,
     Sweep,
 )
+from tripwire.tracing.open.spellings import SPELLED, find_spelling
 from tripwire.tracing.open.symbols import (
     Symbols,
     forget_environments,
@@ -201,7 +202,7 @@ class Shadow:
                 number = self._wrap_taken(value, made)
                 self.formulas.note_made(number)
                 return number
-            is_picked = made[0] is operator.getitem
+            is_picked = made[0] in (operator.getitem, max)
             of_floats = is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:])
             if is_picked or of_floats:
                 if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
@@ -259,6 +260,15 @@ class Shadow:
         if not self._opening.takes or not self.is_live() or id(type(tensor)) not in PLAIN_TENSORS:
             return False
         return isinstance(tensor, torch.Tensor) and self._is_sized_by_values(tensor)
+
+    def has_lengths(self, sequences: Any) -> bool:
+        """Whether tensors of one kind have several lengths that are open."""
+        if not all(id(type(one)) in PLAIN_TENSORS for one in sequences) or not self.is_live():
+            return False
+        if len({(one.shape[1:], one.dtype, one.dim()) for one in sequences}) != 1:
+            return False
+        fakes = [fake for fake in map(self.fakes.find, sequences) if fake is not None]
+        return sum(is_open_symbol(fake.size(0)) for fake in fakes) > 1
 
     def cast(self, cls: type, number: OpenInt | OpenFloat) -> Any:
         """What `float` or `int` gives of an open number; NotImplemented: a plain one."""
@@ -458,7 +468,8 @@ class Shadow:
             with self._state.aside():
                 if rule.name in _OF_FORMS:
                     args, kwargs = self._spell_floats(rule, (args, kwargs))
-                fakes = self.fakes.imitate(func, args, kwargs, in_place=in_place)
+                spelling = find_spelling(func, args, kwargs, self.fakes.find)
+                fakes = self.fakes.imitate(spelling or func, args, kwargs, in_place=in_place)
                 self._note_decisions(rule.name)
                 why = fakes if isinstance(fakes, str) else ""
                 if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
@@ -466,6 +477,8 @@ class Shadow:
                     self._close_arguments((args, kwargs), f"{rule.name} ({why})")
                     return
                 self._put(results, fakes)
+                if spelling is not None:
+                    self._state.node_of(results[0]).meta[SPELLED] = spelling
 
     def _put(self, tensors: list[torch.Tensor], fakes: list[Any]) -> None:
         """Tensors that a call gave have the sizes of these fakes."""
