@@ -85,9 +85,11 @@ from tripwire.reading.effects import Volatile
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
+from tripwire.rulebook.purity import DRAWS
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
+from tripwire.tracing.open.draws import DRAWN_BY_BOTH, check_ways
 from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.session import NO_TENSORS, TOLD
 from tripwire.tracing.state import CURRENT
@@ -236,6 +238,8 @@ class Pipeline:
             if run.refusal.slug == TOLD:
                 self.variation.note_told(run.refusal.where)
                 return Made(run, None)
+            if run.refusal.reason == DRAWS.reason and self.variation.will_draw():
+                return Made(run, None)
             return self._refuse(run, run.refusal, bool(opening or exchanged))
         has_taken = opening is not None and opening.takes
         try:
@@ -279,6 +283,10 @@ class Pipeline:
         is_written = any(wanted.written for wanted in trace.inputs)
         if not (run.outputs or trace.completion.effects.steps or is_written):
             return None if self.variation.will_take() else self._refuse_numbers(run.result)
+        if trace.shadow is not None and trace.shadow.drawn:
+            check_ways(trace.shadow)
+            if runs_user_code(trace.graph):
+                raise Refused(DRAWS.slug, DRAWN_BY_BOTH)
         volatile = trace.completion.effects.volatile
         if volatile and self.variation.will_open(volatile):
             return None  # the next call's entry is for every value
@@ -318,6 +326,7 @@ class Pipeline:
                 admit_open(planned.plan, trace.shadow, standing)
                 self._check_marks(trace.shadow)
                 self.variation.note_closed(trace.shadow)
+                check_ways(trace.shadow)
                 trace.shadow.forget()
             entry = Entry(trace, planned.plan, standing, runtime)
         if planned.originals is not None:

@@ -46,6 +46,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
+from tripwire.tracing.open.draws import CAN_DRAW
 from tripwire.tracing.open.opening import Opening, Place, Range, spell_place
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import (
@@ -103,6 +104,8 @@ class Variation:
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._counts = False  # values decide on sizes
         self._may_take = True
+        self._draws = False  # numbers out of Python's random generator were asked for
+        self._may_draw = CAN_DRAW
         self._asks_for_types = self._compares_identity = self._compares_numbers = False
 
     def look(
@@ -153,6 +156,7 @@ class Variation:
             numbers,
             spots,
             takes=takes and self._may_take and not self._asks_for_types,
+            draws=self._draws and self._may_draw and not self._asks_for_types,
             tuples=not self._compares_identity,
             known=frozenset((*self._shapes, *self._numbers)),
             everything=bool(self._dynamic) and not self._asks_for_types,
@@ -357,8 +361,17 @@ class Variation:
         may_open = self._dynamic is not False and not (self._gave_up or self._asks_for_types)
         return may_open and self._takes and self._may_take and not self._compares_numbers
 
+    def will_draw(self) -> bool:
+        """A run drew from Python's random generator. Whether what it draws will be open next."""
+        may_open = self._dynamic is not False and not (self._gave_up or self._asks_for_types)
+        has_drawn, self._draws = self._draws, True
+        return may_open and self._may_draw and not (has_drawn or self._compares_numbers)
+
     def give_up(self) -> None:
-        """Leave less open: nothing that is exchanged, no numbers out of tensors, then nothing."""
+        """Leave less open: what is drawn, what is exchanged, what is in tensors, then nothing."""
+        if self._draws and self._may_draw:
+            self._may_draw = False
+            return
         if self._exchanged and self._may_exchange:
             self._may_exchange = False
             return

@@ -314,6 +314,17 @@ def _refuse(name: str, why: Refuse) -> Refuse:
     return Refuse(why.slug, f"`{name}` {why.reason}")
 
 
+DRAWS = _refuse("random", _PYTHON_RANDOM)
+
+
+def is_draw(callee: Any) -> bool:
+    """Whether it is one of the two functions that all draws of Python's generators go through."""
+    return _find_origin(callee) in _DRAWS
+
+
+_DRAWS = (("_random", "Random.random"), ("_random", "Random.getrandbits"))
+
+
 def _find_verdict(module: str, name: str) -> _Verdict:
     while module:
         if module in _TABLE:
@@ -451,9 +462,15 @@ class GlobalGenerators:
 
     def find_draw(self) -> Refuse | None:
         """The refusal, if one of them has moved."""
-        return self.find_numpy_draw() or (
-            _refuse("random", _PYTHON_RANDOM) if _python_state() != self._python else None
-        )
+        return self.find_numpy_draw() or (DRAWS if self.has_python_moved() else None)
+
+    def has_python_moved(self) -> bool:
+        """Whether Python's has."""
+        return _python_state() != self._python
+
+    def look_again(self) -> None:
+        """Compare Python's with what it is now."""
+        self._python = _python_state()
 
     def find_numpy_draw(self) -> Refuse | None:
         """The refusal, if NumPy's has moved."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from torch.overrides import _get_current_function_mode
 
 from tripwire.imports import find_native
 from tripwire.rulebook.rules import Target
+from tripwire.tracing.open.draws import draw
 from tripwire.tracing.recorder import Recorder
 from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import is_exactly, isinstance
@@ -47,12 +49,13 @@ from tripwire.values.numbers import (
 
 
 @contextmanager
-def casting() -> Iterator[None]:
-    """Answer this thread's casts for a run that has something open."""
+def casting(*, draws: bool) -> Iterator[None]:
+    """Answer this thread's casts, and draws, for a run that has something open."""
     try:
         if _casts is not None:
             asked_of = torch.Tensor, OpenInt, OpenFloat
-            _casts.start(_answer, asked_of, _close_given, _pick, _call, tuple(_ANSWERED))
+            drawn = _draw if draws else None
+            _casts.start(_answer, asked_of, _close_given, _pick, _call, tuple(_ANSWERED), drawn)
         yield
     finally:
         stop()
@@ -101,6 +104,14 @@ def _pick(owner: Any, index: Any) -> Any:
 
 
 _LONGEST_TABLE = 4096  # numbers of a list, which are compared on each call
+
+
+def _draw(generator: Any, bits: Any) -> Any:
+    """What a random generator of Python's gives; NotImplemented: what it always gives."""
+    state = CURRENT.state
+    if state is None or state.refusal is not None or state.shadow is None:
+        return NotImplemented
+    return draw(state, generator, bits, sys._getframe(1))
 
 
 def _close_given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:

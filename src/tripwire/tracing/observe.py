@@ -26,12 +26,14 @@ from tripwire.errors import CannotTrace
 from tripwire.forks import make_lock
 from tripwire.imports import find_native
 from tripwire.rulebook.purity import (
+    DRAWS,
     LASTING,
     LOGS,
     PURE,
     PURE_METHODS,
     GlobalGenerators,
     find_impurity,
+    is_draw,
     may_draw_from_numpy,
 )
 from tripwire.rulebook.rules import Refuse, find_refused_code
@@ -104,6 +106,7 @@ class Observer:
         self._imports = _count_imports(sys._getframe())
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
+        self.leaves_draws = False  # of Python's generators: somebody repeats them
         self.paused = False  # report nothing; set by whoever records
         self._inside: Started | None = None  # what starts while it is noted
         self.collecting = False  # report nothing either: callbacks of the collector run
@@ -165,12 +168,30 @@ class Observer:
         refuse = find_impurity(callee, library)
         if refuse is None or self._is_importing(frame) or _serves_tripwire(frame):
             return
+        if is_draw(callee):
+            if self.leaves_draws:
+                return
+            refuse = DRAWS
         if file.startswith(_LOGGING):
             refuse = LOGS
         elif isinstance(callee, MethodDescriptorType) and isinstance(first, callee.__objclass__):
             # What is bound says more: a write to one of two streams is a print.
             refuse = find_impurity(callee.__get__(first), library) or refuse
         self._report(refuse)
+
+    def is_unmoved(self) -> bool:
+        """Whether Python's generator is where it was when it was last looked at."""
+        return self._generators is None or not self._generators.has_python_moved()
+
+    def look_again(self) -> None:
+        """Somebody has drawn from Python's generator, and will again on each call."""
+        if self._generators is not None:
+            self._generators.look_again()
+
+    def refuse_draw(self) -> None:
+        """A draw that nobody can repeat."""
+        if self.watching:
+            self._report(DRAWS)
 
     def forget(self) -> None:
         """Let go of the listener, and of all that it holds."""

@@ -41,6 +41,7 @@ from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
+from tripwire.tracing.open.draws import Advance
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
 from tripwire.tracing.state import (
@@ -203,7 +204,9 @@ class Session:
         try:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
-            numbers = nullcontext() if self.state.shadow is None else casts.casting()
+            shadow = self.state.shadow
+            draws = observer.leaves_draws = shadow is not None and shadow.draws
+            numbers = nullcontext() if shadow is None else casts.casting(draws=draws)
             with hooks.installed(self), numbers, observer, recording(self.state) as self.recorder:
                 self.state.reach.reader.start()
                 result = run_user(fn, args, kwargs)
@@ -350,7 +353,8 @@ class Session:
             risks = [] if state.shadow is None else state.shadow.formulas.list_risks()
             self._risks = tuple((planner.plan(risk), type(risk.value)) for risk in risks)
             if effects is not None:
-                effects = replace(effects, steps=(*effects.steps, *self._plan_marks(planner)))
+                steps = (*effects.steps, *self._plan_marks(planner), *self._plan_draws())
+                effects = replace(effects, steps=steps)
         except Unbuildable as error:
             raise Refused(
                 "unbuildable-result",
@@ -473,6 +477,10 @@ class Session:
             if found is None or not found.sources:
                 steps += plan_marks(tensor, {}, planner.plan)
         return steps
+
+    def _plan_draws(self) -> list[EffectStep]:
+        drawn = {} if self.state.shadow is None else self.state.shadow.drawn
+        return [Advance(tuple(drawn.values()))] if drawn else []
 
     def _check_tables(self) -> None:
         filled = self.state.reach.find_filled()

@@ -36,6 +36,7 @@ from tripwire.reading.torchstate import (
 )
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
+from tripwire.tracing.open.draws import look_ahead
 from tripwire.tracing.open.opening import Planted
 from tripwire.tracing.result import Completion, Trace, can_repeat, reads_offsets
 from tripwire.validity.guards import GuardWriter
@@ -246,6 +247,11 @@ class Admission:
         shadow = self.trace.shadow
         if shadow is None:
             return fetched
+        if shadow.drawn:
+            draws = tuple(shadow.drawn.values())
+            found = writer.assign(f"{writer.constant(functools.partial(look_ahead, draws))}()")
+            for index, path in enumerate(shadow.drawn):
+                writer.name_it(shadow.numbers[path].label, f"{found}[{index}]")
         for number in shadow.numbers.values():
             if number.label not in writer.opened:  # nobody read it
                 writer.name_it(number.label, repr(number.symbol.node.hint))

@@ -140,7 +140,7 @@ def test_another_form_of_call_is_tried_on_its_own() -> None:
 @pytest.mark.parametrize(
     ("call", "slug"),
     [
-        (lambda x: x + random.random(), "python-random"),
+        (lambda x: x + (random.seed(3) or 1), "python-random"),
         (lambda x: x + time.time(), "reads-clock"),
         (lambda x: x + len(os.listdir()), "reads-file"),
         (lambda x: x + id(x), "reads-identity"),

@@ -70,6 +70,7 @@ class Opening:
     # Of the world, which is the same on every call: what lies where, before the call.
     spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
     takes: bool = False  # numbers out of tensors
+    draws: bool = False  # numbers out of Python's random generator
     ranges: Mapping[tuple[str, int | None], Range] = field(default_factory=dict)  # of sizes
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
@@ -80,7 +81,7 @@ class Opening:
     sizes: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
-        known = self.dims or self.numbers or self.spots or self.takes
+        known = self.dims or self.numbers or self.spots or self.takes or self.draws
         return bool(known or self.everything or self.sizes)
 
     def is_told_by(self, code: CodeType) -> bool:
@@ -92,7 +93,8 @@ class Opening:
         if is_library_file(file) or is_own_code(code):
             return False
         if is_installed_file(file):
-            return bool(self.numbers or self.spots or self.takes) and needs_plain_numbers(code)
+            has_numbers = self.numbers or self.spots or self.takes or self.draws
+            return bool(has_numbers) and needs_plain_numbers(code)
         return needs_plain_numbers(code) or () in find_uses(code).identities
 
     def wants_number(self, path: str) -> bool:

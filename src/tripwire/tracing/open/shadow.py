@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.branches import add_branch
+from tripwire.tracing.open.draws import Draw
 from tripwire.tracing.open.fakes import BY_VALUES, Fakes, hint_of
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
@@ -94,6 +95,8 @@ class Shadow:
         self._told = 0  # conditions that the environment had when it was last looked at
         self._handed_out: list[weakref.ref[Any]] = []
         self._asked: set[int] = set()  # numbers out of tensors that were closed
+        self.draws = opening.draws  # whether numbers out of Python's generator are open,
+        self.drawn: dict[str, Draw] = {}  # and those that are, by path
 
     # --- what is open from the beginning ---
 
@@ -188,6 +191,29 @@ class Shadow:
         with self._state.aside():
             opened: OpenInt | OpenFloat = self._wrap(self.numbers[path].symbol, value)
             return opened
+
+    def open_drawn(self, one: Draw, value: int | float) -> OpenInt | OpenFloat | None:
+        """Leave a number open that a generator gave, if it can be."""
+        path = str(one)
+        while path in self.drawn:
+            path += "'"
+        number = self._open(value, path)
+        if number is not None:
+            self.drawn[path] = one
+            if one.values is not None:
+                with self._state.aside():
+                    self.symbols.bound(number.symbol, 0, one.values - 1)
+        return number
+
+    def is_fixed(self, path: str) -> bool:
+        """Whether the run, or its compiler, had to close a number of the call."""
+        return (path, None) in self.symbols.closed
+
+    def list_asked(self, paths: Iterable[str]) -> set[str]:
+        """What the run decided by these numbers."""
+        names = {str(self.numbers[path].symbol.node._expr) for path in paths}
+        texts = (one.text for one in self.decisions if not one.closed_by)
+        return {text for text in texts if not names.isdisjoint(re.findall(r"\w+", text))}
 
     # --- numbers: the ledger that values/numbers.py wants ---
 

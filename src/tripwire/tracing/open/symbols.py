@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, uninteresting_files
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from tripwire.imports import import_dynamo
 from tripwire.tracing.open.opening import Place, spell_place
@@ -68,6 +69,10 @@ class Symbols:
         if is_exactly(value, float):
             make = self.env.create_symfloatnode
         return make(symbol, hint=value, source=source)
+
+    def bound(self, symbol: Any, least: int, most: int) -> None:
+        """No call has an int beyond these."""
+        self.env.var_to_range[symbol.node.expr] = ValueRanges(least, most)
 
     def find_carrier(self, kind: type) -> Any:
         """A symbol that is there only because torch wants one."""
