@@ -18,7 +18,7 @@ computes those that it uses, from the inputs and the tensors that they come from
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
+from tripwire.backends.floats import spells_dropout, takes_open_float
 from tripwire.backends.handover import OPEN, LaidOut, one_round
 from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
@@ -57,6 +58,7 @@ _BACKWARD = "it runs a backward"
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would remove it"
 _PLACED = "it counts from the start of a storage that was passed in, and Inductor from elsewhere"
 _UNFORMED = "torch can't tell the shape and dtype of its result without running it"
+_FIXED = "it takes a float that varies, which would become a constant of the compiled code"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
@@ -95,8 +97,18 @@ _GRADIENTS = "The whole graph runs uncompiled, because it also asks for gradient
 _PASTS = "The whole graph runs uncompiled."
 
 
-def find_cuts(graph: fx.Graph, kept: int = 0) -> Cuts:
-    """What must run as it is. So many outputs, the first ones, are kept by effects."""
+def find_cuts(
+    graph: fx.Graph,
+    kept: int = 0,
+    fixing: Set[str] | None = None,
+    *,
+    own_dropout: bool = False,
+) -> Cuts:
+    """What must run as it is. So many outputs, the first ones, are kept by effects.
+
+    fixing: names of calls of which a compiler would fix a float that is open. So it would where
+    random numbers are drawn, save by a dropout of its own. None: let it.
+    """
     why: dict[fx.Node, str] = {}
     shown = _find_shown(graph)
     used = _find_used(graph) if any(map(is_random, graph.nodes)) else set()
@@ -122,6 +134,9 @@ def find_cuts(graph: fx.Graph, kept: int = 0) -> Cuts:
             found = _UNUSED
         if found is None and _has_no_fake(node):
             found = _UNFORMED
+        if found is None and fixing is not None and takes_open_float(node):
+            is_drawn = is_random(node) and not (own_dropout and spells_dropout(node))
+            found = _FIXED if is_drawn or _name_of(node) in fixing else None
         if found is not None:
             why[node] = found
     if any(map(_asks_for_gradients, graph.nodes)):

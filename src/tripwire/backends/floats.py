@@ -9,16 +9,19 @@ rewritten with the tensor itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+import inspect
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from tripwire.reading.tensors import TensorMeta
-from tripwire.rulebook.rules import words
-from tripwire.tracing.open.opening import NUMBER, NumberInput
+from tripwire.rulebook.rules import Target, words
+from tripwire.tracing.open.opening import ARITHMETIC, NUMBER, NumberInput
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -33,6 +36,7 @@ _TAKE_UNKNOWN = words(
 # A float beside these changes nothing about the dtype.
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)  # two steps round twice
+OWN_DROPOUT = "tripwire_own_dropout"  # in the meta of a module: see spell_floats
 _MOST = 64  # numbers in a list of which a tensor is made
 
 
@@ -60,10 +64,31 @@ def is_better_unknown(node: fx.Node) -> bool:
     return False
 
 
-def spell_floats(graph: fx.Graph) -> None:
-    """Give calls the tensor of an open float, where they take one for it."""
+def find_fixing(graph: fx.Graph) -> set[str]:
+    """Names of the calls in which a compiler may have fixed an open float."""
+    calls = (
+        node for node in graph.nodes if node.op.startswith("call_") and NUMBER not in node.meta
+    )
+    names = {_name_of(node) for node in calls if takes_open_float(node)}
+    return names - ARITHMETIC - _TAKE_UNKNOWN
+
+
+def takes_open_float(node: fx.Node) -> bool:
+    """Whether an open float is among what a call gets."""
+    numbers = (one for one in node.all_input_nodes if NUMBER in one.meta)
+    kinds = (float, torch.SymFloat)
+    return any(isinstance(one.meta.get("example_value"), kinds) for one in numbers)
+
+
+def spell_floats(graph: fx.Graph, *, own_dropout: bool = False) -> None:
+    """Give calls the tensor of an open float, where they take one for it.
+
+    own_dropout: the compiler draws other random numbers than plain code does.
+    """
     for node in list(graph.nodes):
         spell = _SPELLINGS.get(_name_of(node)) if node.op.startswith("call_") else None
+        if own_dropout and spell is None and spells_dropout(node):
+            spell = _spell_dropout
         if spell is not None and "out" not in node.kwargs:
             with graph.inserting_before(node):
                 made = spell(node)
@@ -205,6 +230,130 @@ def _spell_tensor(node: fx.Node) -> fx.Node | None:
     return node.graph.call_method("reshape", (joined, meta.shape))
 
 
+# --- calls that torch has no code for with a tensor in the place of a float --------------------
+
+
+def _spell_with(function: Callable[..., Any], *names: str) -> Callable[[fx.Node], fx.Node | None]:
+    """Let a function compute what the one of its name does, whatever of these is open."""
+    known: Callable[..., Any] = getattr(functional, function.__name__.strip("_"))
+    signature, target = inspect.signature(known), Target(function, known.__name__)
+
+    def spell(node: fx.Node) -> fx.Node | None:
+        if node.target is not known or not _has_dtype(node, _WIDE):
+            return None
+        bound = signature.bind(*node.args, **node.kwargs)
+        given = bound.arguments
+        opened = [name for name in names if _is_number(given.get(name))]
+        if not opened:
+            return None
+        bound.apply_defaults()
+        for name in opened:
+            given[name] = _find_tensor(given[name]) or given[name]
+        return node.graph.call_function(target, (), dict(given))
+
+    return spell
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, fx.Node) and NUMBER in value.meta
+
+
+def _beside(number: Any, tensor: Tensor) -> Tensor:
+    """A number as a tensor, in the dtype of another."""
+    is_tensor = isinstance(number, Tensor)
+    found: Tensor = number if is_tensor else torch.scalar_tensor(number, dtype=torch.float64)
+    return found.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def _weigh(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = input if weight is None else input * weight
+    return scaled if bias is None else scaled + bias
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: Any,
+) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    var, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
+    return _weigh((input - mean) * torch.rsqrt(var + _beside(eps, var)), weight, bias)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: Any
+) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    square = input.square().mean(dims, keepdim=True)
+    return _weigh(input * torch.rsqrt(square + _beside(eps, square)), weight, None)
+
+
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: Any
+) -> Tensor:
+    groups = input.reshape(input.shape[0], num_groups, -1)
+    var, mean = torch.var_mean(groups, 2, correction=0, keepdim=True)
+    normed = ((groups - mean) * torch.rsqrt(var + _beside(eps, var))).reshape(input.shape)
+    shape = (-1, *[1] * (input.dim() - 2))
+    return _weigh(
+        normed,
+        None if weight is None else weight.reshape(shape),
+        None if bias is None else bias.reshape(shape),
+    )
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+) -> Tensor:
+    dims = (0, *range(2, input.dim()))
+    shape = (-1, *[1] * (input.dim() - 2))
+    if training:
+        var, mean = torch.var_mean(input, dims, correction=0)
+        if running_mean is not None and running_var is not None:
+            count = math.prod(input.shape[dim] for dim in dims)
+            for running, now in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+                moved = now.detach() - running
+                running.add_(moved * _beside(momentum, moved))
+    else:
+        assert running_mean is not None
+        assert running_var is not None
+        mean, var = running_mean, running_var
+    scale = torch.rsqrt(var + _beside(eps, var))
+    normed = (input - mean.reshape(shape)) * scale.reshape(shape)
+    return _weigh(
+        normed,
+        None if weight is None else weight.reshape(shape),
+        None if bias is None else bias.reshape(shape),
+    )
+
+
+def _dropout(input: Tensor, p: Any, training: bool, inplace: bool) -> Tensor:
+    """As Inductor has it."""
+    share = _beside(p, input)
+    kept = torch.rand_like(input) > share
+    return torch.mul(kept, input) * (1 / (1 - share))
+
+
+_spell_dropout = _spell_with(_dropout, "p")
+
+
+def spells_dropout(node: fx.Node) -> bool:
+    """Whether it is a dropout that can be spelled for a compiler which draws numbers of its own."""
+    if node.target is not functional.dropout or not _has_dtype(node, _WIDE):
+        return False
+    given = inspect.signature(functional.dropout).bind(*node.args, **node.kwargs).arguments
+    return given.get("training", True) is True and not given.get("inplace", False)
+
+
 _SPELLINGS: dict[str, Callable[[fx.Node], fx.Node | None]] = {
     **dict.fromkeys(("pow", "__pow__", "__rpow__"), _spell_power),
     **dict.fromkeys(("add", "add_", "sub", "sub_"), _spell_sum),
@@ -212,4 +361,8 @@ _SPELLINGS: dict[str, Callable[[fx.Node], fx.Node | None]] = {
     **dict.fromkeys(("tensor", "as_tensor"), _spell_tensor),
     "scaled_dot_product_attention": _spell_attention,
     "cross_entropy": _spell_cross_entropy,
+    "layer_norm": _spell_with(_layer_norm, "eps"),
+    "rms_norm": _spell_with(_rms_norm, "eps"),
+    "group_norm": _spell_with(_group_norm, "eps"),
+    "batch_norm": _spell_with(_batch_norm, "momentum", "eps"),
 }

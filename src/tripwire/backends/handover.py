@@ -32,7 +32,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import FirstRun, trains
-from tripwire.backends.floats import is_better_unknown, spell_floats
+from tripwire.backends.floats import OWN_DROPOUT, is_better_unknown, spell_floats
 from tripwire.imports import import_dynamo, importing
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
@@ -78,7 +78,7 @@ def handing_over(
 
         fake_mode = shadow.fakes.mode
         spell_calls(copied.graph)
-        spell_floats(copied.graph)
+        spell_floats(copied.graph, own_dropout=bool(module.meta.get(OWN_DROPOUT)))
         examples = _find_open_examples(copied, shadow, example_inputs)
     _name_inputs(copied)
     try:

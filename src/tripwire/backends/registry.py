@@ -164,6 +164,15 @@ def takes_other_state(backend: Backend, options: Mapping[str, Any]) -> bool:
     return not (freezes or has_graphs or options.get("mode") in _GRAPH_MODES)
 
 
+def draws_its_own(backend: Backend, options: Mapping[str, Any]) -> bool:
+    """Whether compiled code draws other random numbers than plain code does."""
+    if backend is not inductor:
+        return False
+    config = importlib.import_module("torch._inductor.config")
+    chosen: Mapping[str, Any] = options.get("options") or {}
+    return not chosen.get("fallback_random", config.fallback_random)
+
+
 def prepare(backend: Backend) -> None:
     """Import what a back end needs. What an import changes, a run that is observed must find.
 

@@ -43,7 +43,7 @@ from torch import fx
 from tripwire.backends.backwards import keeping_saved, mend_backward, telling_inference
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.dynamo import observing
-from tripwire.backends.floats import has_unknown_floats
+from tripwire.backends.floats import OWN_DROPOUT, find_fixing, has_unknown_floats
 from tripwire.backends.handover import (
     FIXES,
     OPEN,
@@ -57,6 +57,7 @@ from tripwire.backends.registry import (
     Backend,
     Runtime,
     count_runs_ahead,
+    draws_its_own,
     eager,
     inductor,
     may_run_ahead,
@@ -283,10 +284,7 @@ class Pipeline:
         is_written = any(wanted.written for wanted in trace.inputs)
         if not (run.outputs or trace.completion.effects.steps or is_written):
             return None if self.variation.will_take() else self._refuse_numbers(run.result)
-        if trace.shadow is not None and trace.shadow.drawn:
-            check_ways(trace.shadow)
-            if runs_user_code(trace.graph):
-                raise Refused(DRAWS.slug, DRAWN_BY_BOTH)
+        self._check_drawn(trace, None)
         volatile = trace.completion.effects.volatile
         if volatile and self.variation.will_open(volatile):
             return None  # the next call's entry is for every value
@@ -325,8 +323,11 @@ class Pipeline:
             if trace.shadow is not None:
                 admit_open(planned.plan, trace.shadow, standing)
                 self._check_marks(trace.shadow)
-                self.variation.note_closed(trace.shadow)
-                check_ways(trace.shadow)
+                has_learned = self.variation.note_closed(trace.shadow, self._find_fixing(trace))
+                if has_learned and trace.shadow.drawn:
+                    standing.close()
+                    return None  # what is drawn is open in the next
+                self._check_drawn(trace, standing)
                 trace.shadow.forget()
             entry = Entry(trace, planned.plan, standing, runtime)
         if planned.originals is not None:
@@ -334,6 +335,26 @@ class Pipeline:
         elif not (planned.waits or self.options.background):
             self._run_ahead(entry, planned)
         return entry
+
+    def _check_drawn(self, trace: Trace, standing: Standing | None) -> None:
+        """Refuse what is drawn, where it can't be drawn on each call."""
+        if trace.shadow is None or not trace.shadow.drawn:
+            return
+        try:
+            check_ways(trace.shadow)
+            if runs_user_code(trace.graph):
+                raise Refused(DRAWS.slug, DRAWN_BY_BOTH)
+        except Refused:
+            if standing is not None:
+                standing.close()
+            raise
+
+    def _find_fixing(self, trace: Trace) -> set[str]:
+        """The calls in which a compiler fixed a float that was left open."""
+        assert trace.shadow is not None
+        if self.options.fullgraph or not trace.shadow.fixed:
+            return set()
+        return find_fixing(trace.graph)
 
     def _check_marks(self, shadow: Shadow) -> None:
         """Say which sizes were marked as dynamic, and are part of the compiled code."""
@@ -398,7 +419,10 @@ class Pipeline:
         module = spell_picks(trace.graph_module)
         module.meta |= trace.graph_module.meta
         assert trace.completion is not None
-        cuts = find_cuts(module.graph, trace.completion.kept)
+        own_dropout = draws_its_own(self.options.backend, dict(self.options.backend_options))
+        module.meta[OWN_DROPOUT] = own_dropout
+        fixing = None if self.options.fullgraph else self.variation.fixing
+        cuts = find_cuts(module.graph, trace.completion.kept, fixing, own_dropout=own_dropout)
         note_figures(num_graph_breaks=len(cuts.why))
         if not cuts and waits:
             compile_for = functools.partial(self._compile_part, module)

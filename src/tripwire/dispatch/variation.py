@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,7 @@ class Variation:
         self._world: dict[Spot, _Held] = {}  # numbers that it holds
         self._moving: set[Spot] = set()  # those of them that vary
         self._fixed: set[Spot] = set()  # those that a run had to close
+        self.fixing: set[str] = set()  # calls of these names fix a float behind a compiler
         self._static: set[Place] = set()  # as marked
         self._closed: dict[Place, _Closing] = {}  # what a run, or its compiler, had to close
         self._namespaces: dict[str, dict[str, Any]] = {}
@@ -309,14 +310,22 @@ class Variation:
         """Sizes that are marked as dynamic, and that a run, or its compiler, had to close."""
         return [place for place in shadow.symbols.find_fixed() if place in self._ranges]
 
-    def note_closed(self, shadow: Shadow) -> None:
-        """Remember what a run, or its compiler, had to close."""
+    def note_closed(self, shadow: Shadow, fixing: Set[str]) -> bool:
+        """Remember what a run had to close; and its compiler, in calls of these names.
+
+        Those run uncompiled in the next trace, which has their numbers open. Whether some are new.
+        """
+        closed, has_learned = shadow.symbols.closed, not self.fixing.issuperset(fixing)
+        if has_learned:
+            self.fixing |= fixing
+            closed = {place: why for place, why in closed.items() if place not in shadow.fixed}
         before = {place: self._closed.pop(place, None) for place in shadow.symbols.find_open()}
-        for place, why in shadow.symbols.closed.items():
+        for place, why in closed.items():
             last = self._closed.get(place) or before.get(place)
             rest = _REST if last is None else last.length * _REST
             self._closed[place] = _Closing(why, rest, rest)
-        self._fixed |= shadow.find_closed()
+        self._fixed |= shadow.find_closed(closed.keys())
+        return has_learned
 
     def list_closed(self) -> list[str]:
         """What varies and isn't left open, with the line that needed its value."""

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 import tripwire
 
+W = torch.tensor([1.0, 2.0, 0.5, 1.5])
 USES = {
     "clamp": lambda x, s: x.clamp(min=-s, max=s),
     "clamp by place": lambda x, s: torch.clamp(x, 1 - s, 1 + s),
@@ -46,6 +47,18 @@ USES = {
         x, weight=torch.tensor([1.0, 2, 3, 4]), ignore_index=1, label_smoothing=s
     ),
     "of shares": lambda x, s: functional.cross_entropy(x, x.softmax(-1), label_smoothing=s),
+    "layer_norm": lambda x, s: functional.layer_norm(x, (4,), eps=s),
+    "layer_norm with weights": lambda x, s: functional.layer_norm(x * s, (4,), W, W + 1, s),
+    "rms_norm": lambda x, s: functional.rms_norm(x, (4,), W, s),
+    "group_norm": lambda x, s: functional.group_norm(x, 2, eps=s),
+    "group_norm of images": lambda x, s: functional.group_norm(
+        x.reshape(-1, 2, 2, 1).expand(-1, 2, 2, 3), 2, W[:2], W[2:], eps=s
+    ),
+    "batch_norm": lambda x, s: functional.batch_norm(x, None, None, training=True, eps=s),
+    "batch_norm that runs": lambda x, s: _norm_and_run(x, s),
+    "batch_norm of images": lambda x, s: functional.batch_norm(
+        x.reshape(-1, 2, 2, 1), W[:2].clone(), W[2:].clone(), training=False, eps=s
+    ),
     "two places": lambda x, s: (x * s).clamp(max=s) ** s * torch.tensor(s),
 }
 
@@ -54,16 +67,17 @@ def _attend(x, **options):
     return functional.scaled_dot_product_attention(x[None], x[None] + 1, x[None], **options)
 
 
+def _norm_and_run(x, s):
+    mean, var = torch.zeros(4), W.clone()
+    return functional.batch_norm(x, mean, var, W, W, True, s / 2, s) + mean + var
+
+
 def _entropy(x, **options):
     return functional.cross_entropy(x, torch.arange(x.shape[0]) % 4, **options)
 
 
-# Torch's code takes the value: compilers fix it.
-EAGER_USES = {
-    "layer_norm": lambda x, s: functional.layer_norm(x, (4,), eps=s),
-    "rms_norm": lambda x, s: functional.rms_norm(x, (4,), eps=s),
-    "group_norm": lambda x, s: functional.group_norm(x, 2, eps=s),
-    "batch_norm": lambda x, s: functional.batch_norm(x, None, None, training=True, eps=s),
+# Torch's code takes the value: compilers would fix it.
+TAKEN_USES = {
     "huber_loss": lambda x, s: functional.huber_loss(x, x.detach() * 2, delta=s),
     "smooth_l1_loss": lambda x, s: functional.smooth_l1_loss(x, x.detach() * 2, beta=s),
     "quantile": lambda x, s: torch.quantile(x, s / 2),
@@ -73,6 +87,12 @@ EAGER_USES = {
     "bernoulli_": lambda x, s: x * torch.empty(x.shape).bernoulli_(s / 2),
     "normal": lambda x, s: x + torch.normal(0.0, s, (x.shape[0], 4)),
     "normal_": lambda x, s: x + torch.empty_like(x).normal_(s, s),
+    "of attention": lambda x, s: _attend(x, dropout_p=s / 2),
+    "celu": lambda x, s: functional.celu(x, s),
+    "instance_norm": lambda x, s: functional.instance_norm(x[:, None], eps=s),
+    "addmm": lambda x, s: torch.addmm(x, x @ x.t(), x, beta=s, alpha=1 - s / 2),
+    "of 16 bits": lambda x, s: functional.layer_norm(x.bfloat16(), (4,), eps=s).float(),
+    "two calls": lambda x, s: functional.celu(functional.dropout(x, s / 2), s) * s,
 }
 
 
@@ -81,7 +101,7 @@ def _set(x, s):
     return x
 
 
-def check(use, backend):
+def check(use, backend, traces=3):
     compiled = tripwire.compile(use, backend=backend)
     torch.manual_seed(0)
     for index, rows in enumerate((3, 3, 3, 4, 5, 6, 3)):
@@ -94,7 +114,7 @@ def check(use, backend):
         torch.testing.assert_close(found, expected)
         wanted = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(torch.autograd.grad(found.sum(), x), wanted)
-    assert tripwire.statistics(compiled).traces <= 3
+    assert tripwire.statistics(compiled).traces <= traces
 
 
 @pytest.mark.parametrize("name", USES)
@@ -103,15 +123,26 @@ def test_a_float_stays_open(name, backend) -> None:
     check(USES[name], backend)
 
 
-@pytest.mark.parametrize("name", EAGER_USES)
-def test_a_float_whose_value_torch_takes_stays_open_behind_eager(name) -> None:
-    check(EAGER_USES[name], "eager")
+@pytest.mark.parametrize("name", TAKEN_USES)
+@pytest.mark.parametrize(("backend", "traces"), [("eager", 3), ("aot_eager", 4)])
+def test_a_float_whose_value_torch_takes_stays_open(name, backend, traces) -> None:
+    check(TAKEN_USES[name], backend, traces)
 
 
-@pytest.mark.parametrize("name", EAGER_USES)
-def test_behind_a_compiler_it_is_fixed_and_told_with_its_line(name) -> None:
-    use = EAGER_USES[name]
+def test_the_call_that_takes_it_runs_uncompiled_and_is_told(caplog) -> None:
+    use = TAKEN_USES["huber_loss"]
     compiled = tripwire.compile(use, backend="aot_eager")
+    for index in range(4):
+        compiled(torch.randn(3, 4), 0.3 + 0.1 * index)
+    (told,) = [one.message for one in caplog.records if "graph-cut" in one.message]
+    assert f"test_floats.py:{use.__code__.co_firstlineno}: `huber_loss` can't be compiled" in told
+    assert "a float that varies" in told
+
+
+@pytest.mark.parametrize("name", sorted(TAKEN_USES.keys() - {"two calls", "of attention"}))
+def test_in_a_full_graph_it_is_fixed_and_told_with_its_line(name) -> None:
+    use = TAKEN_USES[name]
+    compiled = tripwire.compile(use, backend="aot_eager", fullgraph=True)
     for index in range(4):
         x = torch.randn(3, 4).abs().add(0.1).requires_grad_()
         number = 0.3 + 0.1 * (index // 2)
@@ -141,10 +172,32 @@ def test_dropout_without_any_gives_its_argument(backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["clamp", "full", "two places", "alpha", "tensor of a list", "label_smoothing"]
+    "name",
+    ["clamp", "full", "two places", "alpha", "tensor of a list", "label_smoothing", "layer_norm"]
+    + ["batch_norm that runs", "group_norm of images"],
 )
 def test_a_float_stays_open_behind_inductor(name) -> None:
     check(USES[name], "inductor")
+
+
+def test_dropout_stays_open_behind_inductor_and_drops_as_much_as_it_should() -> None:
+    def drop(x, p):
+        return functional.dropout(x * 2, p)
+
+    compiled = tripwire.compile(drop, backend="inductor", fullgraph=True)
+    for index in range(6):
+        p = 0.2 + 0.1 * index
+        x = torch.ones(200, 100, requires_grad=True)
+        found = compiled(x, p)
+        (grad,) = torch.autograd.grad(found.sum(), x)
+        kept = found != 0
+        assert abs(kept.float().mean().item() - (1 - p)) < 0.02
+        torch.testing.assert_close(found, kept * 2 / (1 - p))
+        torch.testing.assert_close(grad, kept * 2 / (1 - p))
+    assert (compiled(x, 1.0) == 0).all()
+    with pytest.raises(ValueError, match="dropout probability"):
+        compiled(x, 1.5)
+    assert tripwire.statistics(compiled).traces <= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -38,6 +38,7 @@ from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
 from tripwire.reading.kinds import MEMO, is_link
 from tripwire.reading.names import needs_plain_numbers
+from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
 
@@ -51,6 +52,13 @@ OPEN_INPUT = "tripwire_open_input"  # of an input: its OpenTensor
 FAKE = "tripwire_fake"  # of a call: its result in the shadow, where it has open sizes
 NUMBER = "tripwire_number"  # of a number that is open: its NumberInput, or None
 
+
+# Calls that compute with a number, and don't take it for a size.
+ARITHMETIC = words(
+    "add add_ sub sub_ mul mul_ div div_ true_divide rsub __radd__ __rsub__ __rmul__ __rtruediv__ "
+    "__add__ __sub__ __mul__ __truediv__ __iadd__ __isub__ __imul__ __itruediv__ "
+    "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
+)
 
 Range = tuple[int | None, int | None]  # from, to; None: without an end
 Place = tuple[str, int | None]  # a path, and which of the sizes there

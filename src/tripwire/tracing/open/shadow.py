@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
@@ -33,6 +34,7 @@ from tripwire.tracing.open.draws import Draw
 from tripwire.tracing.open.fakes import BY_VALUES, Fakes, hint_of
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
+    ARITHMETIC,
     FAKE,
     LARGEST_OPEN,
     Decision,
@@ -95,6 +97,7 @@ class Shadow:
         self._told = 0  # conditions that the environment had when it was last looked at
         self._handed_out: list[weakref.ref[Any]] = []
         self._asked: set[int] = set()  # numbers out of tensors that were closed
+        self.fixed: set[Place] = set()  # floats that the run left open, and its compiler didn't
         self.draws = opening.draws  # whether numbers out of Python's generator are open,
         self.drawn: dict[str, Draw] = {}  # and those that are, by path
 
@@ -163,16 +166,16 @@ class Shadow:
         """Whether a number was planted, and nothing closed it: conditions say which may come."""
         spot = holder.kind.spot(holder.owner, key)
         planted = next((one for one in self.planted if one.spot == spot), None)
-        return planted is not None and not self._is_closed(planted)
+        return planted is not None and not self._is_among(planted, self.symbols.closed.keys())
 
-    def _is_closed(self, planted: Planted) -> bool:
-        """Whether the run had to close it, or one of its numbers."""
+    def _is_among(self, planted: Planted, closed: Set[Place]) -> bool:
+        """Whether it was closed, or one of its numbers was."""
         paths = (path for path, _ in iter_numbers(planted.value, planted.path))
-        return any((path, None) in self.symbols.closed for path in paths)
+        return any((path, None) in closed for path in paths)
 
-    def find_closed(self) -> set[tuple[int, Any]]:
-        """Where the world holds numbers that the run, or its compiler, had to close."""
-        return {one.spot for one in self.planted if self._is_closed(one)}
+    def find_closed(self, closed: Set[Place]) -> set[tuple[int, Any]]:
+        """Where the world holds numbers that were closed, of which these are."""
+        return {one.spot for one in self.planted if self._is_among(one, closed)}
 
     def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         # A shape environment knows neither nan nor infinity, nor the sign of zero.
@@ -309,7 +312,7 @@ class Shadow:
         if rule.name == "_pad_packed_sequence" and self._is_sized_by_values(given[0][0]):
             return  # it runs as it is, and so does what takes its result
         for leaf in filter(is_taken, iter_leaves(given)):
-            is_size = rule.name not in _ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
+            is_size = rule.name not in ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
             if is_size or rule.name in _SIZED_BY_FLOATS:
                 self.close(leaf, rule.name)
 
@@ -518,7 +521,11 @@ class Shadow:
         """Floats as they are in this run: the shadow computes forms, and they decide on none."""
         floats = [leaf for leaf in iter_leaves(given) if is_exactly(leaf, OpenFloat)]
         for number in floats if "dropout" in rule.name else ():
-            self.decide(operator.ne, number, 0, True)  # its result would be its argument
+            if 0 < number.value < 1:
+                self.decide(operator.gt, number, 0, True)
+                self.decide(operator.lt, number, 1, True)
+            else:  # its result is its argument, or zero, or it raises
+                self.close(number, rule.name)
         return map_leaves(given, lambda leaf: leaf.value if is_exactly(leaf, OpenFloat) else leaf)
 
     def _is_sized_by_values(self, tensor: torch.Tensor) -> bool:
@@ -639,6 +646,7 @@ class Shadow:
 
     def _note_closed_by_compiler(self) -> None:
         """A compiler fixes sizes and numbers that it has no code for."""
+        before = set(self.symbols.closed)
         fixed = self.symbols.find_fixed()
         closed = [symbol for place, symbol in fixed.items() if place not in self._fixed]
         closed += [one.node._expr for one in self.symbols.computed.values()]
@@ -651,6 +659,7 @@ class Shadow:
             decision = Decision(text, self.formulas.find_use(expr), "the back end")
             self.decisions.append(decision)
             self.symbols.note_closed({expr}, str(decision))
+        self.fixed = self.symbols.closed.keys() - before
 
     def forget(self) -> None:
         """Let go of the run's tensors: weak references would get in the way of swap_tensors."""
@@ -683,11 +692,6 @@ def _is_handed_back(rule: Call, given: Any, value: object) -> bool:
 _TAKEN_OF = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-)
-_ARITHMETIC = words(
-    "add add_ sub sub_ mul mul_ div div_ true_divide rsub __radd__ __rsub__ __rmul__ __rtruediv__ "
-    "__add__ __sub__ __mul__ __truediv__ __iadd__ __isub__ __imul__ __itruediv__ "
-    "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
 )
 # Torch's own code takes the value of a float that these get; no float decides on a size there.
 _OF_FORMS = words(
