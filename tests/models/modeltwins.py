@@ -39,6 +39,10 @@ DROPS_LAYERS = frozenset(
     | {"xglm", "mbart", "m2m-100", "blenderbot", "led", "speech-to-text", "blip-2"}
     | {"wav2vec2-masked", "unispeech-sat", "sew", "data2vec-audio"}
 )
+# These draw with NumPy, while training.
+MASKS_BY_NUMPY = frozenset(
+    {"wav2vec2", "hubert", "wavlm", "wav2vec2-masked", "unispeech-sat", "sew", "data2vec-audio"}
+)
 # While training, Python asks deep inside whether values are finite.
 ASKS_DEEPLY = frozenset({"ibert", "detr", "conditional-detr", "deformable-detr"})
 # The first call leaves something behind: hooks, tables of positions, weights in another scale.

@@ -14,6 +14,8 @@ import torch
 from models.architectures import ARCHITECTURES
 from models.modeltwins import (
     BY_NAME,
+    DROPS_LAYERS,
+    MASKS_BY_NUMPY,
     MORE_WRITES,
     REFUSED,
     WRITES,
@@ -88,6 +90,22 @@ def test_what_is_not_compiled_whole_returns_the_same_while_its_modules_are_compi
     twins = Twins(name)
     for seed in range(3):
         twins.check(twins.inputs(seed=seed))
+
+
+@pytest.mark.parametrize("name", ["jetmoe", "encodec", "vilt"])
+def test_values_that_decide_deep_inside_are_compared_on_the_way(name: str) -> None:
+    twins = Twins(name)
+    for _ in range(3):
+        twins.check(twins.inputs())
+    assert twins.compiled.statistics().hits > 6
+
+
+@pytest.mark.parametrize("name", sorted(DROPS_LAYERS - MASKS_BY_NUMPY))
+def test_layers_that_are_dropped_at_random_are_compiled_while_training(name: str) -> None:
+    twins = Twins(name, nn.Module.train, whole=False)
+    for _ in range(3):
+        twins.check()
+    assert twins.compiled.statistics().hits > 6
 
 
 def test_a_first_call_that_installs_hooks_is_compiled_from_the_second_on() -> None:
