@@ -89,7 +89,7 @@ from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.purity import DRAWS
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
-from tripwire.tracing.modes import Contexts, restoring_contexts, sample_contexts
+from tripwire.tracing.modes import Contexts, contexts_of, restoring_contexts
 from tripwire.tracing.open.draws import DRAWN_BY_BOTH, check_ways
 from tripwire.tracing.open.opening import Opening
 from tripwire.tracing.session import NO_TENSORS, TOLD
@@ -301,7 +301,8 @@ class Pipeline:
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
-        return Planned(run, originals, counters, plan, standing, waits, sample_contexts())
+        contexts = contexts_of(trace.torch_state)
+        return Planned(run, originals, counters, plan, standing, waits, contexts)
 
     def _refuse_numbers(self, result: object) -> Refusal:
         return Refusal("no-tensors", NO_TENSORS.format(self.teller.name, fingerprint(result)))

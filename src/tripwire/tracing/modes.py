@@ -6,10 +6,10 @@ are restored. Under another library's mode, or a transform, nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -76,6 +76,12 @@ class Contexts(NamedTuple):
 def sample_contexts() -> Contexts:
     """As they are now."""
     return Contexts(torch.is_grad_enabled(), sample_autocast())
+
+
+def contexts_of(state: Mapping[str, Any]) -> Contexts:
+    """As they were when `sample_torch_state()` gave this."""
+    off = zip(("cpu", "cuda"), (False, False), state["autocast's dtypes"], strict=True)
+    return Contexts(state["grad mode"], state["autocast"] or tuple(off))
 
 
 def sample_depth() -> tuple[bool, int]:

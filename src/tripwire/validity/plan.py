@@ -23,7 +23,7 @@ from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
-from tripwire.tracing.modes import Contexts, sample_contexts
+from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
 from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
@@ -138,7 +138,7 @@ def build_plan(
                 held=held,
                 suspects=tuple(i for i, wire in enumerate(dicts) if wire.was_changed),
                 fetched=fetched,
-                contexts=sample_contexts() if trace.has_contexts else None,
+                contexts=contexts_of(trace.torch_state) if trace.has_contexts else None,
                 storages=admission.storages,
                 rebinding=planner.find_rebinding(held, admission) if rebinds else None,
             )

@@ -98,6 +98,21 @@ class Normalizes(Net):
         return *super().facts(), dict(self.norm.named_buffers())
 
 
+class SwitchesGradients(Net):
+    """Leaves another grad mode behind, unless it fails."""
+
+    def forward(self, x, i):
+        self.write(x)
+        with torch.no_grad():
+            y = x * 2
+        y = y + self.table[i]
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return y
+
+    def facts(self):
+        return *super().facts(), torch.is_grad_enabled()
+
+
 def play(net, call):
     """What each call gave or raised, and what was there after it."""
     torch.manual_seed(0)
@@ -134,6 +149,11 @@ def check_twins(build, backend):
 def test_an_error_on_a_hit_leaves_what_the_plain_call_leaves(kind, backend) -> None:
     with torch.no_grad():
         check_twins(kind, backend)
+
+
+def test_after_an_error_on_a_hit_the_grad_mode_is_that_of_the_plain_call() -> None:
+    with torch.no_grad():
+        check_twins(SwitchesGradients, "eager")
 
 
 def test_an_error_on_a_hit_is_undone_in_training_mode_too(backend) -> None:

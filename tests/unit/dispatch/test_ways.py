@@ -75,6 +75,15 @@ class LayerDrop(nn.Module):
         return x + torch.rand(4)
 
 
+class Switches(nn.Module):
+    """Leaves another grad mode behind."""
+
+    def forward(self, x):
+        x = x * 2 if torch.rand(()) > 0.5 else x - 1
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return x
+
+
 class Clipped(nn.Module):
     """Writes before it decides, and a memory of what it decided."""
 
@@ -169,6 +178,19 @@ def test_every_way_is_as_plain(model, backend, trains):
             outcomes.append((result, state_of(net), gradients_of(net), torch.get_rng_state()))
         torch.testing.assert_close(outcomes[1], outcomes[0], equal_nan=True)
     assert tripwire.statistics(compiled).hits >= 8
+
+
+def test_a_run_that_turns_back_leaves_the_grad_mode_alone():
+    model = Switches()
+    compiled = tripwire.compile(model, backend="eager")
+    with torch.enable_grad():
+        for number in range(12):
+            for call in (model, compiled):
+                torch.manual_seed(number)
+                before = torch.is_grad_enabled()
+                call(torch.ones(4))
+                assert torch.is_grad_enabled() is not before
+    assert compiled.statistics().hits >= 6
 
 
 def make_step(optimizer, *, zeroes=True):
