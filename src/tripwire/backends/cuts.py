@@ -33,7 +33,7 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
 from tripwire.tracing.fxnodes import LEAF
-from tripwire.tracing.open.opening import FAKE, NUMBER
+from tripwire.tracing.open.opening import FAKE, FORMED, NUMBER
 from tripwire.tracing.result import build_module, is_random
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
@@ -59,6 +59,7 @@ _UNUSED = "it draws random numbers that nothing uses, and a compiler would remov
 _PLACED = "it counts from the start of a storage that was passed in, and Inductor from elsewhere"
 _UNFORMED = "torch can't tell the shape and dtype of its result without running it"
 _FIXED = "it takes a float that varies, which would become a constant of the compiled code"
+_UNROLLED = "a compiler would unroll it, for one length"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
@@ -137,6 +138,8 @@ def find_cuts(
         if found is None and fixing is not None and takes_open_float(node):
             is_drawn = is_random(node) and not (own_dropout and spells_dropout(node))
             found = _FIXED if is_drawn or _name_of(node) in fixing else None
+        if found is None and FORMED in node.meta:
+            found = _UNROLLED
         if found is not None:
             why[node] = found
     if any(map(_asks_for_gradients, graph.nodes)):

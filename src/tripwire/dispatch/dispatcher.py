@@ -117,7 +117,7 @@ class Dispatcher(Followed):
             self._tally,
             self._teller,
             self._patience,
-            Variation(options.dynamic),
+            Variation(options.dynamic, whole=options.fullgraph),
         )
 
     @out_of_dynamo

@@ -80,8 +80,9 @@ _HOLD_NONE = ids_of(
 class Variation:
     """Of one callable's calls."""
 
-    def __init__(self, dynamic: bool | None) -> None:
+    def __init__(self, dynamic: bool | None, *, whole: bool = False) -> None:
         self._dynamic = dynamic
+        self._whole = whole  # graphs are compiled as a whole
         self._shapes: dict[str, tuple[int, ...]] = {}  # of tensors, by path, as first found
         self._sources: dict[str, Source] = {}
         self._numbers: dict[str, object] = {}
@@ -158,6 +159,7 @@ class Variation:
             spots,
             takes=takes and self._may_take and not self._asks_for_types,
             draws=self._draws and self._may_draw and not self._asks_for_types,
+            whole=self._whole,
             tuples=not self._compares_identity,
             known=frozenset((*self._shapes, *self._numbers)),
             everything=bool(self._dynamic) and not self._asks_for_types,

@@ -50,6 +50,7 @@ LARGEST_OPEN = 2**31 - 1  # int, of either sign: a product of two is one that to
 # In the meta of a graph's nodes:
 OPEN_INPUT = "tripwire_open_input"  # of an input: its OpenTensor
 FAKE = "tripwire_fake"  # of a call: its result in the shadow, where it has open sizes
+FORMED = "tripwire_formed"  # of a call: only a formula tells its form, so it runs as it is
 NUMBER = "tripwire_number"  # of a number that is open: its NumberInput, or None
 
 
@@ -80,6 +81,7 @@ class Opening:
     takes: bool = False  # numbers out of tensors
     draws: bool = False  # numbers out of Python's random generator
     ranges: Mapping[tuple[str, int | None], Range] = field(default_factory=dict)  # of sizes
+    whole: bool = False  # the graph is compiled as a whole: no call may run as it is
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
     # Of what no trace has found before, and is passed in an object: whether all of it is open;

@@ -36,6 +36,7 @@ from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
     ARITHMETIC,
     FAKE,
+    FORMED,
     LARGEST_OPEN,
     Decision,
     Opening,
@@ -44,7 +45,7 @@ from tripwire.tracing.open.opening import (
     Planted,
     Sweep,
 )
-from tripwire.tracing.open.spellings import SPELLED, find_spelling
+from tripwire.tracing.open.spellings import SPELLED, find_form, find_spelling
 from tripwire.tracing.open.symbols import (
     Symbols,
     forget_environments,
@@ -498,7 +499,11 @@ class Shadow:
                 if rule.name in _OF_FORMS:
                     args, kwargs = self._spell_floats(rule, (args, kwargs))
                 spelling = find_spelling(func, args, kwargs, self.fakes.find)
-                fakes = self.fakes.imitate(spelling or func, args, kwargs, in_place=in_place)
+                form = (
+                    None if self._opening.whole else find_form(func, args, results, self.fakes.find)
+                )
+                told = spelling or form or func
+                fakes = self.fakes.imitate(told, args, kwargs, in_place=in_place)
                 self._note_decisions(rule.name)
                 why = fakes if isinstance(fakes, str) else ""
                 if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
@@ -508,6 +513,10 @@ class Shadow:
                 self._put(results, fakes)
                 if spelling is not None:
                     self._state.node_of(results[0]).meta[SPELLED] = spelling
+                if form is not None:
+                    made: Any = self._state.node_of(results[0])
+                    made = made.args[0] if len(results) > 1 else made
+                    made.meta[FORMED] = True
 
     def _put(self, tensors: list[torch.Tensor], fakes: list[Any]) -> None:
         """Tensors that a call gave have the sizes of these fakes."""

@@ -34,7 +34,15 @@ def find_spelling(
 ) -> Spelling | None:
     """How to write a call of which something is open; None: as it is."""
     look = _LOOKS.get(func)
-    return None if look is None else look(find, *args, **kwargs)
+    return None if look is None or not args else look(find, *args, **kwargs)
+
+
+def find_form(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling | None:
+    """What tells the form of a call's results, where no other calls can stand for it."""
+    look = _FORMS.get(func)
+    return None if look is None else look(func, args, results, find)
 
 
 def spell_calls(graph: fx.Graph) -> None:
@@ -63,10 +71,17 @@ def spell_calls(graph: fx.Graph) -> None:
 
 
 def _look_at_linspace(
-    find: FindFake, start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None
+    find: FindFake,
+    start: Any,
+    end: Any,
+    steps: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    **options: Any,
 ) -> Spelling | None:
     dtype = dtype or torch.get_default_dtype()
-    if not (is_exactly(start, int, float) and is_exactly(end, int, float)):
+    if options or not (is_exactly(start, int, float) and is_exactly(end, int, float)):
         return None
     if not _is_open_int(steps) or not dtype.is_floating_point:
         return None
@@ -152,6 +167,69 @@ def _spell_mean1(tensor: Any, kernel_size: Any) -> Any:
 
 def _spell_mean2(tensor: Any, kernel_size: Any) -> Any:
     return tensor.mean((-2, -1), keepdim=True)
+
+
+# --- forms ---
+
+
+def _look_at_layers(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    results: Sequence[torch.Tensor],
+    find: FindFake,
+) -> Spelling | None:
+    """Recurrent layers: torch goes through the sequence in Python, and so needs its length.
+
+    An LSTM without gradient is one call to a library.
+    """
+    if len(args) != 9 or results[0].dim() != 3:  # a packed sequence
+        return None
+    fake, batch_first = find(args[0]), args[-1]
+    if fake is None or not is_open_symbol(fake.size(1 if batch_first else 0)):
+        return None
+    if func == torch.lstm and not results[0].requires_grad:
+        return None
+    return functools.partial(_form_layers, is_turned=not results[0].is_contiguous())
+
+
+def _form_layers(
+    given: Any,
+    states: Any,
+    weights: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    *,
+    is_turned: bool,
+) -> tuple[torch.Tensor, ...]:
+    states = states if is_exactly(states, tuple, list) else (states,)
+    first, second, _ = given.size()
+    width = states[0].size(2) * (2 if bidirectional else 1)
+    if is_turned:
+        output = states[0].new_empty((second, first, width)).transpose(0, 1)
+    else:
+        output = states[0].new_empty((first, second, width))
+    return output, *map(torch.empty_like, states)
+
+
+def _look_at_ctc(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling:
+    return functools.partial(_form_ctc, is_mean=not results[0].dim())
+
+
+def _form_ctc(log_probs: Any, *_: Any, is_mean: bool, **how: Any) -> torch.Tensor:
+    made: torch.Tensor = log_probs.new_empty(() if is_mean else (log_probs.size(1),))
+    return made
+
+
+_FORMS: dict[Callable[..., Any], Callable[..., Spelling | None]] = {
+    **dict.fromkeys((torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu), _look_at_layers),
+    **dict.fromkeys((torch.ctc_loss, functional.ctc_loss), _look_at_ctc),
+}
 
 
 def _is_open_int(number: object) -> bool:
