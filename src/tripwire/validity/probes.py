@@ -2,15 +2,16 @@
 
 The part of the graph that leads from the call's inputs to the value is cut out. It runs before each
 call, and the value is compared. This part must be small, and must compute the same when it runs
-first: nothing random, and no input changed in place before it is read. In-place calls on tensors
-that the run made itself may be part of it. Entries of a callable share equal probes.
+first: nothing random. In-place calls may be part of it. If they change an input, they change a
+copy of it here: an optimizer counts a step, and then goes by the count. Entries of a callable share
+equal probes.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from tripwire.reading.names import fingerprint
-from tripwire.reading.tensors import OUTSIDE, TensorMeta
+from tripwire.reading.tensors import OUTSIDE, TensorMeta, storage_of
 from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, SETATTR, Target, words
 from tripwire.tracing.branches import HOOKS, Branch
+from tripwire.tracing.casts import TAKING
 from tripwire.tracing.result import Trace, build_module, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
@@ -155,7 +157,7 @@ def choose(trace: Trace, *, crosses: bool, hindrance: str = "") -> Choice:
 
     hindrance: why they may not.
     """
-    past = _Past(trace.graph, trace.branches)
+    past = _Past(trace.graph, trace.branches, _find_storages(trace))
     try:
         return _Chooser(past, crosses).choose(trace.branches)
     except Refused as refused:
@@ -316,7 +318,11 @@ _WHOLE_VALUES = words("tolist item")
 class _Past:
     """What came before what in a graph, and which calls changed which memory."""
 
-    def __init__(self, graph: fx.Graph, branches: Sequence[Branch]) -> None:
+    def __init__(
+        self, graph: fx.Graph, branches: Sequence[Branch], storages: Mapping[fx.Node, int]
+    ) -> None:
+        self._own_inputs = storages
+        self._storages: dict[fx.Node, frozenset[int]] = {}  # of inputs that a node is, or views
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self._inputs = len(graph.find_nodes(op="placeholder"))  # these come first
         self._contexts = [node for node in graph.nodes if name_of(node) in _CONTEXTS]
@@ -325,6 +331,12 @@ class _Past:
         self._setters: list[fx.Node] = []  # of `.grad`
         for node in graph.nodes:
             facts: NodeFacts | None = node.meta.get(FACTS)  # the output has none
+            if node in storages:
+                self._storages[node] = frozenset({storages[node]})
+            elif facts is not None and OUTSIDE in (*facts.memory, *facts.written):
+                is_elsewhere = node.target is GETATTR and node.args[1] not in _VIEWS
+                found = self._storages_of(_find_written(node))
+                self._storages[node] = frozenset({_UNKNOWN}) if is_elsewhere else found
             if facts is not None and facts.written:
                 self._places.append(self.order[node])
                 if node.target is SETATTR and node.args[1] == "grad":
@@ -385,7 +397,11 @@ class _Past:
             while rest and self.order[rest[-1]] < end:
                 node = rest.pop()
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                if not written.isdisjoint(self._storages_of([node])) and node.op == "placeholder":
+                    copies[node] = graph.call_method("clone", (copies[node],))
 
+        writers = [node for node in needed if OUTSIDE in node.meta[FACTS].written]
+        written = self._storages_of(writers)
         rest = sorted(needed, key=self.order.__getitem__, reverse=True)
         for branch in branches:
             copy_until(self.end_of(branch))
@@ -408,19 +424,66 @@ class _Past:
     def _changes(self, branch: Branch, read: Sequence[fx.Node], end: int) -> list[fx.Node]:
         """In-place calls before `end` on memory that these nodes have."""
         found: list[fx.Node] = []
+        seen = self._storages_of(read)
         for memory in {memory for node in read for memory in node.meta[FACTS].memory}:
-            if memory == OUTSIDE:
-                self._check_outside(branch, end)
-            found += [w for w in self._writers.get(memory, ()) if self.order[w] < end]
+            writers = (w for w in self._writers.get(memory, ()) if self.order[w] < end)
+            found += [w for w in writers if memory != OUTSIDE or self._may_change(w, seen)]
         for writer in found:
             if OUTSIDE in writer.meta[FACTS].written:
-                raise _refuse_written(branch, writer)
+                # A value that the call itself changes differs from call to call; an answer may not.
+                is_unknown = _UNKNOWN in seen or not self._changes_copies(writer)
+                if branch.op in TAKING or is_unknown:
+                    raise _refuse_written(branch, writer)
         return found
+
+    def _storages_of(self, nodes: Iterable[fx.Node]) -> frozenset[int]:
+        return frozenset().union(*(self._storages.get(node, frozenset()) for node in nodes))
+
+    def _may_change(self, writer: fx.Node, seen: frozenset[int]) -> bool:
+        """Whether a call that changes inputs changes one that has this memory."""
+        written = self._storages[writer]
+        is_known = bool(written) and _UNKNOWN not in written | seen
+        return not is_known or not written.isdisjoint(seen)
+
+    def _changes_copies(self, writer: fx.Node) -> bool:
+        """Whether a call can change copies of inputs instead: none of which share memory."""
+        written = self._storages[writer]
+        given = [one for one in self._own_inputs.values() if one in written]
+        is_known = bool(written) and _UNKNOWN not in written
+        return is_known and len(given) == len(written)
 
     def _check_outside(self, branch: Branch, end: int, setters: Sequence[fx.Node] = ()) -> None:
         for writer in (*self._writers.get(OUTSIDE, ())[:1], *setters[:1]):
             if self.order[writer] < end:
                 raise _refuse_written(branch, writer)
+
+
+def _find_storages(trace: Trace) -> dict[fx.Node, int]:
+    """Of the graph's inputs: guards make sure that they share memory as in the run."""
+    completion = trace.completion
+    if completion is None or completion.effects.carried:  # what takes their places may share it
+        return {}
+    nodes = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
+    pairs = zip(nodes, completion.tensors, strict=True)
+    return {node: _UNKNOWN if t is None else storage_of(t) for node, t in pairs}
+
+
+def _find_written(node: fx.Node) -> list[fx.Node]:
+    """What a call may change, or give views of."""
+    name = name_of(node)
+    is_method = name.endswith("_") and not name.startswith("_")  # in place: it changes its owner
+    if name == "set_" or not (is_method or name in _CHANGE_FIRST) or "out" in node.kwargs:
+        return node.all_input_nodes
+    found: list[fx.Node] = []
+    fx.node.map_arg(node.args[0], found.append)
+    return found
+
+
+_CHANGE_FIRST = words(
+    "__setitem__ setitem __iadd__ __isub__ __imul__ __itruediv__ iadd isub imul itruediv"
+)
+_UNKNOWN = -1  # as `storage_of` has it for what has none
+_VIEWS = words("data T mT H mH real imag")  # attributes that are of the tensor's own memory
 
 
 class _Gradients:

@@ -166,13 +166,16 @@ def test_a_branch_on_a_random_value_is_refused_with_its_line() -> None:
     assert "it depends on `rand`, which is random" in str(caught.value)
 
 
-def test_a_branch_on_an_input_changed_in_place_is_refused_with_its_line() -> None:
-    def grow(x):
+def test_a_branch_on_memory_that_two_inputs_share_and_one_changes_is_refused_with_its_line() -> (
+    None
+):
+    def grow(x, y):
         x.add_(1)
-        return x * 2 if x.sum() > 0 else x
+        return x * 2 if y.sum() > 0 else x
 
+    x = X.clone()
     with pytest.raises(tripwire.CannotTrace, match="in place") as caught:
-        tripwire.compile(grow, fullgraph=True)(X.clone())
+        tripwire.compile(grow, fullgraph=True)(x, x[:1])
     assert caught.value.slug == "tensor-branch"
     assert f"{__file__}:{grow.__code__.co_firstlineno + 2}: " in str(caught.value)
 
