@@ -375,6 +375,8 @@ _PYTHON = (
             "t = t + gate.w.detach()",
             "with torch.enable_grad():\n    (gate.w * y.detach().float()).sum().backward()\n"
             "if gate.w.grad.abs().max() > 2:\n    gate.w.grad = None\n    t = t * 2",
+            "if gate.w.grad is not None:\n    gate.w.grad.mul_(0.5)\n"
+            "    t = t * 2 if gate.w.grad.sum() > 1 else t",
             "for _ in range(torch.randint(0, 3, (1,)).item()):\n    t = t + 1",
             "gate.n.mul_(0.5)\nfor v in gate.n.tolist():\n    t = t + (1 if v > 0 else 2)",
             "gate.n += 1\nkept = y[gate.n > 2]\nt = t + kept.numel()",

@@ -506,7 +506,7 @@ class _Gradients:
         self._foreign = len(order)  # where the first call is that may set one unseen
         for node, place in order.items():
             if node.target is SETATTR and node.args[1] == "grad":
-                self._set.setdefault(_origin_of(node.args[0]), place)
+                self._set.setdefault(origin_of(node.args[0]), place)
             elif FACTS in node.meta and node.meta[FACTS].opaque and not is_profilers(node):
                 self._foreign = min(self._foreign, place)
         self._unhooked = {n for branch in branches if branch.op == HOOKS for n in branch.inputs}
@@ -561,10 +561,10 @@ def _may_get_gradient(node: fx.Node) -> bool:
 
 
 def _find_origin(branch: Branch) -> fx.Node:
-    return _origin_of(branch.inputs[0])
+    return origin_of(branch.inputs[0])
 
 
-def _origin_of(node: Any) -> fx.Node:
+def origin_of(node: Any) -> fx.Node:
     """The node that a tensor had before methods changed it in place."""
     while node.op == "call_method" and node.target.endswith("_") and node.target[0] != "_":
         node = node.args[0]

@@ -23,9 +23,9 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, describe, meta_of
 from tripwire.rulebook.refusals import Mismatch
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target
 from tripwire.tracing.branches import COMPARED, HOOKS, Branch
-from tripwire.tracing.result import Input, Trace, is_random, name_of
+from tripwire.tracing.result import Trace, is_random, name_of
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
-from tripwire.validity.probes import describe_value, is_profilers, same_value
+from tripwire.validity.probes import describe_value, is_profilers, origin_of, same_value
 
 LARGEST_TURN = 1 << 22  # bytes that are copied before each run, at most;
 COST_OF_A_COPY = 1 << 14  # each copy counts for some, and takes about 3 µs
@@ -135,13 +135,18 @@ def find_done(trace: Trace, places: Places) -> Done | str:
     written = _find_written(before)
     if not written.issubset(placeholders):
         return "it changes a tensor that isn't an input of its graph"
-    leaves: dict[fx.Node, Input] = {}
-    if any(map(_sets_gradients, before)):
+    if any(name_of(node) == "backward" for node in before):
         if any(node.meta.get(PAST) or not wanted.traits.is_leaf for node, wanted in inputs):
             return "its backward goes on into what was computed before the call"
-        leaves = {node: wanted for node, wanted in inputs if wanted.meta.requires_grad}
-        if not leaves.keys() <= _find_asked(trace, HOOKS, False):
+        wanting = {node for node, wanted in inputs if wanted.meta.requires_grad}
+        if not wanting <= _find_asked(trace, HOOKS, False):
             return "its backward may run hooks"
+    else:
+        wanting = set()
+    touched = wanting | _find_touched(before)
+    if any(OUTSIDE in node.meta[FACTS].memory for node in touched.difference(placeholders)):
+        return "it changes the gradient of a tensor that isn't an input of its graph"
+    leaves = {node: wanted for node, wanted in inputs if node in touched}
     assert trace.completion is not None
     for (node, wanted), tensor in zip(inputs, trace.completion.tensors, strict=True):
         if node in written:
@@ -183,6 +188,17 @@ def _find_hindrance(node: fx.Node) -> str | None:
 
 def _sets_gradients(node: fx.Node) -> bool:
     return name_of(node) == "backward" or node.target in (SETATTR, DELATTR)
+
+
+def _find_touched(before: Sequence[fx.Node]) -> set[fx.Node]:
+    """The tensors whose `.grad` is set, or may be changed in place."""
+    grads = [node for node in before if node.target in (GETATTR, SETATTR, DELATTR)]
+    grads = [node for node in grads if node.args[1] == "grad"]
+    is_written = any(
+        OUTSIDE in node.meta[FACTS].written for node in before if not _sets_gradients(node)
+    )
+    changed = [node for node in grads if is_written or node.target is not GETATTR]
+    return {origin_of(node.args[0]) for node in changed}
 
 
 def _find_written(before: Sequence[fx.Node]) -> set[fx.Node]:

@@ -35,9 +35,10 @@ CASES = {
         "S['u'].copy_(x[0])\n    x.zero_()\n    return x + 2 if S['u'].sum() > 9 else x",
         11,
     ),
-    # Two inputs with one memory: a copy of each would not be changed with the other.
+    # Two inputs with one memory: a copy of each would not be changed with the other. So the value is
+    # compared in the middle of the call; AOTAutograd doesn't take such inputs.
     "memory of another": ("S['v'].add_(1)\n    return x * 2 if S['whole'].sum() > 9 else x", 0),
-    "a gradient": ("P.grad.mul_(0.5)\n    return x * 2 if P.grad.norm() > 1 else x", 0),
+    "a gradient": ("P.grad.mul_(0.5)\n    return x * 2 if P.grad.norm() > 1 else x", 10),
 }
 TWIN = """
 whole = torch.zeros(6)
@@ -60,8 +61,7 @@ def test_what_is_asked_after_a_write_is_as_plain_python_finds_it(
     case: str, backend: str, tmp_path: Path
 ) -> None:
     body, hits = CASES[case]
-    explained = check_twins(TWIN.format(body=body), backend, tmp_path, hits=hits)
-    assert hits or not explained.hits
+    check_twins(TWIN.format(body=body), backend, tmp_path, hits=hits)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
