@@ -35,7 +35,7 @@ CASES = {
         "S['u'].copy_(x[0])\n    x.zero_()\n    return x + 2 if S['u'].sum() > 9 else x",
         11,
     ),
-    # Two inputs with one memory: a copy of each would not be changed with the other. So the value is
+    # Two inputs with one memory: a copy of each would not be changed with the other. The value is
     # compared in the middle of the call; AOTAutograd doesn't take such inputs.
     "memory of another": ("S['v'].add_(1)\n    return x * 2 if S['whole'].sum() > 9 else x", 0),
     "a gradient": ("P.grad.mul_(0.5)\n    return x * 2 if P.grad.norm() > 1 else x", 10),
