@@ -135,6 +135,22 @@ PLACES = (
         _COPIES,
     ),
     Place(
+        "attribute of a copy",
+        "copy.copy(o%n).a",
+        "class C%n: pass\no%n = C%n()\no%n.a = %v",
+        ("o%n.a = %v", "o%n.__dict__['a'] = %v", "o%n.__dict__ = {'a': %v}", "C%n.a = %v"),
+        ("del o%n.a", "o%n.__dict__.clear()"),
+        _COPIES,
+    ),
+    Place(
+        "attribute of an object's state",
+        "o%n.__getstate__()['a']",
+        "class C%n: pass\no%n = C%n()\no%n.a = %v",
+        ("o%n.a = %v", "vars(o%n).update(a=%v)", "C%n.__getstate__ = lambda self: {'a': %v}"),
+        ("del o%n.a",),
+        _COPIES,
+    ),
+    Place(
         "deep attribute",
         "o%n.a.b.c",
         "class C%n: pass\no%n = C%n()\no%n.a = C%n()\no%n.a.b = C%n()\no%n.a.b.c = %v",

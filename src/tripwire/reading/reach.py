@@ -89,8 +89,13 @@ _TABLE_WALKERS = words(
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-_GETS_ATTRIBUTES = object.__getattribute__
+# Called by way of a class or of `super()`, these read an object that nobody asked for anything.
+_PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__"})
+_GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
+# Methods that take all that an object holds; nothing of that is told where they are Python's own.
+# `copy` asks objects for them.
+_TAKE_ALL = frozenset({"__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 
 
 class _Taken(NamedTuple):
@@ -114,6 +119,7 @@ class Reach(Meeting):
         self._on_tensor = on_tensor
         self._aside = aside  # calls a function, and records nothing meanwhile
         self.names_read: dict[int, frozenset[str]] = {}  # of objects that were met, once closed
+        self._read_whole: set[int] = set()  # objects of which Python's own code took all
         self._found_own: set[tuple[int, str]] = set()  # what the run wrote before it read it
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
         self._python_modules: dict[int, types.ModuleType] = {}
@@ -134,8 +140,12 @@ class Reach(Meeting):
         self.reader.close()
         self.holders.open_number = None
         self._is_over = True
-        self.names_read = {key: self.reader.names_of(met) for key, met in self._met.items()}
+        self.names_read = {key: self._find_names_read(key) for key in self._met}
         self._on_tensor, self._aside = _ignore, _ignore
+
+    def _find_names_read(self, key: int) -> frozenset[str]:
+        names = self.reader.names_of(self._met[key])
+        return names | {"__dict__"} if key in self._read_whole else names
 
     def is_written_first(self, holder: Holder, name: str, before: object) -> bool:
         """Whether the run found its own value when it first read an attribute."""
@@ -188,7 +198,10 @@ class Reach(Meeting):
             or isinstance(owner, PINNED)
             or any(owner is item for item in self.aliases)  # state, whatever passes it as well
         )
-        if name == "__dict__":
+        is_whole = name in _TAKE_ALL and isinstance(value, types.BuiltinFunctionType)
+        if is_whole:
+            self._read_whole.add(id(owner))
+        if is_whole or name == "__dict__":
             for holder in self._held[id(owner)]:
                 self._walk_holder(holder, below)
         elif name in MODULE_TABLES and isinstance(owner, nn.Module):
@@ -239,7 +252,7 @@ class Reach(Meeting):
         queue: deque[tuple[Any, Source, bool]] = deque([(value, source, anchored)])
         while queue:
             item, path, anchored = queue.popleft()
-            if item is _GETS_ATTRIBUTES:
+            if item is _GETS_ATTRIBUTES or item is _GETS_STATE:
                 self._open_all()
             if item is operator.attrgetter:
                 self._hide_names()
@@ -326,7 +339,7 @@ class Reach(Meeting):
             self._passed.setdefault(name, f"{code.co_filename}:{line}")
             if name in globals_:
                 self._judge(name, namespace.get(name, vars(builtins).get(name)))
-        if "__getattribute__" in uses.attributes and code.co_name not in LOOKUPS:
+        if not _PAST_LOOKUPS.isdisjoint(uses.attributes) and code.co_name not in LOOKUPS:
             self._open_all()
         names = self._add_names(uses)
         self._uses = uses

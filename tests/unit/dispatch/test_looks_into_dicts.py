@@ -93,3 +93,65 @@ def go(f, see):
             {write}
 """
     check_twins(program, backend, tmp_path)
+
+
+TAKEN = {
+    "copy": "copy.copy(me).v + copy.copy(me).d[0]",
+    "deepcopy": "copy.deepcopy(me).v + copy.deepcopy(me).d[0]",
+    "deepcopy of what holds it": "copy.deepcopy([me])[0].v",
+    "copy of a dataclass": "copy.copy(data).v + copy.copy(data).d[0]",
+    "copy of a namespace": "copy.copy(space).v + copy.deepcopy(space).d[0]",
+    "copy of a module": "copy.copy(net).v + copy.copy(net).d[0]",
+    "copy of one with slots": "copy.copy(slots).v + copy.copy(slots).d[0]",
+    "its state": "me.__getstate__()['v'] + me.__getstate__()['d'][0]",
+    "its state, by its class": "object.__getstate__(me)['v'] + object.__getstate__(me)['d'][0]",
+    "its state, by another name": "take(me)['v'] + take(me)['d'][0]",
+    "its state, by a base": "own.__getstate__()['v'] + own.__getstate__()['d'][0]",
+    "its parts": "me.__reduce_ex__(4)[2]['v'] + me.__reduce__()[2]['d'][0]",
+    "its parts, by its class": "object.__reduce_ex__(me, 4)[2]['v']",
+    "its names": "float(len(me.__dir__()))",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_all_that_an_object_holds_taken_at_once(take, backend, tmp_path) -> None:
+    program = f"""
+import argparse, copy, dataclasses
+from torch import nn
+class K:
+    def __init__(self):
+        self.v, self.d = 1.0, [2.0]
+class Own(K):
+    def __getstate__(self):
+        return dict(super().__getstate__())
+@dataclasses.dataclass
+class Data:
+    v: float
+    d: list
+class Slots:
+    __slots__ = ("v", "d", "late")
+class Net(nn.Module):
+    pass
+me, own, data, space, slots, net = (
+    K(), Own(), Data(1.0, [2.0]), argparse.Namespace(v=1.0, d=[2.0]), Slots(), Net()
+)
+slots.v, slots.d, net.v, net.d = 1.0, [2.0], 1.0, [2.0]
+held = (me, own, data, space, slots, net)
+take = object.__getstate__
+def call(x):
+    return x * ({take})
+def go(f, see):
+    for i in range(15):
+        see(f(T(1 + i)))
+        for one in held:
+            if i == 2:
+                one.v = 5.0
+            if i == 5:
+                one.d[0] = 7.0
+            if i == 8:
+                one.v, one.d = 9.0, [11.0]
+            if i == 11:
+                one.late = 1.0
+"""
+    check_twins(program, backend, tmp_path, hits=6)
