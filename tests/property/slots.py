@@ -151,6 +151,15 @@ PLACES = (
         _COPIES,
     ),
     Place(
+        "number that an object gives",
+        "float(o%n)",
+        "class C%n:\n    def __float__(self): return self.h\no%n = C%n()\no%n.h = %v",
+        ("o%n.h = %v", "C%n.__float__ = lambda self: %v"),
+        ("del o%n.h",),
+        _COPIES,
+        only=_PLAIN,
+    ),
+    Place(
         "deep attribute",
         "o%n.a.b.c",
         "class C%n: pass\no%n = C%n()\no%n.a = C%n()\no%n.a.b = C%n()\no%n.a.b.c = %v",

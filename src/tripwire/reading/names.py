@@ -111,13 +111,17 @@ _global_names = PerCode(_find_global_names)
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`.
+    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`. Python itself
+    takes nothing but a real int or float from methods such as `__float__`.
     """
-    if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names):
+    if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names) or code.co_name in _RETURN_PLAIN_NUMBERS:
+        return True
+    if code.co_name == "__hash__" and not {"hash", "id"} & {*code.co_names}:
         return True
     return "type" in code.co_names and _tells_types(code, 0)
 
 
+_RETURN_PLAIN_NUMBERS = frozenset({"__float__", "__int__", "__index__"})
 # What these name raises for anything but a real int or float, or makes something else of it.
 _TAKE_PLAIN_NUMBERS = frozenset(
     {

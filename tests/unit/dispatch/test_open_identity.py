@@ -6,6 +6,7 @@ import enum
 import math
 import operator
 import statistics
+import types
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -208,7 +209,52 @@ def _as_seed(x, n):
     return x * torch.Generator().manual_seed(n).initial_seed()
 
 
-TELLING = [_is_int, _is_same, _by_table, _in_a_list, _in_a_closure]
+class _Held:
+    """What Python takes from these methods has to be a real int or float."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __float__(self):
+        return self.n * 2.0
+
+    def __int__(self):
+        return self.n + 1
+
+    def __index__(self):
+        return self.n
+
+    def __hash__(self):
+        return self.n
+
+
+def _as_float(x, n):
+    return x * float(_Held(n)) + math.sqrt(_Held(n))
+
+
+def _as_int(x, n):
+    return x * int(_Held(n))
+
+
+def _as_index(x, n):
+    return x * list(range(9))[_Held(n)] + len([1] * _Held(n))
+
+
+def _as_hash(x, n):
+    return x * hash(_Held(n))
+
+
+TELLING = [
+    _as_float,
+    _as_int,
+    _as_index,
+    _as_hash,
+    _is_int,
+    _is_same,
+    _by_table,
+    _in_a_list,
+    _in_a_closure,
+]
 TELLING += [_as_duration, _as_decimal, _as_exponent, _as_limit, _as_sample, _as_seed]
 
 
@@ -255,6 +301,21 @@ def test_numbers_of_the_world_are_plain_ones_to_a_function_that_could_tell() -> 
         check_same(plain(torch.ones(2)), compiled(torch.ones(2)))
         assert seen.kinds == plain.kinds
         assert seen.steps == plain.steps
+
+
+@pytest.mark.parametrize("take", [_as_float, _as_int, _as_index, _as_hash])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_numbers_of_the_world_are_plain_ones_where_python_takes_no_other(take, backend) -> None:
+    held = types.SimpleNamespace(n=3)
+
+    def call(x):
+        return take(x, held.n)
+
+    compiled = tripwire.compile(call, backend=backend)
+    for step in range(8):
+        held.n = 3 + step // 2
+        check_same(call(torch.ones(2)), compiled(torch.ones(2)))
+    assert compiled.statistics().hits >= 3
 
 
 def test_variables_of_callers_are_plain_once_a_function_could_tell() -> None:
