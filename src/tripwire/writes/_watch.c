@@ -940,13 +940,22 @@ static int read_keys(Watch *watch, PyObject *keys) {
 
 #if HAS_WATCHERS
 /* Gives a dict values of its own, in place of those that it shares with its instance: popitem()
-   does, and the item goes back to its place, the last. An empty dict stays as it is. No code of
-   anybody's runs. */
+   does, and the item goes back to its place, the last. An empty dict gets an item for it. No code
+   of anybody's runs. */
 static void take_inline_values(PyObject *dict) {
-    PyObject *item = PyObject_CallMethod(dict, "popitem", NULL);
-    if (item == NULL ||
-        PyDict_SetItem(dict, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1)) < 0) {
+    int is_empty = PyDict_GET_SIZE(dict) == 0;
+    if (is_empty && PyDict_SetItemString(dict, "", Py_None) < 0) {
         PyErr_Clear();
+        return;
+    }
+    PyObject *item = PyObject_CallMethod(dict, "popitem", NULL);
+    int is_done = item != NULL && (is_empty || PyDict_SetItem(dict, PyTuple_GET_ITEM(item, 0),
+                                                              PyTuple_GET_ITEM(item, 1)) == 0);
+    if (!is_done) {
+        PyErr_Clear();
+    }
+    if (is_empty && item == NULL) {
+        PyDict_Clear(dict);
     }
     Py_XDECREF(item);
 }
