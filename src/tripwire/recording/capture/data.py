@@ -11,6 +11,7 @@ import collections
 import datetime
 import decimal
 import enum
+import functools
 import io
 import logging
 import pathlib
@@ -315,6 +316,8 @@ def encode_instance(encoder: Encoder, value: Any, cls: type) -> AnyNode | Draft:
     if has_hidden_state(cls, base) and not is_kind(cls, BaseException):
         return encoder.leave_out(cls, "part of its state is in C, where Python can't read it")
     state = named(own_dict(value) or {})
+    if is_kind(cls, functools.singledispatchmethod) and "_method_cache" in state:
+        state = {**state, "_method_cache": None}  # of 3.13, weak; without it, methods are made anew
     if base is object and own_dict(value) is None and cls is not object and not _is_open(cls):
         return encoder.leave_out(cls, "part of its state is in C, where Python can't read it")
     put = _CONTENT.get(base)

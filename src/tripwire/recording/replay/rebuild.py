@@ -490,15 +490,16 @@ def _make_field(field: dict[str, Slot], value: Value) -> Any:
 def _index_members(cls: Any) -> None:
     """Let an enum find its members by their values, which it was made without."""
     by_value: dict[object, object] = {}
-    unhashable = []
-    for member in cls._member_map_.values():
+    unhashable: dict[str, list[object]] = {}
+    for name, member in cls._member_map_.items():
         try:
             by_value.setdefault(member._value_, member)
         except TypeError:
-            unhashable.append(member._value_)
+            unhashable[name] = [member._value_]
     type.__setattr__(cls, "_value2member_map_", by_value)
     for name, found in (
-        ("_unhashable_values_", unhashable),
+        ("_unhashable_values_", [value for values in unhashable.values() for value in values]),
+        ("_unhashable_values_map_", unhashable),
         ("_hashable_values_", list(by_value)),
     ):
         if name in class_dict(cls):
