@@ -404,7 +404,7 @@ def test_a_block_at_module_level(tmp_path) -> None:
     assert raised_in(path).message == "[3.0, 3.0, 3.0]"
 
 
-def test_a_program_that_is_typed_in_is_refused_clearly() -> None:
-    text = "import tripwire\nwith tripwire.record_block('x'):\n    pass\n"
+def test_a_program_whose_source_nobody_has_is_refused_clearly() -> None:
+    text = "import tripwire\nexec('with tripwire.record_block(\"x\"):\\n    pass')\n"
     done = run_elsewhere("-c", text, cwd=Path(sys.prefix), code=1)
     assert "not-recordable" in done.stderr
