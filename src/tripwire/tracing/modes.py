@@ -32,9 +32,11 @@ def has_foreign_modes() -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or any(
-        not isinstance(torch._C._get_function_stack_at(i), DeviceContext)
-        for i in range(torch._C._len_torch_function_stack())
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    depth = torch._C._len_torch_function_stack()
+    return depth > 0 and any(  # most calls have none, and a generator costs 0.4 µs
+        not isinstance(torch._C._get_function_stack_at(i), DeviceContext) for i in range(depth)
     )
 
 
