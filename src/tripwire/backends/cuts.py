@@ -33,7 +33,7 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
 from tripwire.tracing.fxnodes import LEAF
-from tripwire.tracing.open.opening import FAKE, FORMED, NUMBER
+from tripwire.tracing.open.opening import FAKE, FORMED, NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.result import build_module, is_random
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
@@ -440,14 +440,14 @@ class _Cutter:
         has_past = any(node.meta.get(PAST) for node in module.graph.nodes)
         self._keeps_apart = has_past or runs_user_code(module.graph)
         self._freed = list(_find_freed(module.graph))
-        self._given: set[fx.Node] = set()  # inputs of the whole
+        self._given: dict[fx.Node, None] = {}  # inputs of the whole
         self._open: list[fx.Node] = []  # the stretch so far
         self._parts = 0
 
     def build(self) -> fx.GraphModule:
         for node in self._module.graph.nodes:
             if node.op == "placeholder":
-                self._given.add(node)
+                self._given[node] = None
                 self._copy(node)
             elif node.op == "get_attr" or NUMBER in node.meta:  # copied to where they are used
                 continue
@@ -492,6 +492,7 @@ class _Cutter:
         inside = set(stretch)
         found = dict.fromkeys(one for node in stretch for one in _iter_givers(node))
         given = [one for one in found if one not in inside and one.op != "get_attr"]
+        given += self._find_defining(given)
         given.sort(key=lambda one: one.meta.get(NUMBER) is None)  # numbers come first
         outputs = [
             node for node in stretch if any(user not in inside for user in _iter_takers(node))
@@ -517,6 +518,22 @@ class _Cutter:
         for index, node in enumerate(outputs):
             self._copies[node] = self._graph.call_function(operator.getitem, (called, index))
         self._parts += 1
+
+    def _find_defining(self, given: list[fx.Node]) -> Iterator[fx.Node]:
+        """Inputs of the whole that tell the symbols of which sizes that a part gets are computed.
+
+        Inductor takes no size 2*s0 for an input, also of a backward, if nothing tells it s0.
+        """
+        if self._shadow is None:
+            return
+        needed = {one for node in given for size in _sizes_of(node) for one in size.free_symbols}
+        told = {size for node in given for size in _sizes_of(node) if size.is_Symbol}
+        for node in self._given:
+            is_number = node.meta.get(NUMBER) is not None
+            found = (needed if is_number else needed - told).intersection(_sizes_of(node))
+            needed -= found
+            if found and node not in given:
+                yield node
 
     def _find_examples(self, given: Iterable[fx.Node]) -> list[torch.Tensor] | None:
         """What a part is compiled for at once, where something is open."""
@@ -588,6 +605,18 @@ class _Cutter:
         if self._shadow is not None:
             module.meta[OPEN] = self._shadow
         return module
+
+
+def _sizes_of(node: fx.Node) -> list[Any]:
+    """The open sizes of a part's input, as torch has them; of a number, itself."""
+    from tripwire.tracing.open.symbols import expression_of  # imports sympy, as the shadow did
+
+    number: NumberInput | None = node.meta.get(NUMBER)
+    opened: OpenTensor | None = node.meta.get(OPEN_INPUT)
+    fake: Any = opened.fake if opened is not None else node.meta.get(FAKE)
+    sizes = () if fake is None else (*fake.size(), *fake.stride())
+    found = map(expression_of, sizes if number is None else [number.symbol])
+    return [size for size in found if not isinstance(size, int)]
 
 
 def _iter_givers(node: fx.Node) -> Iterator[fx.Node]:

@@ -369,6 +369,8 @@ class Session:
         drop_unused_parts(state)
         if self.complete:
             drop_unused_inputs(state)
+            if state.shadow is not None:
+                state.shadow.pass_sizes()
         inputs = build_inputs(self.state)
         result = self._settle()
         if effects is None or not effects.steps:

@@ -34,3 +34,42 @@ def test_inductor_trains_convolutions_of_several_lengths(name) -> None:
             result.square().mean().backward()
         for found, wanted in zip(net.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+
+
+class Experts(nn.Module):
+    """Each of two layers gets the rows that it is chosen for: the graph is compiled in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x):
+        x = x.view(-1, 8).tanh()
+        chosen = x.sum(1) > 0
+        out = torch.zeros_like(x)
+        for layer, mask in zip(self.layers, (chosen, ~chosen), strict=True):
+            rows = mask.nonzero().squeeze(1)
+            out.index_add_(0, rows, layer(x[rows]))
+        return out.relu()
+
+
+COMPUTED = {
+    "rows of two sequences": lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 8), nn.ReLU()),
+    "in parts": Experts,
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_inductor_trains_where_all_that_it_keeps_has_computed_sizes(name) -> None:
+    net = COMPUTED[name]()
+    plain = copy.deepcopy(net)
+    compiled = tripwire.compile(net)
+    for length in LENGTHS:
+        x = torch.randn(2, length, 8)
+        results = compiled(x), plain(x)
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.square().mean().backward()
+        for found, wanted in zip(net.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad)
+    assert compiled.statistics().traces == 2

@@ -161,6 +161,11 @@ class Formulas:
         self._nodes[expr] = node
         return node
 
+    def pass_size(self, size: Any) -> None:
+        """Make a size an input of the graph, if it is a symbol."""
+        if size.node.expr.is_Symbol:
+            self._find_input(size.node.expr, size)
+
     def find_use(self, expr: Any) -> SourceRange:
         """Where a torch call first takes a symbol, or what is computed of it."""
         left = [self._nodes[expr]] if expr in self._nodes else []

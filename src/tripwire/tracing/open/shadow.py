@@ -27,7 +27,7 @@ from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
-from tripwire.reading.tensors import PLAIN_TENSORS, iter_given
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, iter_given
 from tripwire.rulebook.rules import SETATTR, Call, Query, words
 from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.draws import Draw
@@ -53,7 +53,7 @@ from tripwire.tracing.open.symbols import (
     spell_expression,
 )
 from tripwire.tracing.sizes import KEEP_SHAPES
-from tripwire.tracing.state import TracingState
+from tripwire.tracing.state import FACTS, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
     Made,
@@ -591,6 +591,22 @@ class Shadow:
                     self._close(symbol, by)
 
     # --- the end of the run ---
+
+    def pass_sizes(self) -> None:
+        """Make open sizes inputs of a graph with gradients: a compiler's backward needs them.
+
+        What it keeps for the backward may have the size 2*s0 alone. Dynamo passes all of them.
+        """
+        facts = (node.meta.get(FACTS) for node in self._state.graph().nodes if node.all_input_nodes)
+        values = (one.value for one in facts if one is not None)
+        if not any(isinstance(one, TensorMeta) and one.requires_grad for one in values):
+            return
+        for _, known in self._state.inputs:
+            tensor = known()
+            opened = None if tensor is None else self.fakes.find_opened(tensor)
+            for size in () if opened is None else opened.fake.size():
+                if is_open_symbol(size):
+                    self.formulas.pass_size(size)
 
     def end(self) -> None:
         """The run is over: numbers are what they are."""
