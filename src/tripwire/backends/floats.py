@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,11 +66,21 @@ def is_better_unknown(node: fx.Node) -> bool:
 
 def find_fixing(graph: fx.Graph) -> set[str]:
     """Names of the calls in which a compiler may have fixed an open float."""
-    calls = (
-        node for node in graph.nodes if node.op.startswith("call_") and NUMBER not in node.meta
-    )
-    names = {_name_of(node) for node in calls if takes_open_float(node)}
+    names: set[str] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        number: NumberInput | None = node.meta.get(NUMBER)
+        if number is not None and number.is_float and not number.symbol.node.expr.free_symbols:
+            names.update(map(_name_of, _iter_takers(node)))
     return names - ARITHMETIC - _TAKE_UNKNOWN
+
+
+def _iter_takers(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls that get a number, or one that is computed from it."""
+    for one in node.users:
+        if NUMBER in one.meta:
+            yield from _iter_takers(one)
+        else:
+            yield one
 
 
 def takes_open_float(node: fx.Node) -> bool:

@@ -32,6 +32,7 @@ from tripwire.values.identity import same_plain
 
 LARGEST_PROBE = 128  # calls
 LARGEST_SIZE = 16  # calls for one size, where other values settle it
+LARGEST_COPY = 65_536  # numbers in all inputs that are copied
 LARGEST_COST = 1_000_000  # multiplications in matrix products: some 50 µs
 _HEAVY = words(
     "linear bilinear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm addbmm mv addmv "
@@ -448,9 +449,9 @@ class _Past:
     def _changes_copies(self, writer: fx.Node) -> bool:
         """Whether a call can change copies of inputs instead: none of which share memory."""
         written = self._storages[writer]
-        given = [one for one in self._own_inputs.values() if one in written]
-        is_known = bool(written) and _UNKNOWN not in written
-        return is_known and len(given) == len(written)
+        given = [node for node, storage in self._own_inputs.items() if storage in written]
+        is_known = bool(written) and _UNKNOWN not in written and len(given) == len(written)
+        return is_known and sum(map(_size_of, given)) <= LARGEST_COPY
 
     def _check_outside(self, branch: Branch, end: int, setters: Sequence[fx.Node] = ()) -> None:
         for writer in (*self._writers.get(OUTSIDE, ())[:1], *setters[:1]):
@@ -466,6 +467,11 @@ def _find_storages(trace: Trace) -> dict[fx.Node, int]:
     nodes = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
     pairs = zip(nodes, completion.tensors, strict=True)
     return {node: _UNKNOWN if t is None else storage_of(t) for node, t in pairs}
+
+
+def _size_of(node: fx.Node) -> int:
+    value = node.meta[FACTS].value
+    return math.prod(value.shape) if isinstance(value, TensorMeta) else LARGEST_COPY + 1
 
 
 def _find_written(node: fx.Node) -> list[fx.Node]:

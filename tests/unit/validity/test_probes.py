@@ -35,6 +35,7 @@ CASES = {
         "S['u'].copy_(x[0])\n    x.zero_()\n    return x + 2 if S['u'].sum() > 9 else x",
         11,
     ),
+    "a large tensor": ("S['big'].add_(1)\n    return x * 2 if S['big'][0] > 5 else x", 0),
     # Two inputs with one memory: a copy of each would not be changed with the other. The value is
     # compared in the middle of the call; AOTAutograd doesn't take such inputs.
     "memory of another": ("S['v'].add_(1)\n    return x * 2 if S['whole'].sum() > 9 else x", 0),
@@ -42,7 +43,7 @@ CASES = {
 }
 TWIN = """
 whole = torch.zeros(6)
-S = dict(t=torch.zeros(()), u=torch.zeros(3), whole=whole, v=whole[:3])
+S = dict(big=torch.zeros(100_000), t=torch.zeros(()), u=torch.zeros(3), whole=whole, v=whole[:3])
 P = nn.Parameter(torch.ones(3))
 
 def call(x):
@@ -51,7 +52,8 @@ def call(x):
 def go(f, see):
     for i in range(14):
         P.grad = torch.full((3,), 0.3 * i)
-        see(f(torch.full((2, 3), float(i % 6))), S, P.grad)
+        see(f(torch.full((2, 3), float(i % 6))), P.grad)
+        see({{name: one[:6] if one.dim() else one for name, one in S.items()}})
 """
 
 
