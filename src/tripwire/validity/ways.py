@@ -25,7 +25,8 @@ from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target
 from tripwire.tracing.branches import COMPARED, HOOKS, Branch
 from tripwire.tracing.result import Trace, is_random, name_of
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
-from tripwire.validity.probes import describe_value, is_profilers, origin_of, same_value
+from tripwire.validity.past import is_profilers, origin_of
+from tripwire.validity.probes import describe_value, same_value
 
 LARGEST_TURN = 1 << 22  # bytes that are copied before each run, at most;
 COST_OF_A_COPY = 1 << 14  # each copy counts for some, and takes about 3 µs
