@@ -164,8 +164,8 @@ def compile(
         Python.
     dynamic: which sizes and numbers compiled code leaves open. None: those that vary, from the
         second trace on. True: all that are passed, from the start. False: none.
-    mode, options: passed to the back end. Inductor's modes are "default", "reduce-overhead",
-        "max-autotune" and "max-autotune-no-cudagraphs".
+    mode, options: passed to the back end. Inductor's modes are "default", "lite",
+        "reduce-overhead", "max-autotune" and "max-autotune-no-cudagraphs".
     disable: return the callable as it is.
     name: what messages call the callable.
     recompile_limit: how many entries (pieces of compiled code) are made at most. After that, calls

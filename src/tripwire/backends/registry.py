@@ -27,7 +27,7 @@ Runtime = Callable[..., Any]
 Backend = Callable[..., Runtime]
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")  # they use CUDA graphs
-INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+INDUCTOR_MODES = ("default", "lite", *_GRAPH_MODES, "max-autotune-no-cudagraphs")
 
 
 def eager(

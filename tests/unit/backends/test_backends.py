@@ -18,7 +18,7 @@ from torch import nn
 import tripwire
 import tripwire.backends.inductor
 from tripwire.backends.handover import in_rounds
-from tripwire.backends.registry import inductor
+from tripwire.backends.registry import INDUCTOR_MODES, inductor
 from tripwire.dispatch.compiled import find_dispatcher
 
 
@@ -47,9 +47,13 @@ def test_a_back_end_by_name_gives_results_and_gradients(backend) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [None, "default", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize("mode", [None, "default", "lite", "max-autotune-no-cudagraphs"])
 def test_inductor_gives_results_and_gradients(mode) -> None:
     check_trains("inductor", mode=mode)
+
+
+def test_inductor_has_the_modes_that_the_installed_torch_has() -> None:
+    assert set(torch._inductor.list_mode_options()) <= set(INDUCTOR_MODES)
 
 
 def test_inductor_is_the_default(monkeypatch) -> None:
