@@ -317,6 +317,16 @@ def test_around_torch_compile(pair, fullgraph, function) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_torch_export_of_a_module_whose_forward_is_compiled(pair) -> None:
+    compiled, plain = pair
+    net = compiled._orig_mod
+    net.forward = tripwire.compile(net.forward, backend="eager")
+    check_calls(net, plain, X)
+    check_same(plain(X), torch.export.export(net, (X,)).module()(X))
+    check_calls(net, plain, X)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_torch_export(pair) -> None:
     compiled, plain = pair
     try:

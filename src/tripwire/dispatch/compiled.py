@@ -16,7 +16,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
@@ -70,6 +70,11 @@ class CompiledFunction(Generic[_P, _R_co]):
     ) -> Callable[_Rest, _R_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
+
+    @property
+    def __code__(self) -> CodeType:
+        """The plain function's: `torch.export` asks a module's `forward` for it."""
+        return self._dispatcher.target.__code__
 
     def statistics(self) -> Statistics:
         """What it did so far."""
