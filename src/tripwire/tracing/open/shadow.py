@@ -27,16 +27,15 @@ from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
-from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, iter_given
-from tripwire.rulebook.rules import SETATTR, Call, Query, words
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta
+from tripwire.rulebook.rules import Call, Query, words
 from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.draws import Draw
-from tripwire.tracing.open.fakes import BY_VALUES, Fakes, hint_of
+from tripwire.tracing.open.fakes import Fakes, hint_of
+from tripwire.tracing.open.following import Follower
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
     ARITHMETIC,
-    FAKE,
-    FORMED,
     LARGEST_OPEN,
     Decision,
     Opening,
@@ -45,14 +44,12 @@ from tripwire.tracing.open.opening import (
     Planted,
     Sweep,
 )
-from tripwire.tracing.open.spellings import SPELLED, find_form, find_spelling
 from tripwire.tracing.open.symbols import (
     Symbols,
     forget_environments,
     is_open_symbol,
     spell_expression,
 )
-from tripwire.tracing.sizes import KEEP_SHAPES
 from tripwire.tracing.state import FACTS, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
@@ -246,7 +243,7 @@ class Shadow:
                     self._conditions[f"abs({text}) <= {LARGEST_OPEN}"] = None
                 return self._wrap(symbol, value, made)
             symbol = made[0](*map(symbolic, made[1:]))
-            self._note_decisions()
+            self.note_decisions()
             return self._wrap(symbol, value, made)
 
     def _note_zero(self, made: tuple[Any, ...], value: Number) -> None:
@@ -289,7 +286,7 @@ class Shadow:
         """Whether sizes of a tensor are left open though values decide on them."""
         if not self._opening.takes or not self.is_live() or id(type(tensor)) not in PLAIN_TENSORS:
             return False
-        return isinstance(tensor, torch.Tensor) and self._is_sized_by_values(tensor)
+        return isinstance(tensor, torch.Tensor) and self.is_sized_by_values(tensor)
 
     def has_lengths(self, sequences: Any) -> bool:
         """Whether tensors of one kind have several lengths that are open."""
@@ -310,7 +307,7 @@ class Shadow:
 
     def close_sizes(self, rule: Call, given: Any) -> None:
         """Close numbers out of tensors that a call may take for a size, a dimension or an index."""
-        if rule.name == "_pad_packed_sequence" and self._is_sized_by_values(given[0][0]):
+        if rule.name == "_pad_packed_sequence" and self.is_sized_by_values(given[0][0]):
             return  # it runs as it is, and so does what takes its result
         for leaf in filter(is_taken, iter_leaves(given)):
             is_size = rule.name not in ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
@@ -388,7 +385,7 @@ class Shadow:
                 self._note_condition(compare, left, right, answer)
             else:
                 assert bool(compare(symbolic(left), symbolic(right))) == answer
-                self._note_decisions()
+                self.note_decisions()
         return answer
 
     def _note_condition(
@@ -404,7 +401,7 @@ class Shadow:
             self.decisions.append(decision)
         return decision
 
-    def _note_decisions(self, by: str = "") -> None:
+    def note_decisions(self, by: str = "") -> None:
         """What the environment was asked since the last time; by a torch call, perhaps."""
         fresh = self.symbols.env.guards[self._told :]
         self._told = len(self.symbols.env.guards)
@@ -442,11 +439,11 @@ class Shadow:
                 found = fake.numel() * fake.element_size()
             elif name == "is_contiguous":
                 found = fake.is_contiguous(*args[1:], **kwargs)
-            self._note_decisions()
+            self.note_decisions()
             is_tuple = is_exactly(value, torch.Size, tuple)
             hints = tuple(map(hint_of, found)) if is_tuple and found is not None else hint_of(found)
             if hints != value:  # strides where the size is 1, perhaps
-                self._close_arguments((args, kwargs), f"{name}()")
+                self.close_arguments((args, kwargs), f"{name}()")
                 return value
             if is_tuple:
                 items = [self._wrap(s, v) for s, v in zip(found, value, strict=True)]
@@ -474,114 +471,23 @@ class Shadow:
             for leaf in iter_leaves(value)
         )
 
-    def follow(
-        self, rule: Call, func: Callable[..., Any], args: Any, kwargs: Any, value: Any
-    ) -> None:
-        """Do in the shadow what a call did, and see which sizes of its result are open."""
-        results = list(iter_given(value))
-        if any(map(self._is_sized_by_values, iter_given((args, kwargs)))):
-            if not (self.asks_for_counts and self._keeps_forms(rule, args, results)):
-                sizes = [leaf for leaf in iter_leaves((args, kwargs)) if not is_taken(leaf)]
-                why = "a size of its argument depends on values"
-                self._close_arguments(sizes, f"{rule.name} ({why})")
-        elif any(map(self._is_sized_by_values, results)):
-            if not (self.asks_for_counts or self._sizes_by_values_alone(rule, args, kwargs)):
-                self._close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
-        elif rule.opaque or (rule.target is SETATTR and self.has_open(args)):
-            self._close_arguments((args, kwargs), rule.name)
-        elif rule.name in _OF_NUMBERS and not any(iter_given((args, kwargs))):
-            pass  # no number decides on its sizes
-        elif _is_handed_back(rule, (args, kwargs), value):
-            pass  # it has its fake; torch's fake call would copy it, with other strides perhaps
-        elif results:
-            in_place = rule.writes or kwargs.get("out") is not None
-            with self._state.aside():
-                if rule.name in _OF_FORMS:
-                    args, kwargs = self._spell_floats(rule, (args, kwargs))
-                spelling = find_spelling(func, args, kwargs, self.fakes.find)
-                form = (
-                    None if self._opening.whole else find_form(func, args, results, self.fakes.find)
-                )
-                told = spelling or form or func
-                fakes = self.fakes.imitate(told, args, kwargs, in_place=in_place)
-                self._note_decisions(rule.name)
-                why = fakes if isinstance(fakes, str) else ""
-                if isinstance(fakes, str) or not self.fakes.are_alike(fakes, results):
-                    why = why or "its result has another form than torch predicts"
-                    self._close_arguments((args, kwargs), f"{rule.name} ({why})")
-                    return
-                self._put(results, fakes)
-                if spelling is not None:
-                    self._state.node_of(results[0]).meta[SPELLED] = spelling
-                if form is not None:
-                    made: Any = self._state.node_of(results[0])
-                    made = made.args[0] if len(results) > 1 else made
-                    made.meta[FORMED] = True
-
-    def _put(self, tensors: list[torch.Tensor], fakes: list[Any]) -> None:
-        """Tensors that a call gave have the sizes of these fakes."""
-        for tensor, fake in zip(tensors, fakes, strict=True):
-            self.fakes.put(tensor, fake)
-            known = self._state.values.find(tensor)
-            if known is not None and known.node is not None:
-                known.node.meta[FAKE] = self.fakes.find(tensor)
-
-    def _spell_floats(self, rule: Call, given: Any) -> Any:
-        """Floats as they are in this run: the shadow computes forms, and they decide on none."""
-        floats = [leaf for leaf in iter_leaves(given) if is_exactly(leaf, OpenFloat)]
-        for number in floats if "dropout" in rule.name else ():
-            if 0 < number.value < 1:
-                self.decide(operator.gt, number, 0, True)
-                self.decide(operator.lt, number, 1, True)
-            else:  # its result is its argument, or zero, or it raises
-                self.close(number, rule.name)
-        return map_leaves(given, lambda leaf: leaf.value if is_exactly(leaf, OpenFloat) else leaf)
-
-    def _is_sized_by_values(self, tensor: torch.Tensor) -> bool:
+    def is_sized_by_values(self, tensor: torch.Tensor) -> bool:
         """Whether values decide on a size: it has no symbol, and runs as it is."""
         known = self._state.values.find(tensor)
         return known is not None and bool(known.sized_by)
 
-    def _keeps_forms(self, rule: Call, args: Any, results: list[torch.Tensor]) -> bool:
-        """Whether a result, whose form no values decide on, is known to have its argument's."""
-        known = [one for one in results if one.dim() and not self._is_sized_by_values(one)]
-        if not known or not args or rule.name not in KEEP_SHAPES:
-            return not known
-        fake = self.fakes.find(args[0])
-        if fake is None:
-            return True
-        found: list[Any] | str = [fake]
-        if known[0] is not args[0]:
-            with self._state.aside():
-                found = self.fakes.imitate(torch.empty_like, args[:1], {}, in_place=False)
-        if isinstance(found, str) or not self.fakes.are_alike(found, known):
-            return False
-        self._put(known, found)
-        return True
-
-    def _sizes_by_values_alone(self, rule: Call, args: Any, kwargs: Any) -> bool:
-        """Whether values decide on the first size of a result, and no open size on the others."""
-        if kwargs or rule.name in ("nonzero", "argwhere"):
-            return not kwargs
-        if rule.name == "_pack_padded_sequence":
-            fake = self.fakes.find(args[0])
-            return fake is None or not any(map(is_open_symbol, fake.size()[2:]))
-        if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
-            return False
-        owner, mask = args
-        if mask.dtype is not torch.bool or rule.name not in ("__getitem__", "masked_select"):
-            return False
-        fake = self.fakes.find(owner)
-        kept = () if fake is None else fake.size()[mask.dim() :]
-        is_broadcast = rule.name == "masked_select" and mask.dim() != owner.dim()
-        return not is_broadcast and not any(map(is_open_symbol, kept))
+    def follow(
+        self, rule: Call, func: Callable[..., Any], args: Any, kwargs: Any, value: Any
+    ) -> None:
+        """Do in the shadow what a call did, and see which sizes of its result are open."""
+        Follower(self, self._state, self._opening).follow(rule, func, args, kwargs, value)
 
     def follow_blindly(self, given: Any, by: str) -> None:
         """A call is made that the shadow can't make."""
         with self._state.aside():
-            self._close_arguments(given, by)
+            self.close_arguments(given, by)
 
-    def _close_arguments(self, value: Any, by: str) -> None:
+    def close_arguments(self, value: Any, by: str) -> None:
         """Close all that leads to a call that can't be followed."""
         for leaf in iter_leaves(value):
             if is_open(leaf):
@@ -708,26 +614,9 @@ def _itself(number: object) -> object:
     return number
 
 
-def _is_handed_back(rule: Call, given: Any, value: object) -> bool:
-    """Whether a dropout gave its very argument, as it does for all sizes: in evaluation, say."""
-    leaves = list(iter_leaves(given)) if "dropout" in rule.name else []
-    return any(leaf is value for leaf in leaves) and not any(map(is_open, leaves))
-
-
 _TAKEN_OF = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 )
-# Torch's own code takes the value of a float that these get; no float decides on a size there.
-_OF_FORMS = words(
-    "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize "
-    "scaled_dot_product_attention multi_head_attention_forward cross_entropy "
-    "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
-    "huber_loss smooth_l1_loss triplet_margin_loss margin_ranking_loss hinge_embedding_loss "
-    "cosine_embedding_loss poisson_nll_loss gaussian_nll_loss cosine_similarity "
-    "pairwise_distance cdist dist renorm quantile nanquantile isclose "
-    "normal bernoulli normal_ bernoulli_ uniform_ exponential_ log_normal_ cauchy_ geometric_"
-)
 _SIZED_BY_FLOATS = words("arange range linspace logspace interpolate upsample full")
-_OF_NUMBERS = words("tensor as_tensor asarray scalar_tensor")
 _MOST_TAKEN = 16  # numbers of a list
