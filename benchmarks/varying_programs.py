@@ -688,6 +688,69 @@ def drawn_decisions(compile: Compile) -> Iterator[Any]:
         yield fast(torch.randn(4, 8)), random.getstate()[1][-1]
 
 
+@values
+def early_exits(compile: Compile) -> Iterator[Any]:
+    layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def run(x: torch.Tensor) -> Any:
+        for number, layer in enumerate(layers):
+            x = torch.tanh(layer(x))
+            if x.abs().mean() < 0.15:  # sure enough
+                return x, number
+        return x, None
+
+    fast = compile(run)
+    for turn in range(24):
+        yield fast(torch.randn(32, 256) * (2.0 if turn % 3 else 0.2))
+
+
+@values
+def layers_dropped_by_torch(compile: Compile) -> Iterator[Any]:
+    layer = nn.Linear(8, 8)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x if torch.rand(()) < 0.3 else x + layer(x)
+
+    fast = compile(run)
+    for _ in range(20):
+        yield fast(torch.randn(4, 8)), torch.get_rng_state()
+
+
+@values
+def a_check_of_the_loss(compile: Compile) -> Iterator[Any]:
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().mean()
+        if not torch.isfinite(loss):
+            raise ValueError("diverged")
+        return loss
+
+    fast = compile(run)
+    for _ in range(16):
+        yield fast(torch.randn(64, 256))
+
+
+@values
+def steps_that_skip_bad_batches(compile: Compile) -> Iterator[Any]:
+    net = nn.Linear(8, 8)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        if torch.isfinite(nn.utils.clip_grad_norm_(net.parameters(), 1.0)):
+            opt.step()
+        return loss.detach()
+
+    fast = compile(step)
+    for turn in range(30):
+        x = torch.randn(4, 8)
+        x[0, 0] = float("inf") if turn % 7 == 6 else 0.0
+        yield fast(x), net.weight.detach().clone()
+
+
 # --- growing caches ---
 
 
