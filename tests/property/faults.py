@@ -18,12 +18,14 @@ from pytest import MonkeyPatch
 from tripwire.dispatch import entry as entries
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
+from tripwire.dispatch.originals import Saved
 from tripwire.reading import effects, kinds
 from tripwire.reading.torchstate import ALWAYS
 from tripwire.validity import admission, guards, kept, plan, table, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.probes import Probe
+from tripwire.validity.ways import Crossing
 from tripwire.validity.wires import ObjectWire, PulledWire
 
 Patch = Callable[[MonkeyPatch], None]
@@ -235,6 +237,11 @@ FAULTS = (
         "branches",
         lambda monkeypatch: monkeypatch.setattr(Probe, "agrees", lambda *_: True),
     ),
+    Fault(
+        "tensor values",
+        "crossings",
+        lambda monkeypatch: monkeypatch.setattr(Crossing, "__call__", _never),
+    ),
     Fault("torch's state", "grad mode", _without_torch_flag("grad mode")),
     Fault("torch's state", "inference mode", _without_torch_flag("inference mode")),
     Fault("torch's state", "autocast", _without_torch_flag("autocast")),
@@ -244,6 +251,11 @@ FAULTS = (
     Fault("environment", "caches of functions", _without_pulled(kinds.MemoKind)),
     Fault("environment", "a thread's own", _without_pulled(kinds.ThreadLocalKind)),
     Fault("L3", "no effects", _without_effects),
+    Fault(
+        "L3",
+        "nothing undone at a crossing",
+        lambda monkeypatch: monkeypatch.setattr(Saved, "restore", lambda _: True),
+    ),
     Fault("L3", "no attribute written", _without_method(effects.Put, "apply")),
     Fault("L3", "nothing appended", _without_method(effects.Extend, "apply")),
     Fault("L4", "the program runs twice", _running_twice),

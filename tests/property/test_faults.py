@@ -45,6 +45,7 @@ IN_HABITS = {  # a fault that programs about one production alone must show
     "config whose fields vary": "objects as arguments: attributes",
     "numbers that calls pass": "L3: no effects",
     "numbers out of tensors": "tensor values: branches",
+    "value that decides in the middle": "L3: nothing undone at a crossing",
     "contexts and generators of one's own": "instance attributes: wires",
     "operators of a class": "class attributes: wires",
     "iterators of the library": "containers: elements of lists",

@@ -15,7 +15,7 @@ from tripwire.rulebook.rules import GETATTR, SETATTR, Target, words
 from tripwire.tracing.branches import HOOKS, Branch
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.result import Trace, name_of
-from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.tracing.state import FACTS, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 
 LARGEST_COPY = 65_536  # numbers in all inputs that are copied
@@ -166,13 +166,25 @@ class Past:
 
 
 def find_storages(trace: Trace) -> dict[fx.Node, int]:
-    """Of the graph's inputs: guards make sure that they share memory as in the run."""
+    """A number for the memory of each input that is state; those that overlap have one number.
+
+    Memory of what a call passes isn't known: arrays of NumPy's may share it, which no guard sees.
+    """
     completion = trace.completion
     if completion is None or completion.effects.carried:  # what takes their places may share it
         return {}
     nodes = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
-    pairs = zip(nodes, completion.tensors, strict=True)
-    return {node: _UNKNOWN if t is None else storage_of(t) for node, t in pairs}
+    found = dict.fromkeys(nodes, _UNKNOWN)
+    spans = []
+    for node, tensor in zip(nodes, completion.tensors, strict=True):
+        if tensor is not None and node.meta.get(STATE) and storage_of(tensor) != _UNKNOWN:
+            storage = tensor.untyped_storage()
+            spans.append((storage.data_ptr(), storage.nbytes(), node))
+    first = end = 0
+    for begin, size, node in sorted(spans, key=lambda span: span[:2]):
+        first = begin if begin >= end else first
+        found[node], end = first, max(end, begin + size)
+    return found
 
 
 def _size_of(node: fx.Node) -> int:

@@ -53,7 +53,7 @@ def test_the_back_end_is_claimed() -> None:
 
 
 def test_the_plan_is_claimed(monkeypatch) -> None:
-    monkeypatch.setattr(plan, "build_probe", slowly(plan.build_probe))
+    monkeypatch.setattr(plan, "_decide", slowly(plan._decide))
     assert metrics_of(Block()).plan_us >= SLOW
 
 
