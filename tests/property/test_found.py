@@ -969,3 +969,33 @@ def test_no_mark_is_left_on_state_that_is_returned(backend, name) -> None:
     figures = Figures()
     check(Scenario(program, tuple(calls), backend), figures)
     assert figures.hits > 3
+
+
+# Code that looks past a class's own lookups reads all that was met: tensors in slots, too.
+LOOKED_PAST = [
+    "o.__getattribute__('k')",
+    "object.__getattribute__(o, 'k')",
+    "o.__getstate__()['k']",
+]
+    "o.__getattribute__('k')",
+    "object.__getattribute__(o, 'k')",
+    "o.__getstate__()['k']",
+]
+OF_FORM = {
+    "requires_grad": "o1.a.requires_grad_(not o1.a.requires_grad)",
+    "dtype == torch.float64": "o1.a.data = o1.a.data.double()",
+    "shape[0]": "o1.a.resize_(2)",
+    "is_leaf": "o1.a = torch.ones(4, requires_grad=True) * 2",
+}
+
+
+@pytest.mark.parametrize("form", OF_FORM)
+@pytest.mark.parametrize("past", LOOKED_PAST)
+def test_the_form_of_a_tensor_in_a_slot_is_watched(past, form) -> None:
+    program = (
+        "class C: __slots__ = ('a', '__weakref__')\nclass D(C): __slots__ = ('b',)\n"
+        "class P: pass\no, o1 = P(), D()\no.k, o1.a, o1.b = 2.0, torch.ones(4), 1.0\n"
+        f"def call(x, y): return x * (1 + 3 * o1.a.{form}) * {past} * o1.b\n"
+    )
+    call = Call("new(4), new(4)", times=3)
+    check(Scenario(program, (call, Do(OF_FORM[form]), call, Do("o1.b = 2.0"), call), "eager"))

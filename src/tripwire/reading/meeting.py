@@ -77,6 +77,7 @@ from tripwire.values.classes import (
     SPECIAL,
     can_be_written,
     class_dict,
+    find_in_class,
     hides_own,
     ids_of,
     is_namedtuple,
@@ -594,7 +595,8 @@ def children_of(holder: Holder) -> Reached:
         if id(type(value)) in LEAVES or key in MODULE_TABLES:
             continue
         in_table, cls = isinstance(holder.kind, TableKind), type(holder.owner)
-        if isinstance(value, torch.Tensor) and is_shadowed(cls, key, in_table):
+        in_slot = holder.kind is SLOTS and find_in_class(cls, key) is slots_of(cls).get(key)
+        if isinstance(value, torch.Tensor) and not in_slot and is_shadowed(cls, key, in_table):
             if in_table or not hides_own(cls, key):
                 continue  # no path leads there
         yield value, holder.step(key)
