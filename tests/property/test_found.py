@@ -977,10 +977,6 @@ LOOKED_PAST = [
     "object.__getattribute__(o, 'k')",
     "o.__getstate__()['k']",
 ]
-    "o.__getattribute__('k')",
-    "object.__getattribute__(o, 'k')",
-    "o.__getstate__()['k']",
-]
 OF_FORM = {
     "requires_grad": "o1.a.requires_grad_(not o1.a.requires_grad)",
     "dtype == torch.float64": "o1.a.data = o1.a.data.double()",
