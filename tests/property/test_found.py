@@ -995,3 +995,27 @@ def test_the_form_of_a_tensor_in_a_slot_is_watched(past, form) -> None:
     )
     call = Call("new(4), new(4)", times=3)
     check(Scenario(program, (call, Do(OF_FORM[form]), call, Do("o1.b = 2.0"), call), "eager"))
+
+
+# A float that varies is made an int twice; in between the int was closed.
+MADE_INT = {
+    "int": "int(o.k)",
+    "floor": "math.floor(o.k)",
+    "ceil": "math.ceil(o.k)",
+    "round": "round(o.k)",
+    "floor division": "int(o.k // 1)",
+}
+
+
+@pytest.mark.parametrize("made", MADE_INT)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_int_that_was_closed_is_made_again(backend, made) -> None:
+    program = (
+        "import math\nclass P: pass\no = P()\no.k = 2.0\n"
+        "def call(x, y):\n"
+        f"    for i in range({MADE_INT[made]}): x = x + i\n"
+        f"    return x * sum(range({MADE_INT[made]})) + o.k\n"
+    )
+    call = Call("new(4), new(4)", times=3)
+    writes = [step for k in (6.0, 7.5, 3.25, 6.0) for step in (Do(f"o.k = {k}"), call)]
+    check(Scenario(program, (call, *writes), backend))

@@ -239,7 +239,9 @@ class Shadow:
                     return value
                 symbol = self.symbols.compute(made, value)
                 if is_exactly(value, int):
-                    text = self.symbols.origin_of(symbol.node.expr)
+                    text = self.symbols.origin_of(
+                        symbol.node._expr
+                    )  # also where it is closed by now
                     self._conditions[f"abs({text}) <= {LARGEST_OPEN}"] = None
                 return self._wrap(symbol, value, made)
             symbol = made[0](*map(symbolic, made[1:]))
