@@ -27,6 +27,7 @@ from tripwire.tracing.result import Trace, is_random, name_of
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
 from tripwire.validity.past import is_profilers, origin_of
 from tripwire.validity.probes import describe_value, same_value
+from tripwire.values.classes import isinstance
 
 LARGEST_TURN = 1 << 22  # bytes that are copied before each run, at most;
 COST_OF_A_COPY = 1 << 14  # each copy counts for some, and takes about 3 µs
@@ -131,7 +132,7 @@ def find_done(trace: Trace, places: Places) -> Done | str:
     placeholders = trace.graph.find_nodes(op="placeholder")
     inputs = list(zip(placeholders[len(trace.numbers) :], trace.inputs, strict=True))
     draws = any(map(is_random, before))
-    if draws and any(wanted.meta.device.type != "cpu" for _, wanted in inputs):
+    if draws and not all(map(_is_on_cpu, before)):
         return "it draws random numbers on another device than the CPU"
     written = _find_written(before)
     if not written.issubset(placeholders):
@@ -166,6 +167,12 @@ def find_done(trace: Trace, places: Places) -> Done | str:
         draws,
         tuple((i, node in let_go) for i, node in enumerate(nodes) if node in leaves),
     )
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    value = node.meta[FACTS].value
+    found = (value,) if isinstance(value, TensorMeta) else value or ()
+    return all(one is None or one.device.type == "cpu" for one in found)
 
 
 def _find_asked(trace: Trace, op: str, answer: object) -> set[fx.Node]:

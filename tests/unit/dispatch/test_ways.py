@@ -333,6 +333,18 @@ def test_what_cannot_be_undone_is_refused_with_both_reasons(caplog):
     assert cache[0] == 3
 
 
+def test_draws_on_another_device_are_not_undone(caplog):
+    def call(x):
+        torch.rand(4, device="meta")  # as on a GPU: another generator's
+        return x if torch.rand(()) > 0.5 else -x
+
+    compiled = tripwire.compile(call, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(4))
+    assert "another device" in caplog.text
+    assert compiled.statistics().hits == 0
+
+
 def test_an_error_after_a_crossing_is_the_programs():
     layer = nn.Linear(4, 4)
 
