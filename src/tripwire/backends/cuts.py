@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
-from tripwire.backends.floats import spells_dropout, takes_open_float
+from tripwire.backends.floats import iter_takers, spells_dropout, takes_open_float
 from tripwire.backends.handover import OPEN, LaidOut, one_round
 from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
@@ -495,7 +495,7 @@ class _Cutter:
         given += self._find_defining(given)
         given.sort(key=lambda one: one.meta.get(NUMBER) is None)  # numbers come first
         outputs = [
-            node for node in stretch if any(user not in inside for user in _iter_takers(node))
+            node for node in stretch if any(user not in inside for user in iter_takers(node))
         ]
         is_hidden = self._shadow is not None and self._contexts > 0
         acts = any(OUTSIDE in _written_by(node) for node in stretch)
@@ -624,15 +624,6 @@ def _iter_givers(node: fx.Node) -> Iterator[fx.Node]:
     for one in node.all_input_nodes:
         if NUMBER in one.meta and one.op != "placeholder":
             yield from _iter_givers(one)
-        else:
-            yield one
-
-
-def _iter_takers(node: fx.Node) -> Iterator[fx.Node]:
-    """The calls that get a result, or an open number that is computed from it."""
-    for one in node.users:
-        if NUMBER in one.meta:
-            yield from _iter_takers(one)
         else:
             yield one
 

@@ -70,15 +70,15 @@ def find_fixing(graph: fx.Graph) -> set[str]:
     for node in graph.find_nodes(op="placeholder"):
         number: NumberInput | None = node.meta.get(NUMBER)
         if number is not None and number.is_float and not number.symbol.node.expr.free_symbols:
-            names.update(map(_name_of, _iter_takers(node)))
+            names.update(map(_name_of, iter_takers(node)))
     return names - ARITHMETIC - _TAKE_UNKNOWN
 
 
-def _iter_takers(node: fx.Node) -> Iterator[fx.Node]:
-    """The calls that get a number, or one that is computed from it."""
+def iter_takers(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls that get a result, or an open number that is computed from it."""
     for one in node.users:
         if NUMBER in one.meta:
-            yield from _iter_takers(one)
+            yield from iter_takers(one)
         else:
             yield one
 
