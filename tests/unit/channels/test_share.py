@@ -18,24 +18,22 @@ LEAST = 0.9
 
 
 @pytest.mark.skipif(not hasattr(tripwire, "compile"), reason="no tripwire.compile")
-def test_most_channels_run_compiled_and_none_is_wrong(capsys) -> None:
+def test_most_channels_run_compiled_and_none_is_wrong() -> None:
     ours = [classify(case, Tripwire) for case in CASES]
-    with capsys.disabled():
-        print("", *render({"tripwire": ours, "torch.compile": load(KEPT)}), sep="\n")
+    print("", *render({"tripwire": ours, "torch.compile": load(KEPT)}), sep="\n")
     bad = [f for f in ours if f.verdict in (Verdict.WRONG, Verdict.FAILED)]
     assert not bad
     assert share(ours) >= LEAST
 
 
 @pytest.mark.slow
-def test_what_torch_compile_makes_of_the_same_channels(capsys) -> None:
+def test_what_torch_compile_makes_of_the_same_channels() -> None:
     try:
         theirs = [classify(case, TorchCompile) for case in CASES]
     finally:
         torch._dynamo.reset()
     keep(theirs, KEPT)
-    with capsys.disabled():
-        print("", *render({"torch.compile": theirs}), sep="\n")
+    print("", *render({"torch.compile": theirs}), sep="\n")
 
 
 def test_what_was_kept_is_about_these_cases() -> None:
