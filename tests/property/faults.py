@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -21,6 +22,7 @@ from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.originals import Saved
 from tripwire.reading import effects, kinds
 from tripwire.reading.torchstate import ALWAYS
+from tripwire.tracing import recorder
 from tripwire.validity import admission, guards, kept, plan, table, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
@@ -258,6 +260,13 @@ FAULTS = (
     ),
     Fault("L3", "no attribute written", _without_method(effects.Put, "apply")),
     Fault("L3", "nothing appended", _without_method(effects.Extend, "apply")),
+    Fault(
+        "L3",
+        "what torch runs inside a call isn't seen",
+        lambda monkeypatch: monkeypatch.setattr(
+            recorder, "_noting_python", lambda _: nullcontext([])
+        ),
+    ),
     Fault("L4", "the program runs twice", _running_twice),
     Fault("L1", "results are copies", _with_results(torch.clone)),
     Fault("L1", "results have no gradient", _with_results(torch.Tensor.detach)),

@@ -149,6 +149,44 @@ _TRAINED = (
         "net, mean = Model(), Model()\nopt = torch.optim.SGD(net.parameters(), lr=0.5)",
     ),
     Trait(
+        "code inside a backward",  # hooks, custom functions and checkpoints run again on each call
+        (
+            "dial.w.grad = None\n(dial.w * y.detach().float()).sum().backward()\n"
+            "t = t + dial.w.grad * dial.scale",
+            "dial.now = dial.scale * 2\ndial.w.grad = None\n"
+            "(dial.w * y.detach().float()).sum().backward()\nt = t + dial.w.grad",
+            "(g,) = torch.autograd.grad(Scaled.apply(dial.w * y.detach().float()).sum(), dial.w)\n"
+            "t = t + g * dial.scale",
+            "dial.steps += 1\nScaled.apply(dial.w * y.detach().float()).sum().backward()\n"
+            "t = t + dial.w.grad",
+            "torch.utils.checkpoint.checkpoint(lambda v: v * dial.w * dial.scale, "
+            "y.detach().float(), use_reentrant=False).sum().backward()\n"
+            "t = t + dial.w.grad * dial.scale",
+            "dial.v.sum().backward()\nt = t * dial.fired",
+            "t = t * dial.scale + dial.steps",
+        ),
+        (*_ROWS[:2], "new(4).requires_grad_(), new(4)"),
+        ("", "torch.enable_grad()"),
+        (
+            "dial.scale = 4.0",
+            "dial.scale += 0.5",
+            "dial.now = 0.5",
+            "dial.steps = 7",
+            "dial.fired = 3",
+            "dial.w.grad = None",
+            "dial.w.grad = torch.ones(4)",
+            "dial.w = nn.Parameter(torch.full((4,), 2.0))",
+        ),
+        "class Dial: pass\ndial = Dial()\n"
+        "dial.scale, dial.now, dial.steps, dial.fired = 2.0, 1.0, 0, 0\n"
+        "dial.w, dial.v = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))\n"
+        "dial.w.register_hook(lambda g: dial.now / dial.scale + g * dial.scale)\n"
+        "def fire(g): dial.fired += 1\ndial.v.register_hook(fire)\n"
+        "class Scaled(torch.autograd.Function):\n    @staticmethod\n"
+        "    def forward(ctx, t):\n        ctx.scale = dial.scale\n        return t * dial.scale\n"
+        "    @staticmethod\n    def backward(ctx, g): return g * ctx.scale + dial.steps",
+    ),
+    Trait(
         "running statistics",
         (
             "t = bn(t)",

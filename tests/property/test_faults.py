@@ -39,6 +39,7 @@ IN_HABITS = {  # a fault that programs about one production alone must show
     "place in a cache": "instance attributes: wires",
     "table that is made longer on demand": "L3: no effects",
     "training step": "containers: items of dicts",
+    "code inside a backward": "L3: what torch runs inside a call isn't seen",
     "running statistics": "instance attributes: wires",
     "weights that are one": "instance attributes: tables of modules",
     "tensors by name": "containers: items of dicts",

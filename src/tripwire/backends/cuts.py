@@ -197,9 +197,9 @@ def _counts_from_outside(node: fx.Node) -> bool:
 
 
 def runs_user_code(graph: fx.Graph) -> bool:
-    """Whether a custom function is in a graph that may do more than compute."""
+    """Whether code of the user's is in a graph that may do more than compute."""
     found = (node.meta.get(FACTS) for node in graph.nodes)
-    return any(facts is not None and facts.python and facts.as_it_is for facts in found)
+    return any(f is not None and f.python and (f.as_it_is or f.opaque) for f in found)
 
 
 def _find_shown(graph: fx.Graph) -> set[fx.Node]:

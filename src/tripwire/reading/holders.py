@@ -271,6 +271,20 @@ class Holders:
         """Whether what a holder has under a key was open in the run."""
         return bool(self._planted) and holder.kind.spot(holder.owner, key) in self._planted
 
+    @contextmanager
+    def uprooted(self) -> Iterator[None]:
+        """Inside, numbers are plain where open ones were planted: code runs that isn't observed."""
+        away = [
+            (holder, key, number, plain)
+            for holder, key, number, plain in self._planted.values()
+            if number is not None and self._swap(holder, key, number, plain)
+        ]
+        try:
+            yield
+        finally:
+            for holder, key, number, plain in away:
+                self._swap(holder, key, plain, number)  # unless that code has written there
+
     def uproot(self) -> None:
         """Put plain numbers back where open ones were planted, and still are."""
         self.open_number = None
@@ -490,13 +504,13 @@ class InnerWrites:
 
 
 _MIXED = (
-    "a custom autograd function and other code of the run write to the same place. A compiled call "
-    "can't keep the order of these writes. Write to it in one of them only."
+    "a custom function or a hook, and other code of the run, write to the same place. A compiled "
+    "call can't keep the order of these writes. Write to it in one of them only."
 )
 
 
 _LATE = (
-    "a custom autograd function reads or writes something besides its arguments, and runs after "
+    "a custom function or a hook may read or write something besides its arguments, and runs after "
     "other code of the run has written to an attribute, an item or a variable. A compiled call "
     "writes only after all such functions have run, so this one could read an old value. Write "
     "after it, or pass it what it needs."

@@ -53,9 +53,8 @@ _CHANGERS = words(
 )
 _WHOLE = Use(whole=True)
 SHARED = (
-    "a custom autograd function may write to {}, and other code of the run uses that, too. The "
-    "function may write another value on each call. Pass it to the function, or return it from "
-    "there."
+    "a custom function or a hook may write to {}, and other code of the run uses that, too. It may "
+    "write another value on each call. Pass it to the function, or return it from there."
 )
 
 

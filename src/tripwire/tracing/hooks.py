@@ -123,17 +123,18 @@ def _observe(
         place: int | None = state.custom_calls
         state.custom_calls += python is not None
         state.inside = inside = Inside(is_plain=functions is not None)
+        state.is_inside = True
         noting: AbstractContextManager[Started] = (
             state.observer.noting() if acts and state.observer else nullcontext([])
         )
         try:
-            with noting as started:
+            with noting as started, state.reach.holders.uprooted():
                 value = run(*args, **kwargs)
         except Exception as error:
             note_failure(state, rule, error, where)
             raise
         finally:
-            state.inside = None
+            state.inside, state.is_inside = None, False
         if functions is not None and inside.is_plain:
             acts = False  # a compiler may know all that it does
             _watch_functions(state, functions)

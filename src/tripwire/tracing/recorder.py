@@ -36,11 +36,12 @@ from tripwire.rulebook.rules import (
     spell_original,
     words,
 )
-from tripwire.tracing.observe import set_profile
+from tripwire.tracing.observe import Started, set_profile
 from tripwire.tracing.sizes import ask_tensor, find_decisive, find_inherited
 from tripwire.tracing.state import (
     CURRENT,
     Inside,
+    PythonCall,
     TracingState,
 )
 from tripwire.values.classes import is_exactly, isinstance
@@ -230,19 +231,27 @@ class Recorder(TorchFunctionMode):
                 return _run_plainly(state, func, args, kwargs)
             if rule.name == "backward":
                 note_gradients(state, self._range())
+            python: PythonCall | None = None
             begin = perf_counter_ns()
+            state.is_inside = True
             try:
-                value = func(*args, **kwargs)
+                if rule.opaque or rule.name in _RUNS_PYTHON:
+                    with _noting_python(state) as started:
+                        value = func(*args, **kwargs)
+                    python = PythonCall(func) if started else None
+                else:
+                    value = func(*args, **kwargs)
             except Exception as error:
                 state.raised = id(error)
                 note_failure(state, rule, error, self._range())
                 raise
             finally:
+                state.is_inside = False
                 if state.quiet:  # nobody else asks
                     note_time(state, func, args, perf_counter_ns() - begin)
             try:
                 where = capture_range(2, state.ends, state.outer)  # _range(), without two calls
-                record(state, rule, nodes, args, kwargs, value, where, varies=varies)
+                record(state, rule, nodes, args, kwargs, value, where, python, varies=varies)
                 if rule.name == "unbind" and not state.quiet and _is_iteration(where):
                     note_length(state, "__iter__", args[0], len(value), where)
                 if shadow is not None and varies:
@@ -349,6 +358,31 @@ class Recorder(TorchFunctionMode):
                     self._range(),
                     instead=known.sized_by,
                 )
+
+
+# Calls of torch that run hooks, and what custom functions have for a backward.
+_RUNS_PYTHON = frozenset({"backward", "grad"})
+
+
+@contextmanager
+def _noting_python(state: TracingState) -> Iterator[Started]:
+    """Torch may run code of the user's in here, which isn't observed: each call runs it again.
+
+    Compiled code runs it before the run's own writes are repeated, so it may depend on none.
+    """
+    holders = state.reach.holders
+    if not state.quiet or state.observer is None:
+        with holders.uprooted():
+            yield []
+        return
+    written = state.inner.look()
+    with state.observer.noting() as started, holders.uprooted():
+        yield started
+    if started:
+        holders.open_number = None  # what is met from now on may be what it wrote
+        for code, namespace in started:
+            state.stores.add(code, namespace, None)
+        state.inner.note(written)
 
 
 def _find_rule(state: TracingState, func: Callable[..., Any]) -> Rule:

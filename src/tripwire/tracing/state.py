@@ -61,11 +61,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """A custom autograd function's node: its argument kinds, and the scalars among them."""
+    """A node that runs Python code of the user's."""
 
-    function: type[torch.autograd.Function]
-    kinds: str  # one letter per argument: `d` a tensor, `c` anything else
-    scalars: tuple[object, ...]
+    function: Callable[..., Any]  # a custom function; or what ran hooks, or an operator in Python
+    # Of a custom function: its arguments' kinds, and the scalars among them.
+    kinds: str = ""  # one letter per argument: `d` a tensor, `c` anything else
+    scalars: tuple[object, ...] = ()
 
 
 class Region(NamedTuple):
@@ -141,6 +142,7 @@ class TracingState:
         self.parts: list[fx.Node] = []  # getitem nodes of multi-output calls
         self.contexts: dict[int, list[fx.Node]] = {}  # entered and not yet left, by identity
         self.inside: Inside | None = None  # the custom autograd function that runs
+        self.is_inside = False  # whether a recorded call runs, which may run Python code inside
         self.inner = InnerWrites(self.reach.holders)  # of such functions
         self.stores = Stores()  # where they may write
         self.custom_calls = 0  # of such functions

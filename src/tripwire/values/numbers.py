@@ -124,7 +124,7 @@ class _OffTheRun:
     """
 
     def __get__(self, number: Any, cls: type) -> Callable[..., Any]:
-        if number is None or number.ledger.is_live():
+        if number is not None and number.ledger.is_live():
             raise AttributeError("__torch_function__")
         return _call_with_plain
 

@@ -219,8 +219,13 @@ class Shadow:
     # --- numbers: the ledger that values/numbers.py wants ---
 
     def is_live(self) -> bool:
-        """Whether the run goes on, in this thread."""
-        return not self._has_ended and get_ident() == self._thread and self._state.refusal is None
+        """Whether the run goes on, in this thread, in code that is observed.
+
+        A hook isn't, nor a custom function, nor what a checkpoint runs again: each call runs those.
+        """
+        if self._has_ended or get_ident() != self._thread or self._state.refusal is not None:
+            return False
+        return not self._state.is_inside
 
     def compute(self, made: tuple[Any, ...], value: Number) -> Any:
         """What comes of a function and its operands, as an open number where it is one."""
