@@ -83,7 +83,6 @@ from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
 from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figures
 from tripwire.reading.effects import Volatile
-from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.purity import DRAWS
@@ -92,7 +91,7 @@ from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, contexts_of, restoring_contexts
 from tripwire.tracing.open.draws import DRAWN_BY_BOTH, check_ways
 from tripwire.tracing.open.opening import Opening
-from tripwire.tracing.session import NO_TENSORS, TOLD
+from tripwire.tracing.session import TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
@@ -282,8 +281,9 @@ class Pipeline:
         if self.variation.has_changed(trace):
             return None  # the run asked which one it got; the next gets those that are there
         is_written = any(wanted.written for wanted in trace.inputs)
-        if not (run.outputs or trace.completion.effects.steps or is_written):
-            return None if self.variation.will_take() else self._refuse_numbers(run.result)
+        does_nothing = not (run.outputs or trace.completion.effects.steps or is_written)
+        if does_nothing and not has_taken and self.variation.will_take():
+            return None  # its result is numbers out of tensors, which the next leaves open
         self._check_drawn(trace, None)
         volatile = trace.completion.effects.volatile
         if volatile and self.variation.will_open(volatile):
@@ -303,9 +303,6 @@ class Pipeline:
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED
         contexts = contexts_of(trace.torch_state)
         return Planned(run, originals, counters, plan, standing, waits, contexts)
-
-    def _refuse_numbers(self, result: object) -> Refusal:
-        return Refusal("no-tensors", NO_TENSORS.format(self.teller.name, fingerprint(result)))
 
     def _build(self, planned: Planned) -> Entry | None:
         trace, standing = planned.trace, planned.standing

@@ -60,7 +60,7 @@ _IMPORTS_DYNAMO = torch._compile.__file__
 
 # A run is refused, and nobody is told: the next one has the numbers closed.
 TOLD = "open-number-told"
-NO_TENSORS = (
+_NO_TENSORS = (
     "{} returned no tensor ({}), so there is no graph to run. A graph computes tensors, not Python "
     "values."
 )
@@ -557,11 +557,6 @@ class Session:
         # None: the module in question was first imported by the run.
         return tuple(a if a.seen is not None else a.flag.answer() for a in asked)
 
-    def _may_take(self) -> bool:
-        """Whether the next run may leave numbers open that this one took out of tensors."""
-        taken = any(branch.op in casts.TAKING for branch in self.state.branches)
-        return taken and self.complete and self.state.shadow is None
-
     def _check_result(
         self,
         result: object,
@@ -577,8 +572,8 @@ class Session:
                 + (": strict tracing wants a result." if written else ", and changed no tensor.")
                 + " A graph can't hold side effects alone. Return the tensors that it computes.",
             )
-        if not tensors and not written and not self._may_take():
-            raise Refused("no-tensors", NO_TENSORS.format(name, fingerprint(result)))
+        if not (tensors or written or self.complete):
+            raise Refused("no-tensors", _NO_TENSORS.format(name, fingerprint(result)))
         if strict and holds_mutable(result):
             raise Refused(
                 "mutable-result",
