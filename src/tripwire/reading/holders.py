@@ -24,6 +24,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from tripwire.imports import has_other_threads
@@ -164,6 +165,16 @@ _PLACES = (
 )
 
 
+def _parts_of(holder: Holder) -> Iterator[object]:
+    """Dicts that are part of what holds: no path leads to them."""
+    space = holder.kind.dict_of(holder.owner)
+    yield space
+    if isinstance(holder.owner, nn.Module):  # its tables, the empty ones as well
+        yield from (one for one in (space or {}).values() if isinstance(one, dict))
+    elif isinstance(holder.owner, FunctionType):
+        yield holder.owner.__kwdefaults__
+
+
 class Holders:
     """Every holder that one run could reach."""
 
@@ -173,6 +184,7 @@ class Holders:
         self.open_number: Callable[[Holder, Any, Any], object] | None = None
         self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
         self.planted: list[tuple[Holder, Any]] = []  # all that lead to one, and by which key
+        self._spaces: dict[int, tuple[object, object]] | None = None
         self._switches = count_switches()
         # What another thread writes and puts back is as it was, and the run may have read it.
         self._sentries: list[tuple[Any, Sentry]] | None = (
@@ -351,6 +363,13 @@ class Holders:
                     old, new = unhooked(before.get(name, ABSENT)), unhooked(now.get(name, ABSENT))
                     if old is not new and not same_plain(old, new) and not _is_loaded(old, new):
                         yield holder, name
+
+    def find_owner(self, space: object) -> object:
+        """Whose `__dict__` or table a dict is; None where it is nobody's. Asked after the run."""
+        if self._spaces is None:
+            found = [(h.path, one) for h in self.all for one in _parts_of(h) if one is not h.owner]
+            self._spaces = {id(one): (path, one) for path, one in reversed(found)}
+        return self._spaces.get(id(space), (None, None))[0]
 
     def is_alone(self) -> bool:
         """Whether no other thread ran Python code since: all that was written, the run wrote."""

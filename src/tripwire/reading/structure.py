@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import copy
+import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sized
@@ -35,6 +36,7 @@ from tripwire.reading.sources import (
 )
 from tripwire.reading.tensors import holds_tensor, parts_with_paths
 from tripwire.values.classes import (
+    class_dict,
     find_in_class,
     ids_of,
     is_dataclass_object,
@@ -301,6 +303,7 @@ class Planner:
         find_source: Callable[[object], Source | None],
         was_written: Callable[[object], bool] = lambda _: False,
         hold: Callable[[object], Callable[[], object] | None] = lambda _: None,
+        find_owner: Callable[[object], object] = lambda _: None,
     ) -> None:
         # An open number; and what was passed, where the run got another tuple for it.
         self.plan_number: Callable[[Any, Callable[[object], PartPlan]], PartPlan] | None = None
@@ -309,6 +312,8 @@ class Planner:
         self._find_source = find_source
         self._was_written = was_written
         self._hold = hold
+        self._find_owner = find_owner  # of a dict that is part of an object: its `__dict__`
+        self._spaces: set[int] = set()  # such dicts of objects that the run made
         self.fetched: list[Source] = []  # what is reached through the call's arguments
         self.handed_out: set[int] = set()  # identities of what goes out as itself
         self._alive: list[object] = []  # pytree makes temporaries, whose identities come again
@@ -356,12 +361,24 @@ class Planner:
             if not _is_constant(value):
                 raise Unbuildable(f"the result holds {_a(type(value))} that the run made")
             return ConstantPlan(value)
+        self._check_space(value)
         children, make = taken
         key = self._new_key(value)
         self._open.add(id(value))
         parts = tuple(self.plan(child) for child in children)
         self._open.discard(id(value))
         return MadePlan(key, parts, make)
+
+    def _check_space(self, value: object) -> None:
+        """Refuse the `__dict__` of an object: another dict would be built for it."""
+        space = own_dict(value)
+        is_told = space is not None and id(space) in self._keys
+        if space is not None:
+            self._alive.append(space)
+            self._spaces.add(id(space))
+        owner = self._find_owner(value) if isinstance(value, dict) else None
+        if is_told or owner is not None or id(value) in self._spaces:
+            raise Unbuildable(f"the result holds a dict that is part of {owner or 'an object'}")
 
     def _new_key(self, value: object) -> int:
         self._alive.append(value)
@@ -378,7 +395,7 @@ _IMMUTABLE_MODULES = ("decimal", "fractions", "datetime", "uuid", "pathlib", "re
 def _is_constant(value: object) -> bool:
     """Whether one object can be handed out by every call: nobody can change it."""
     cls = type(value)
-    if isinstance(value, (Enum, ModuleType, slice)) or cls is object:
+    if isinstance(value, (Enum, ModuleType, slice)) or cls is object or value is NotImplemented:
         return True
     if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
@@ -399,6 +416,12 @@ Parts = tuple[list[Any], Callable[[list[Any]], object]]
 
 
 _COPIED = ids_of(bytearray, array.array)
+# Views of a dict, and how another dict gives such a view: no method of a subclass is asked.
+_VIEWS: dict[int, Callable[[Any], object]] = {
+    id(type({}.keys())): dict.keys,
+    id(type({}.values())): dict.values,
+    id(type({}.items())): dict.items,
+}
 
 
 def _take_apart(value: Any) -> Parts | None:
@@ -408,6 +431,8 @@ def _take_apart(value: Any) -> Parts | None:
         raise Unbuildable(f"the result holds {_a(cls)}")
     if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
         raise Unbuildable("the result holds a dict with tensors for keys")
+    if id(cls) in _VIEWS:
+        return gc.get_referents(value), lambda parts: _VIEWS[id(cls)](parts[0])
     if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
         return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     if any(cls is kind for kind in (list, tuple, set, frozenset)):
@@ -430,6 +455,8 @@ def _take_apart(value: Any) -> Parts | None:
         node = pytree.SUPPORTED_NODES[cls]
         children, context = node.flatten_fn(value)
         return list(children), lambda parts: node.unflatten_fn(parts, context)
+    if isinstance(value, tuple) and not isinstance(value, Enum) and _is_made_by_tuple(cls):
+        return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     return _take_object_apart(value)
 
 
@@ -461,12 +488,19 @@ _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
 _fill_ordered = partial(_fill_dict, OrderedDict.__setitem__)
 
 
-_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
+_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set, tuple)
 
 
 def _holds_no_more(cls: type) -> bool:
     """Whether what is in C of an object is known: that of the containers."""
     return all(id(base) in _KNOWN_IN_C or is_heap_type(base) for base in mro(cls))
+
+
+def _is_made_by_tuple(cls: type) -> bool:
+    """Whether `tuple` can make a tuple of this class: no class of it is made in C."""
+    makers = (class_dict(base).get("__new__") for base in mro(cls))
+    own = [new for new in makers if isinstance(new, BuiltinFunctionType)]
+    return _holds_no_more(cls) and own == [tuple.__new__, object.__new__]
 
 
 def _take_container_apart(value: Any) -> Parts:

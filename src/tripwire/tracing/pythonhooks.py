@@ -36,6 +36,7 @@ from tripwire.values.classes import (
     isinstance,
     name_of,
 )
+from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import OpenInt, is_open
 from tripwire.writes.patches import Patch
 
@@ -99,7 +100,7 @@ def _has_own_number(state: TracingState, value: Any) -> bool:
     cls = type(value)
     if cls is tuple or cls is frozenset:
         return any(_has_own_number(state, item) for item in value)
-    if cls is float or issubclass(cls, (type, ModuleType, BuiltinFunctionType)):
+    if id(cls) in PLAIN or issubclass(cls, (type, ModuleType, BuiltinFunctionType)):
         return bool(value != value)  # nan
     if issubclass(cls, torch.Tensor):
         known = state.values.find(value)

@@ -402,6 +402,7 @@ class Session:
             planner = Planner(
                 self.state.reach.find_source,
                 hold=lambda value: None if id(value) in fresh else refer_to(value),
+                find_owner=self.state.reach.holders.find_owner,
             )
             if self.state.shadow is not None:
                 planner.plan_number = self.state.shadow.formulas.plan

@@ -675,6 +675,178 @@ def go(f, see):
         d = f(T(i))
         see(dict(d), d.k, d.default_factory is list, type(d).__name__)
 """,
+    "an argument's __dict__": """
+class O:
+    pass
+
+def call(o, x):
+    o.n = 3
+    return vars(o), x * 2
+
+def go(f, see):
+    for i in range(4):
+        o = O()
+        space, y = f(o, T(i))
+        space["late"] = 4
+        see(o.n, o.late, space is vars(o), y)
+""",
+    "a view of an argument's __dict__": """
+class O:
+    pass
+
+def call(o):
+    o.n = 3
+    return vars(o).keys()
+
+def go(f, see):
+    for i in range(4):
+        o = O()
+        view = f(o)
+        o.late = 4
+        see(list(view))
+""",
+    "__dict__ of state, kept in state": """
+class O:
+    pass
+
+P, KEPT = O(), []
+P.k = 1
+
+def call(x):
+    KEPT.append(P.__dict__)
+    return x * 2
+
+def go(f, see):
+    for i in range(4):
+        see(f(T(i)), KEPT[-1] is vars(P))
+""",
+    "an object and its __dict__": """
+class O:
+    pass
+
+def call(x):
+    o, p = O(), O()
+    o.t, p.t = x * 2, x * 3
+    return vars(o), o, p, vars(p)
+
+def go(f, see):
+    for i in range(4):
+        space, o, p, other = f(T(i))
+        see(space is vars(o), other is vars(p), o.t, p.t)
+""",
+    "an empty table of a module": """
+net = nn.Linear(2, 2)
+
+def call(x):
+    return net._buffers, x * 2
+
+def go(f, see):
+    for i in range(4):
+        table, y = f(T(i))
+        see(table is net._buffers, y)
+""",
+    "a module's tables": """
+net = nn.Linear(2, 2)
+
+def call(x):
+    return net._parameters, net._buffers, net._forward_hooks, net.__dict__, x * 2
+
+def go(f, see):
+    for i in range(4):
+        parameters, buffers, hooks, space, y = f(T(i))
+        see(buffers is net._buffers)
+        see(parameters is net._parameters, hooks is net._forward_hooks, space is vars(net), y)
+""",
+}
+COMPILED = {
+    "views of a dict": """
+def call(x):
+    d = {"a": x * 2, "b": 3}
+    return d.keys(), d.values(), d.items(), d
+
+def go(f, see):
+    for i in range(4):
+        *views, d = f(T(i))
+        d["c"] = 4
+        see(*[type(view).__name__ for view in views], *map(list, views))
+""",
+    "views of a dict subclass": """
+class D(dict):
+    def keys(self):
+        return "of its own"
+
+def call(x):
+    return dict.keys(D(a=1, b=2)), x * 2
+
+def go(f, see):
+    for i in range(4):
+        see(list(f(T(i))[0]))
+""",
+    "a view of state": """
+STATE = {"a": 1}
+
+def call(x):
+    return STATE.items(), x * 2
+
+def go(f, see):
+    for i in range(4):
+        view, y = f(T(i))
+        STATE[i // 2] = 5
+        see(list(view), y)
+    kept = f(T())[0]
+    STATE["last"] = 6
+    see(list(kept))
+""",
+    "a sentinel": """
+MISSING = object()
+
+def call(x, missing=MISSING):
+    return MISSING, missing, x * 2
+
+def go(f, see):
+    for i in range(4):
+        see(*[one is MISSING for one in f(T(i))[:2]])
+""",
+    "tuple subclass own __new__": """
+class O(tuple):
+    def __new__(cls, *parts):
+        return super().__new__(cls, (*parts, len(parts)))
+
+    def __iter__(self):
+        return iter("of its own")
+
+def call(x):
+    o = O(x * 2, 5)
+    o.k = [x]
+    return o, o
+
+def go(f, see):
+    for i in range(4):
+        x = T(i)
+        o, again = f(x)
+        see(type(o).__name__, o[0], o[1], len(o), o is again, o.k[0] is x)
+""",
+    "a member of an enum of tuples": """
+import enum
+
+class E(tuple, enum.Enum):
+    A = (1, 2)
+
+def call(x):
+    return E.A, x * 2
+
+def go(f, see):
+    for i in range(4):
+        see(f(T(i))[0] is E.A)
+""",
+    "NotImplemented": """
+def call(x):
+    return x.shape.__eq__(3), NotImplemented
+
+def go(f, see):
+    for i in range(4):
+        see(*[one is NotImplemented for one in f(T(i))])
+""",
 }
 BEHIND_INDUCTOR = ["namedtuple own __new__", "property setter"]
 
@@ -683,6 +855,12 @@ BEHIND_INDUCTOR = ["namedtuple own __new__", "property setter"]
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_built_as_the_run_made_them(name, backend, tmp_path) -> None:
     check_twins(PROGRAMS[name], backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", COMPILED)
+def test_results_are_built_on_hits(name, backend, tmp_path) -> None:
+    check_twins(COMPILED[name], backend, tmp_path, hits=2)
 
 
 @pytest.mark.parametrize("name", BEHIND_INDUCTOR)
