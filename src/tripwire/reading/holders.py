@@ -167,10 +167,9 @@ _PLACES = (
 
 def _parts_of(holder: Holder) -> Iterator[object]:
     """Dicts that are part of what holds: no path leads to them."""
-    space = holder.kind.dict_of(holder.owner)
-    yield space
+    yield holder.kind.dict_of(holder.owner)
     if isinstance(holder.owner, nn.Module):  # its tables, the empty ones as well
-        yield from (one for one in (space or {}).values() if isinstance(one, dict))
+        yield from (one for one in holder.kept if isinstance(one, dict))
     elif isinstance(holder.owner, FunctionType):
         yield holder.owner.__kwdefaults__
 
