@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 HAS_TELEMETRY = importlib.util.find_spec("msgspec") is not None
 
 
-def _phase(name: str, column: str | None = None) -> AbstractContextManager[None]:
+def _phase(
+    name: str, column: str | None = None, is_backward: bool | None = None
+) -> AbstractContextManager[None]:
     if not HAS_TELEMETRY:
         return nullcontext()
     from tripwire.telemetry.spans import timed
 
-    return timed(name, column_us=column or f"{name}_us")
+    return timed(name, column_us=column or f"{name}_us", is_backward=is_backward)
 
 
 def current_compile() -> str | None:
@@ -65,4 +67,4 @@ RECORD = _phase("record")  # a failing call is written
 # Parts of what a back end takes.
 CACHE_GET = _phase("cache_get", "cache_get_time_us")  # compiled code out of the store
 CACHE_PUT = _phase("cache_put", "cache_put_time_us")
-BACKWARD = _phase("backward", "backward_time_us")  # the graph of a backward
+BACKWARD = _phase("backward", "backward_time_us", is_backward=True)  # the graph of a backward

@@ -290,7 +290,7 @@ def _measure_graph(graph: fx.Graph) -> dict[str, object]:
     custom: dict[bool, set[str]] = {True: set(), False: set()}  # by whether torch calls it sound
     for node in graph.nodes:
         facts = node.meta.get(FACTS)
-        if facts is not None and len(shapes) < _SHAPES:
+        if facts is not None and facts.value is not None and len(shapes) < _SHAPES:
             shapes.append(f"{node.name}: {facts.value}")
         if node.op.startswith("call_"):
             counts[node.target if isinstance(node.target, str) else _name(node.target)] += 1

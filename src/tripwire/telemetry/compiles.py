@@ -94,7 +94,9 @@ def compiling(
             }
         )
         collector = _CollectorClock()
-        root = timed("compile", column_us="duration_us")
+        is_forward = known.get("is_forward")
+        is_backward = None if is_forward is None else not is_forward
+        root = timed("compile", column_us="duration_us", is_backward=is_backward)
         opened = None
         try:
             state.compile_id = str(compile_id)
@@ -104,7 +106,7 @@ def compiling(
                 file=file,
                 line=line,
                 backend=backend,
-                is_backward=known.get("is_forward") is False,
+                is_backward=bool(is_backward),
             )
             gc.callbacks.append(collector)
             with root:

@@ -11,7 +11,7 @@ from torch import nn
 
 import tripwire
 from tripwire import telemetry
-from tripwire.telemetry import CompilationMetrics
+from tripwire.telemetry import CompilationMetrics, pytorch
 from tripwire.telemetry.history import get_runtime_metrics_context
 
 # What stays None after all compiles below.
@@ -133,7 +133,7 @@ def record() -> list[CompilationMetrics]:
 
 
 def vary() -> list[CompilationMetrics]:
-    compiled = tripwire.compile(lambda x: x + 1 if x.shape[0] < 9 else x, backend="eager")
+    compiled = tripwire.compile(lambda x: x + len(x) if len(x) < 9 else x, backend="eager")
     for size in (3, 4, 5):
         compiled(torch.ones(size, 2))
     return compiles()
@@ -189,6 +189,19 @@ def test_a_backward_that_is_compiled_later_has_its_forwards_number(found) -> Non
     assert 0 < backward.inductor_time_us <= backward.backward_time_us <= backward.duration_us
 
 
+def test_events_say_which_of_them_are_for_a_backward() -> None:
+    logger = pytorch.get_chromium_event_logger()
+    logger.clear()
+    try:
+        train_unkept()
+        ended = [event for event in logger.events() if event.ph == "E" and event.args]
+    finally:
+        pytorch.stop_chromium_event_logger()
+    told = {(event.name, event.args.get("is_backward")) for event in ended}
+    assert told >= {("compile", False), ("plan", False), ("compile", True), ("backward", True)}
+    assert all(flag is not None for name, flag in told if name != "retire")
+
+
 def test_dynamos_own_metrics_context_is_back_in_its_place(found) -> None:
     from torch._dynamo.utils import get_metrics_context, record_compilation_metrics
 
@@ -221,6 +234,7 @@ def test_what_is_open_is_counted(found) -> None:
     assert (first.symbol_count, first.shape_env_guard_count, first.decision_count) == (0, 0, 0)
     assert (second.symbol_count, second.decision_count) == (1, 1)
     assert second.shape_env_guard_count > 0
+    assert second.graph_node_shapes == "x: float32[4, 2]; add: float32[4, 2]"
     assert first.accumulated_cache_size < second.accumulated_cache_size
 
 
@@ -242,8 +256,6 @@ def test_the_guards_time_is_one_calls_own(found) -> None:
 
 def test_the_pipeline_counts_frames_operations_and_copies() -> None:
     from torch._dynamo.utils import ReinplaceCounters, ReInplaceTrigger
-
-    from tripwire.telemetry import pytorch
 
     def copying(module, examples):
         ReinplaceCounters.add_missed_opportunities(ReInplaceTrigger.AUTO_FUNC_V2, 2)
