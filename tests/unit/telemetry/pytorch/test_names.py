@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -61,6 +62,21 @@ def test_every_name_of_the_small_origins_is_in_the_document(module):
         assert re.search(rf"`{name}\b", text), name
 
 
+def test_every_field_of_pytorchs_metrics_is_one_of_ours_or_in_the_document():
+    from torch._dynamo.utils import CompilationMetrics as Theirs
+
+    ours = telemetry.CompilationMetrics
+    text = DOCUMENT.read_text().partition("## Fields of CompilationMetrics")[2]
+    text = text.partition("\n## ")[0]
+    rows = [row.split("|") for row in re.findall(r"^\|(.*)\|$", text, re.MULTILINE)[2:]]
+    left, right = (
+        {name for row in rows for name in re.findall(r"`(\w+)`", row[at])} for at in (0, 1)
+    )
+    theirs = {field.name for field in dataclasses.fields(Theirs)}
+    assert left == {name for name in theirs if not hasattr(ours, name)}
+    assert all(hasattr(ours, name) for name in right)
+
+
 # Tools, files, environment variables, beginnings of names, and a class inside a function.
 NO_NAMES = {"TORCH_TRACE", "TORCH_LOGS", "tlparse", "get_", "reset_", "error_recordings"}
 NO_NAMES |= {"chromium_events.json", "TypeSafeSerializer"}
@@ -69,7 +85,7 @@ NO_NAMES |= {"chromium_events.json", "TypeSafeSerializer"}
 def names_of_pytorch() -> list[str]:
     """What the tables of the origins say that PyTorch has."""
     text = DOCUMENT.read_text().partition("## Mutation guarding")[2]
-    text = text.partition("## Names of torch._dynamo.utils")[0]
+    text = text.partition("## Fields of CompilationMetrics")[0]
     rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
     found = [name for row in rows for name in re.findall(r"`([\w.]+)", row.split("|")[0])]
     return [name for name in dict.fromkeys(found) if name not in NO_NAMES]
