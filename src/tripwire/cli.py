@@ -116,12 +116,14 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     )
     from tripwire.recording.format.manifest import escape
 
-    raised: Exception | None = None
+    raised: BaseException | None = None
     outcome: Outcome
     try:
         result = run()
-    except Exception as error:
+    except BaseException as error:
         raised, outcome = error, describe_error(error, call.target)
+        if not isinstance(error, Exception) and not is_same(call.manifest.outcome, outcome):
+            raise  # an interrupt of now, not the one that was recorded
     else:  # trouble with describing it isn't the call's
         outcome = describe_result(result)
     same = is_same(call.manifest.outcome, outcome)

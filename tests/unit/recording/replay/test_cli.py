@@ -46,6 +46,10 @@ def refused(tmp_path):
     return tripwire.record_call(tmp_path / "refused.rec")(compiled, torch.ones(1))
 
 
+def interrupted(*given):
+    raise KeyboardInterrupt
+
+
 # --- show ---
 
 
@@ -123,6 +127,16 @@ def test_replay_of_a_call_that_returned(returned) -> None:
     done = call("replay", returned, "--trust")
     assert done.exit_code == 0
     assert done.output.splitlines()[-1] == "It reproduces."
+
+
+def test_replay_of_an_interrupt_reproduces_and_any_other_ends_it(tmp_path, failed, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        tripwire.record_on_error(tmp_path / "stopped.rec")(interrupted)(torch.ones(2))
+    done = call("replay", tmp_path / "stopped.rec", "--trust")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (1, "It reproduces.")
+    monkeypatch.setattr("tripwire.recording.replay.rerun.Rebuilt._run", interrupted)
+    done = call("replay", failed, "--trust")
+    assert (done.exit_code, done.output.strip()) == (1, "Aborted!")
 
 
 def test_replay_json(failed, returned) -> None:
