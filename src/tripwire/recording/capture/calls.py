@@ -199,7 +199,7 @@ class Beginning:
         """Its record, now that it is over; made once, though writing it may fail."""
         if self.built is None:
             draft = self._finish()
-            recorder = ExecutionRecorder.of_call(self.target, self.args, self.kwargs)
+            recorder = ExecutionRecorder.of_call(self.target, self.args, self.kwargs, self.shown)
             record = recorder.get_record()
             record.generators = self._find_drawn()
             record.backend = backend

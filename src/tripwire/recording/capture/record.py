@@ -12,7 +12,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -38,6 +38,7 @@ from tripwire.recording.format.manifest import Manifest, Where
 from tripwire.recording.format.views import (
     ClassView,
     FunctionView,
+    LibraryView,
     ModuleView,
     ObjectView,
     PartsView,
@@ -78,7 +79,10 @@ class DummyModule:
 
 Variables = dict[str, Any]
 _ABSENT = object()
-SHOWN = ("locals", "builtins", "code_options")  # for whoever looks: no replay needs them
+# For whoever looks: no replay needs them.
+SHOWN = ("locals", "builtins", "accessed", "code_options")
+# Makes a call that its first argument is, and then the backward of it.
+_BACKWARD = ("tripwire.recording.capture.gradients", "differentiate")
 
 
 @dataclass
@@ -99,6 +103,8 @@ class ExecutionRecord:
     generators: Variables = field(default_factory=dict)  # states of those that it drew from
     backend: object = None  # that it was compiled with, if it is no known one
     patches: list[Patch] = field(default_factory=list)  # of libraries, while it ran
+    # What the code takes from each Python module among its globals: {"torch": ("nn.functional",)}
+    accessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     origin: Path | bytes | None = field(default=None, repr=False)  # the file, or what was in it
 
     def dump(self, file: IO[bytes] | str | os.PathLike[str]) -> None:
@@ -153,10 +159,11 @@ class ExecutionRecord:
     @classmethod
     def _of(cls, record: Record, origin: Path | bytes) -> ExecutionRecord:
         roots: dict[str, Any] = view(record.table, record.blobs, record.read)
-        call = roots.get("call")
-        code = _find_function(call)
+        call, args = roots.get("call"), roots.get("args")
+        is_backward = isinstance(call, LibraryView) and (call.module, call.name) == _BACKWARD
+        code = _find_function(args[0] if is_backward and isinstance(args, tuple) else call)
         details: dict[str, Any] = dict(code.details) if code is not None else {}
-        space, args, patches = details.get("globals"), roots.get("args"), roots.get("patches")
+        space, patches = details.get("globals"), roots.get("patches")
         return cls(
             code,
             tuple(details.get("closure") or ()),
@@ -172,6 +179,7 @@ class ExecutionRecord:
             _as_dict(roots.get("generators")),
             roots.get("backend"),
             patches if isinstance(patches, list) else [],
+            _as_dict(roots.get("accessed")),
             origin,
         )
 
@@ -291,14 +299,19 @@ class ExecutionRecorder:
 
     @classmethod
     def of_call(
-        cls, call: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Variables | None = None
+        cls,
+        call: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Variables | None = None,
+        user: Callable[..., Any] | None = None,
     ) -> ExecutionRecorder:
         """That of one call: its code, its arguments, and the globals that the code names.
 
         Of a Python module, the attributes that the code names were accessed. What is behind all of
-        these is found again when the record is written.
+        these is found again when the record is written. user: whose code it is, if not the call's.
         """
-        function = find_function((own_dict(call) or {}).get(RECORDED, call))
+        target = call if user is None else user
+        function = find_function((own_dict(target) or {}).get(RECORDED, target))
         kwargs = kwargs or {}
         recorder = cls(
             None if function is None else function.__code__,
@@ -369,6 +382,11 @@ class ExecutionRecorder:
             args=self.args,
             kwargs=self.kwargs,
             call=self.call,
+            accessed={
+                name: tuple(_list_accessed(value, frozenset()))
+                for name, value in self.globals.items()
+                if isinstance(value, ModuleRecord) and value.accessed_attrs
+            },
         )
 
     def _recorded(self, value: Any) -> Any:
@@ -397,6 +415,15 @@ def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:
         for attribute, held in value.accessed_attrs.items():
             found.take(attribute, _resolve(held, dummies))
     return found
+
+
+def _list_accessed(record: ModuleRecord, around: frozenset[int]) -> Iterator[str]:
+    """The attributes that were taken from a module, and from the modules in it: `path.sep`."""
+    around |= {id(record)}
+    for name, value in record.accessed_attrs.items():
+        nests = isinstance(value, ModuleRecord) and id(value) not in around
+        inner = list(_list_accessed(value, around)) if nests else []
+        yield from (f"{name}.{each}" for each in inner) if inner else (name,)
 
 
 def _find_locals(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Variables) -> Variables:

@@ -146,6 +146,7 @@ _ROOTS: Mapping[str, type[nodes.Node]] = {
     "kwargs": nodes.Dict,
     "locals": nodes.Dict,
     "builtins": nodes.Dict,
+    "accessed": nodes.Dict,
     "code_options": nodes.Dict,
     "generators": nodes.Dict,
     "patches": nodes.List,

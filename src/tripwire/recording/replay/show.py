@@ -13,6 +13,7 @@ import reprlib
 import textwrap
 import zlib
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +37,13 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
     where = manifest.function
     console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
     console.print(_facts(record))
-    for title, names in (("arguments", record.locals), ("globals", record.globals)):
+    tables: dict[str, dict[str, Any]] = {
+        "arguments": record.locals,
+        "globals": record.globals,
+        "taken from modules": record.accessed,
+        "builtins": record.builtins,
+    }
+    for title, names in tables.items():
         if names:
             console.print(_variables(title, names))
     for omission in manifest.omissions:

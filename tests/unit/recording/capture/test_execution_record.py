@@ -462,6 +462,18 @@ def looks_into_modules(x):
 SCALES = [1.0]
 
 
+def test_a_file_lists_what_the_code_takes_from_python_modules(tmp_path) -> None:
+    by_hand = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),)).get_record()
+    by_hand.dump(tmp_path / "by_hand.rec")
+    recorded = tripwire.record_call(tmp_path / "recorded.rec")(looks_into_modules, torch.ones(1))
+    for path in (recorded, tmp_path / "by_hand.rec"):
+        found = load_record(path)
+        assert found.accessed == {"math": ("pi", "tau"), "torch": ("nn.functional.relu",)}
+        assert set(found.builtins) == {"len"}
+        found.dump(tmp_path / f"again-{path.name}")
+        assert load_record(tmp_path / f"again-{path.name}").accessed == found.accessed
+
+
 def test_the_recorder_of_a_call_has_records_of_the_modules_that_its_code_looks_into() -> None:
     recorder = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),))
     assert set(recorder.globals) == {"torch", "math", "SCALES"}
