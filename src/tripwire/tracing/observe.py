@@ -169,9 +169,9 @@ class Observer:
         if refuse is None or self._is_importing(frame) or _serves_tripwire(frame):
             return
         if is_draw(callee):
-            if self.leaves_draws:
-                return
-            refuse = DRAWS
+            if not self.leaves_draws:
+                self._report(DRAWS)
+            return
         if file.startswith(_LOGGING):
             refuse = LOGS
         elif isinstance(callee, MethodDescriptorType) and isinstance(first, callee.__objclass__):
