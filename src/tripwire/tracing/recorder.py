@@ -173,9 +173,10 @@ class Recorder(TorchFunctionMode):
                 taken = self._take_size(state.shadow, rule.name, args, kwargs, value)
                 if taken is not None:
                     return taken
+            noted = len(state.branches)
             if rule.of_size or rule.of_strides or rule.of_grad:
                 self._note_query(rule, args, kwargs, value)
-            if func is torch.Tensor.__len__ and not state.quiet:
+            if func is torch.Tensor.__len__ and not state.quiet and len(state.branches) == noted:
                 note_length(state, "__len__", args[0], value, self._range())
             if state.shadow is not None:
                 value = state.shadow.answer(rule, given, args, kwargs, value)

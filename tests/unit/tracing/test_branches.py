@@ -158,6 +158,12 @@ def test_lengths_and_iterations_are_branches_and_warn_of_nothing() -> None:
         trace(torch.ones(3, 3))
 
 
+def test_a_length_that_depends_on_values_is_one_branch() -> None:
+    with pytest.warns(tripwire.TracerWarning, match="__len__"):
+        trace = tripwire.trace(lambda x: x * len(x[x > 0]), torch.ones(2))
+    assert [(branch.op, branch.value) for branch in trace.branches] == [("__len__", 2)]
+
+
 def test_asking_for_a_value_trace_adds_no_branch() -> None:
     def program(x):
         assert tripwire.tracing.get_value_trace(x).name == "x"
