@@ -47,7 +47,7 @@ from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.draws import CAN_DRAW
-from tripwire.tracing.open.opening import Opening, Place, Range, spell_place
+from tripwire.tracing.open.opening import Opening, Place, Range, spell_place, spell_taken
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import (
     find_in_class,
@@ -106,6 +106,9 @@ class Variation:
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._counts = False  # values decide on sizes
         self._may_take = True
+        # Numbers out of tensors, by line: those of the first trace; None: they vary.
+        self._taken: dict[str, tuple[int | float, ...] | None] = {}
+        self._unsound: set[str] = set()  # lines of numbers that no call knows beforehand
         self._draws = False  # numbers out of Python's random generator were asked for
         self._may_draw = CAN_DRAW
         self._asks_for_types = self._compares_identity = self._compares_numbers = False
@@ -158,6 +161,7 @@ class Variation:
             numbers,
             spots,
             takes=takes and self._may_take and not self._asks_for_types,
+            taken=self._find_taken(),
             draws=self._draws and self._may_draw and not self._asks_for_types,
             whole=self._whole,
             tuples=not self._compares_identity,
@@ -167,6 +171,15 @@ class Variation:
             ranges=dict(at_once(self._ranges.items)),
         )
         return opening or None
+
+    def _find_taken(self) -> dict[str, tuple[int | float, ...] | None]:
+        """The numbers out of tensors, by line, that may be open where they are used as sizes."""
+        resting = {path.rstrip("'") for path, _ in self._closed if not self._may_vary((path, None))}
+        return {
+            line: found
+            for line, found in at_once(self._taken.items)
+            if line not in self._unsound and spell_taken(line) not in resting
+        }
 
     def _may_vary(self, place: Place) -> bool:
         closing = self._closed.get(place)
@@ -261,6 +274,7 @@ class Variation:
         self._compares_numbers = self._compares_numbers or trace.reads.compares_numbers
         self._note_numbers(trace)
         self._takes |= any(branch.op in TAKING or branch.instead for branch in trace.branches)
+        self._note_taken(trace)
         facts: Iterable[NodeFacts | None] = (node.meta.get(FACTS) for node in trace.graph.nodes)
         self._counts |= any(one is not None and one.makes_size for one in facts)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
@@ -271,6 +285,29 @@ class Variation:
             may_open = self._may_open(volatile.before)
             if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
+
+    def _note_taken(self, trace: Trace) -> None:
+        """Remember the numbers that a run took out of tensors."""
+        seen: dict[str, list[Any]] = {}
+        if trace.shadow is not None:
+            seen |= trace.shadow.soundings.seen
+        else:
+            for branch in trace.branches:
+                if branch.op in TAKING:
+                    found: Any = branch.value
+                    numbers = found if is_exactly(found, list) else [found]
+                    seen.setdefault(branch.where.short, []).extend(numbers)
+        for line, numbers in seen.items():
+            if self._taken.setdefault(line, tuple(numbers)) != tuple(numbers):
+                self._taken[line] = None
+
+    def will_close(self, trace: Trace, where: SourceRange) -> bool:
+        """Whether a number that can't be computed before a call will be closed next."""
+        made = () if trace.shadow is None else trace.shadow.soundings.made
+        lines = {one.branch.where.short for one in made}
+        is_news = where.short in lines and where.short not in self._unsound
+        self._unsound.add(where.short)
+        return is_news
 
     def note_causes(self, causes: tuple[Cause, ...]) -> None:
         """Somebody put something else where entries read: it may be exchanged again and again.

@@ -152,6 +152,8 @@ class Recorder(TorchFunctionMode):
             args, kwargs = close_values((args, kwargs))
             is_recording = CURRENT.state is state and not state.refusal
             if func is torch.Tensor.__getitem__ and is_recording:
+                for leaf in filter(is_taken, iter_leaves(given[0][1:])):
+                    state.shadow.soundings.sound(leaf)
                 picks = _find_picks(args, given[0])
                 if picks is not None:
                     return self._pick(args[0], *picks)
@@ -273,7 +275,11 @@ class Recorder(TorchFunctionMode):
         else:
             copies = [self._record(torch.Tensor.reshape, copy, ()) if tensor.dim() else copy]
         plain = self.state.refusal is not None
-        found = [one.item() if plain else shadow.hand_out(one) for one in copies]
+        if plain:
+            found = [one.item() for one in copies]
+        else:
+            where = self._range()
+            found = [shadow.hand_out(one, where) for one in copies]
         return found[0] if name == "item" else found
 
     def _take_size(

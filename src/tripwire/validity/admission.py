@@ -37,10 +37,11 @@ from tripwire.reading.torchstate import (
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.draws import look_ahead
-from tripwire.tracing.open.opening import Planted
+from tripwire.tracing.open.opening import LARGEST_OPEN, NumberInput, Planted
 from tripwire.tracing.result import Completion, Trace, can_repeat, reads_offsets
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept
+from tripwire.validity.probes import build_sounders
 from tripwire.validity.table import STATE_IDS, Guards, TableRow
 from tripwire.validity.wires import NOBODY, PulledWire
 from tripwire.values.classes import isinstance
@@ -252,16 +253,38 @@ class Admission:
             found = writer.assign(f"{writer.constant(functools.partial(look_ahead, draws))}()")
             for index, path in enumerate(shadow.drawn):
                 writer.name_it(shadow.numbers[path].label, f"{found}[{index}]")
+        sounded = {one.label for one in shadow.soundings.made}
         for number in shadow.numbers.values():
-            if number.label not in writer.opened:  # nobody read it
+            if number.label not in writer.opened | sounded:  # nobody read it
                 writer.name_it(number.label, repr(number.symbol.node.hint))
         writer.space |= {"math": math, "torch": torch, **shadow.symbols.tables}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
-        inputs = [
-            f"_as_tensor({number.expression})" if number.is_float else number.expression
-            for number in self.trace.numbers
-        ]
+        self._write_soundings(writer, fetched)
+        inputs = map(_spell_input, self.trace.numbers)
         return [*inputs, *fetched, *shadow.formulas.outputs]
+
+    def _write_soundings(self, writer: GuardWriter, fetched: list[str]) -> None:
+        """Numbers out of tensors that are known before the graph runs: their tensors' calls."""
+        found = build_sounders(self.trace)
+        if not found:
+            return
+        given, held = iter(fetched), writer.constant(self._held)
+        carried = {str(one.source) for one in self.completion.effects.carried}
+        inputs = [_spell_input(number) for number in self.trace.numbers]
+        count = 0
+        for sources in self.completion.sources:
+            if are_held(sources) and not any(str(source) in carried for source, _ in sources):
+                inputs.append(f"{held}.tensors[{count}]")
+                count += 1
+            else:
+                inputs.append(next(given))
+        for one in found:
+            needed = ", ".join(inputs[index] for index in one.indices)
+            values = writer.assign(f"{writer.constant(one.compute)}({needed})")
+            for index, label in enumerate(one.labels):
+                writer.name_it(label, f"{values}[{index}]")
+                largest = f"type({label}) is float or {-LARGEST_OPEN} <= {label} <= {LARGEST_OPEN}"
+                writer.check(one.paths[index], largest, "an int of 32 bits", label)
 
     def _write_inputs(self, writer: GuardWriter) -> list[str]:
         """Variables of the graph's inputs that come with the call."""
@@ -461,6 +484,11 @@ class Admission:
         for tensor in passed:  # those that share memory: where each begins says what overlaps
             if storages[storage_of(tensor)] > 1:
                 writer.check_offset("arguments", writer.tensors[id(tensor)], tensor)
+
+
+def _spell_input(number: NumberInput) -> str:
+    """A number as the graph gets it."""
+    return f"_as_tensor({number.expression})" if number.is_float else number.expression
 
 
 def are_held(sources: Sequence[tuple[Source, bool]]) -> bool:

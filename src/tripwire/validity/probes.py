@@ -5,12 +5,16 @@ call, and the value is compared. This part must be small, and must compute the s
 first: nothing random. In-place calls may be part of it. If they change an input, they change a
 copy of it here: an optimizer counts a step, and then goes by the count. Entries of a callable share
 equal probes.
+
+A number that decides on sizes is computed in the same way (`Sounder`). It isn't compared: the graph
+gets it, as it gets numbers that are passed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +27,8 @@ from tripwire.reading.tensors import TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.open.opening import spell_taken
+from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding
 from tripwire.tracing.result import Trace, build_module, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.past import Past, find_storages, refuse
@@ -171,7 +177,7 @@ def build_probe(trace: Trace, choice: Choice) -> Probe | None:
         return None
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
-    module = build_module(_root_of(trace), past.build_graph(needed, branches), "Probe")
+    module = build_module(root_of(trace), past.build_graph(needed, branches), "Probe")
     names = [*(n.expression for n in trace.numbers), *(str(i.source) for i in trace.inputs)]
     sources = tuple(names[i] for i in indices)
     targets = [_target_of(node, module) for node in module.graph.nodes]
@@ -283,7 +289,7 @@ class _Chooser:
             return
         leading = self._past.find_leading(branch)
         self._past.check_contexts(branch, leading)
-        _check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
+        check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
         needed = self._needed | leading
         calls = sum(node.op != "placeholder" for node in needed)
         if calls > min(limit, LARGEST_PROBE):
@@ -319,14 +325,16 @@ def _is_constant(leading: set[fx.Node]) -> bool:
     )
 
 
-def _root_of(trace: Trace) -> nn.Module:
+def root_of(trace: Trace) -> nn.Module:
+    """A module that holds a trace's constants."""
     root = nn.Module()
     for constant in trace.constants:
         setattr(root, constant.name, constant.value)
     return root
 
 
-def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
+def check_leading(branch: Branch, leading: list[fx.Node]) -> None:
+    """Refuse calls that can't be made before a call, or that cost too much."""
     heavy = [node for node in leading if name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
         name = name_of(heavy[0])
@@ -350,3 +358,83 @@ def _cost_of(node: fx.Node) -> int:
     if len(shapes) < 2 or not all(shapes):
         return LARGEST_COST + 1
     return math.prod(shapes[0]) * max(shape[-1] for shape in shapes[1:])
+
+
+# --- numbers that decide on sizes: the guard function computes them, for the graph to get ---
+
+
+@dataclass(frozen=True, slots=True)
+class Sounder:
+    """Computes numbers, from the graph's inputs at these places."""
+
+    labels: tuple[str, ...]  # what the guard function calls them
+    paths: tuple[str, ...]  # what users do
+    indices: tuple[int, ...]
+    compute: Callable[..., tuple[int | float, ...]]
+
+
+def build_sounders(trace: Trace) -> list[Sounder]:
+    """What computes a trace's numbers, in order: some need others. Raises Refused."""
+    shadow = trace.shadow
+    if shadow is None or not shadow.soundings.made:
+        return []
+    past = Past(trace.graph, trace.branches, find_storages(trace))
+    placeholders = trace.graph.find_nodes(op="placeholder")
+    expressions = dict(zip(placeholders, (n.expression for n in trace.numbers), strict=False))
+    levels: dict[str, int] = {}
+    stages: dict[int, list[Sounding]] = {}
+    leading: dict[str, set[fx.Node]] = {}
+    for one in shadow.soundings.made:
+        nodes = leading[one.label] = _find_leading(past, one)
+        texts = " ".join(expressions[node] for node in nodes if node in expressions)
+        needed = [levels[label] for label in re.findall(r"\w+", texts) if label in levels]
+        levels[one.label] = max(needed, default=0) + 1
+        stages.setdefault(levels[one.label], []).append(one)
+    return [_build(trace, past, placeholders, stages[level], leading) for level in sorted(stages)]
+
+
+def _find_leading(past: Past, one: Sounding) -> set[fx.Node]:
+    """The nodes that lead to a number."""
+    nodes = past.find_leading(one.branch)
+    past.check_contexts(one.branch, nodes)
+    check_leading(one.branch, sorted(nodes, key=past.order.__getitem__))
+    if any(node.meta[FACTS].opaque for node in nodes):
+        raise refuse(one.branch, "it depends on a custom function")
+    if len(nodes) > LARGEST_SOUNDING:
+        raise refuse(one.branch, f"it depends on more than {LARGEST_SOUNDING} torch calls")
+    return nodes
+
+
+def _build(
+    trace: Trace,
+    past: Past,
+    placeholders: list[fx.Node],
+    stage: list[Sounding],
+    leading: dict[str, set[fx.Node]],
+) -> Sounder:
+    needed = set().union(*(leading[one.label] for one in stage))
+    branches = sorted((one.branch for one in stage), key=past.end_of)
+    graph = past.build_graph(needed, branches)
+    module = build_module(root_of(trace), graph, "Sounding")
+    by_branch = {one.branch: one.label for one in stage}
+    return Sounder(
+        tuple(by_branch[branch] for branch in branches),
+        tuple(spell_taken(branch.where.short) for branch in branches),
+        tuple(i for i, node in enumerate(placeholders) if node in needed),
+        _Compute(torch.no_grad()(module.forward)),
+    )
+
+
+class _Compute:
+    """Calls a graph; what fails there isn't for this entry, or fails again where it is traced."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *inputs: Any) -> Any:
+        try:
+            return self._run(*inputs)
+        except Exception as error:  # another way through the program: shapes needn't fit
+            raise LookupError from error

@@ -87,6 +87,10 @@ class Formulas:
                 self.keep(number)
         return self._nodes[key]
 
+    def forget_node(self, number: object) -> None:
+        """A number out of a tensor got a symbol, which has a node of its own."""
+        self._nodes.pop(id(number), None)
+
     def _find_taken_node(self, number: OpenInt | OpenFloat) -> fx.Node:
         if id(number) not in self._nodes:
             if number.made is None:

@@ -65,6 +65,11 @@ Range = tuple[int | None, int | None]  # from, to; None: without an end
 Place = tuple[str, int | None]  # a path, and which of the sizes there
 
 
+def spell_taken(line: str) -> str:
+    """What a number out of a tensor is called in place of a path, by the line that took it."""
+    return f"a number out of a tensor ({line})"
+
+
 def spell_place(path: str, dim: int | None) -> str:
     """As users write it."""
     return path if dim is None else f"{path}.shape[{dim}]"
@@ -79,6 +84,9 @@ class Opening:
     # Of the world, which is the same on every call: what lies where, before the call.
     spots: Mapping[tuple[int, Any], object] = field(default_factory=dict)
     takes: bool = False  # numbers out of tensors
+    # Of these, by the line that takes them, what a trace found there; None: they vary. Where others
+    # are found, they are left open also where they are used as sizes.
+    taken: Mapping[str, tuple[int | float, ...] | None] = field(default_factory=dict)
     draws: bool = False  # numbers out of Python's random generator
     ranges: Mapping[tuple[str, int | None], Range] = field(default_factory=dict)  # of sizes
     whole: bool = False  # the graph is compiled as a whole: no call may run as it is
@@ -110,6 +118,11 @@ class Opening:
     def wants_number(self, path: str) -> bool:
         """Whether a number that is passed is left open."""
         return path in self.numbers or (self.everything and path not in self.known)
+
+    def takes_another(self, line: str, place: int, value: int | float) -> bool:
+        """Whether a number out of a tensor, the first at its line or a later one, varies."""
+        known = self.taken.get(line, ())
+        return known is None or (place < len(known) and known[place] != value)
 
     def choose_dims(self, path: str, shape: Sequence[int], *, is_passed: bool) -> frozenset[int]:
         """Which sizes of a tensor are left open."""

@@ -44,6 +44,7 @@ from tripwire.tracing.open.opening import (
     Planted,
     Sweep,
 )
+from tripwire.tracing.open.soundings import Soundings
 from tripwire.tracing.open.symbols import (
     Symbols,
     forget_environments,
@@ -82,6 +83,7 @@ class Shadow:
         self.symbols = Symbols(takes=opening.takes)
         self.fakes = Fakes(state, self.symbols, opening)
         self.formulas = Formulas(state, self.symbols)
+        self.soundings = Soundings(self, state, opening)
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.planted: list[Planted] = []  # those of them that the world holds
         state.reach.holders.open_number = self._open_held
@@ -112,7 +114,7 @@ class Shadow:
     ) -> Any:
         """A number that is open where it is to be; a tuple with such numbers; or the value."""
         if is_exactly(value, int, float):
-            number = self._open(value, path) if is_wanted(path) else None
+            number = self.open_number(value, path) if is_wanted(path) else None
             return value if number is None else number
         if not self._opening.tuples or not holds_numbers(value):
             return value
@@ -175,7 +177,8 @@ class Shadow:
         """Where the world holds numbers that were closed, of which these are."""
         return {one.spot for one in self.planted if self._is_among(one, closed)}
 
-    def _open(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
+    def open_number(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
+        """Leave a number of the call open, if it can be."""
         # A shape environment knows neither nan nor infinity, nor the sign of zero.
         if not math.isfinite(value) or (is_exactly(value, float) and value == 0):
             return None
@@ -198,7 +201,7 @@ class Shadow:
         path = str(one)
         while path in self.drawn:
             path += "'"
-        number = self._open(value, path)
+        number = self.open_number(value, path)
         if number is not None:
             self.drawn[path] = one
             if one.values is not None:
@@ -313,23 +316,32 @@ class Shadow:
         return self.compute((cls, number), cls(number.value))
 
     def close_sizes(self, rule: Call, given: Any) -> None:
-        """Close numbers out of tensors that a call may take for a size, a dimension or an index."""
+        """Close numbers out of tensors that a call may take for a size, a dimension or an index.
+
+        Those that can be computed before a call get a symbol instead.
+        """
         if rule.name == "_pad_packed_sequence" and self.is_sized_by_values(given[0][0]):
             return  # it runs as it is, and so does what takes its result
         for leaf in filter(is_taken, iter_leaves(given)):
             is_size = rule.name not in ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
-            if is_size or rule.name in _SIZED_BY_FLOATS:
+            is_size = is_size or rule.name in _SIZED_BY_FLOATS
+            if is_size and not self.soundings.sound(leaf):
                 self.close(leaf, rule.name)
 
     def node_of(self, number: OpenInt | OpenFloat) -> Any:
         """What a graph gets for a number: a node, or its value where it was closed."""
-        return number.value if id(number) in self._asked else self.formulas.node_of(number)
+        return number.value if self.is_asked(number) else self.formulas.node_of(number)
 
-    def hand_out(self, tensor: torch.Tensor) -> Any:
-        """A number for a tensor of one element that is the shadow's own: nobody changes it."""
+    def hand_out(self, tensor: torch.Tensor, where: SourceRange | None = None) -> Any:
+        """A number for a tensor of one element that is the shadow's own: nobody changes it.
+
+        where: who takes it; None: it is a size that values decide on.
+        """
         with self._state.aside():
             number = self._wrap_taken(tensor.item(), None)
             self.formulas.note_taken(number, tensor)
+            if where is not None:
+                self.soundings.note_taken(number, tensor, where)
             return number
 
     def _wrap_taken(self, value: Any, made: Made) -> Any:
@@ -337,6 +349,10 @@ class Shadow:
         number = cls(value, value, self, made, self.symbols.find_carrier(type(value)))
         self._handed_out.append(weakref.ref(number))
         return number
+
+    def is_asked(self, number: object) -> bool:
+        """Whether a number out of a tensor was closed."""
+        return id(number) in self._asked
 
     def _ask(self, take: Callable[..., object], numbers: tuple[Any, ...], value: object) -> None:
         """What a program made of numbers out of tensors is asked again before each call."""
@@ -364,7 +380,7 @@ class Shadow:
                 self.symbols.note_closed(number.symbol.node.expr.free_symbols, str(decision))
             else:
                 self._close(number.symbol, by)
-        elif id(number) not in self._asked:
+        elif not self.is_asked(number):
             self._asked.add(id(number))
             self.formulas.keep(number)
             with self._state.aside():
@@ -549,6 +565,7 @@ class Shadow:
         self.end()
         self._state.reach.holders.uproot()
         self.formulas.end()
+        self.soundings.end()
         self.is_idle = not (self._handed_out or self.fakes.opened or self.numbers)
         self._fixed = frozenset(self.symbols.find_fixed())
         sweep = self._build_sweep()
@@ -604,6 +621,7 @@ class Shadow:
         del self._state  # compiled code may keep the shadow, and the run's state keeps much
         self.fakes.forget()
         self.formulas.forget()
+        self.soundings.forget()
         forget_environments()
 
 
