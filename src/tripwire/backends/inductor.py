@@ -304,13 +304,37 @@ def _compile_inner(
     _settle_kernels(find_store())
     kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
     try:
-        with around_backward(), leaving_generators():
+        convolutions = nullcontext() if open_env is None else _convolving_as_it_is()
+        with around_backward(), leaving_generators(), convolutions:
             return compile_fx_inner(module, inputs, is_backward=True, **settings)
     except Exception as error:  # whatever it is, it isn't the user's
         if on_failed_backward is None:
             raise
         on_failed_backward(error)
         return make_boxed_func(kept.forward)
+
+
+@contextmanager
+def _convolving_as_it_is() -> Iterator[None]:
+    """Inside, Inductor takes the backward of a convolution for a call of torch's.
+
+    It does so anyway, unless it tunes kernels. But first it looks for an order of strides, and for
+    that fixes heights, widths and lengths (torch 2.13, `convolution_backward_lowering`).
+    """
+    config: Any = torch._inductor.config
+    known = importlib.import_module("torch._inductor.lowering").lowerings
+    convolutions = importlib.import_module("torch._inductor.kernel.conv")
+    plain = getattr(convolutions, "aten_convolution_backward_fallback", None)
+    backward = torch.ops.aten.convolution_backward.default
+    if plain is None or config.max_autotune or config.max_autotune_gemm:
+        yield
+        return
+    before = known[backward]
+    known[backward] = plain
+    try:
+        yield
+    finally:
+        known[backward] = before
 
 
 def _report_open_strides(compiled: Any, env: ShapeEnv) -> None:

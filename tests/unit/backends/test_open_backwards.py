@@ -17,6 +17,12 @@ NETS = {
     "with a stride": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 3)),
     "transposed": lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.ConvTranspose1d(4, 3, 3)),
     "in groups": lambda: nn.Sequential(nn.Conv1d(3, 6, 3), nn.Conv1d(6, 6, 3, groups=6)),
+    "with a norm": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1)
+    ),
+    "with channels last": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).to(
+        memory_format=torch.channels_last
+    ),
 }
 
 
@@ -34,6 +40,7 @@ def test_inductor_trains_convolutions_of_several_lengths(name) -> None:
             result.square().mean().backward()
         for found, wanted in zip(net.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+    assert compiled.statistics().traces == 2
 
 
 class Experts(nn.Module):
