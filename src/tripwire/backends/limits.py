@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from tripwire.backends.backwards import wants_grad
 from tripwire.ranges import NOWHERE
-from tripwire.reading.sources import Source
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of, traits_of
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
@@ -71,17 +70,26 @@ def _check_kept(trace: Trace) -> None:
 
     It may also compute again what was computed from the input: a result without a gradient counts
     where one with a gradient is computed from it. What an input is after the last write, it stays.
+    An input's `.grad` counts as an input of its own, and is written by a backward.
     """
     placeholders = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
+    names = dict(zip(placeholders, (str(wanted.source) for wanted in trace.inputs), strict=True))
     pairs = zip(placeholders, trace.inputs, strict=True)
-    sources = {node: wanted.source for node, wanted in pairs if wanted.written}
+    sources = {node: names[node] for node, wanted in pairs if wanted.written}
+    calls = [node for node in trace.graph.nodes if FACTS in node.meta and node.op != "placeholder"]
+    firsts: dict[Any, fx.Node] = {}  # whose `.grad` → where it is read first
+    views = {node: frozenset({node}) for node in sources}
+    for call in calls:
+        if _is_of_grad(call) and call.target is GETATTR:
+            first = firsts.setdefault(call.args[0], call)
+            views[call] = frozenset({first})
+    sources |= {first: f"{names.get(whose, whose)}.grad" for whose, first in firsts.items()}
     if not sources:
         return
-    calls = [node for node in trace.graph.nodes if FACTS in node.meta and node.op != "placeholder"]
-    views = _find_views(calls, sources)
+    _add_views(calls, views)
     grad_mode = bool(trace.torch_state["grad mode"])
     for stretch in _split_at_backwards(calls):
-        grad_mode = _check_stretch(stretch, sources, views, grad_mode)
+        grad_mode = _check_stretch(stretch, sources, views, grad_mode, tuple(firsts.values()))
 
 
 def _split_at_backwards(calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
@@ -96,18 +104,19 @@ def _split_at_backwards(calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
 
 def _check_stretch(
     calls: list[fx.Node],
-    sources: Mapping[fx.Node, Source],
+    sources: Mapping[fx.Node, str],
     views: Mapping[fx.Node, frozenset[fx.Node]],
     grad_mode: bool,
+    grads: Sequence[fx.Node],
 ) -> bool:
     """Look for inputs that are used and written later. The grad mode at the end."""
-    last = {one: call for call in calls for one in _find_inputs(_split(call)[0], views)}
+    last = {one: call for call in calls for one in _find_inputs(_split(call, grads)[0], views)}
     uses: dict[fx.Node | int, dict[fx.Node, fx.Node]] = {}  # in a value or memory: input → call
     coming = set(last)
     for call in calls:
         if call.target is torch._C._set_grad_enabled:
             grad_mode = bool(call.args[0])
-        written, used = _split(call)
+        written, used = _split(call, grads)
         changed = _find_inputs(written, views)
         found = dict.fromkeys(coming.intersection(_find_inputs(used, views)), call)
         coming -= {one for one in changed if last[one] is call}
@@ -135,17 +144,13 @@ def _is_act(call: fx.Node) -> bool:
     return facts.value is None and not (facts.written or NUMBER in call.meta or is_compared)
 
 
-def _find_views(
-    calls: list[fx.Node], inputs: Iterable[fx.Node]
-) -> dict[fx.Node, frozenset[fx.Node]]:
-    """The inputs that each node is, or may be a view of."""
-    views = {node: frozenset({node}) for node in inputs}
+def _add_views(calls: list[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]) -> None:
+    """To the inputs that nodes are, add those that each node may be a view of."""
     for call in calls:
-        if OUTSIDE in call.meta[FACTS].memory:
+        if OUTSIDE in call.meta[FACTS].memory and not _is_of_grad(call):
             found = _find_inputs(call.all_input_nodes, views)
             if found:
                 views[call] = found
-    return views
 
 
 def _find_inputs(
@@ -159,11 +164,18 @@ def _made_by_run(node: fx.Node) -> Iterable[int]:
     return () if facts is None else (memory for memory in facts.memory if memory != OUTSIDE)
 
 
-def _split(call: fx.Node) -> tuple[Sequence[fx.Node], Sequence[fx.Node]]:
+def _is_of_grad(call: fx.Node) -> bool:
+    """Whether a call reads, sets or deletes `.grad`, which changes no value."""
+    return call.target in (GETATTR, SETATTR, DELATTR) and call.args[1] == "grad"
+
+
+def _split(call: fx.Node, grads: Sequence[fx.Node]) -> tuple[Sequence[fx.Node], Sequence[fx.Node]]:
     """What a call may write to, and what it computes with. What is viewed is neither."""
     facts: NodeFacts = call.meta[FACTS]
     given = call.all_input_nodes
-    if not facts.written:
+    if call.target == "backward":
+        return grads, given
+    if not facts.written or _is_of_grad(call):
         return (), () if OUTSIDE in facts.memory else given
     first: list[fx.Node] = []
     fx.map_arg(call.kwargs.get("out", call.args[:1]), first.append)

@@ -349,3 +349,65 @@ def test_a_step_with_backward_inside_and_the_rest_outside(backend) -> None:
             optimizer.zero_grad(set_to_none=seed % 2 == 0)
         torch.testing.assert_close(*[list(m.parameters()) for m in models])
     assert compiled.statistics().hits >= 6
+
+
+CLEARS = {
+    "optimizer to None": lambda model, optimizer: optimizer.zero_grad(),
+    "optimizer to zero": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "module": lambda model, optimizer: model.zero_grad(),
+    "by hand": lambda model, optimizer: [setattr(p, "grad", None) for p in model.parameters()],
+    "in place": lambda model, optimizer: [
+        p.grad.zero_() for p in model.parameters() if p.grad is not None
+    ],
+}
+
+
+@pytest.mark.parametrize("clear", CLEARS.values(), ids=CLEARS)
+@pytest.mark.parametrize("form", ["SGD", "AdamW"])
+def test_a_step_that_clears_gradients_between_forward_and_backward_is_compiled(clear, form) -> None:
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = getattr(torch.optim, form)(model.parameters(), 0.05)
+
+        def train_step(x):
+            loss = model(x).square().mean()
+            clear(model, optimizer)
+            loss.backward()
+            optimizer.step()
+            return loss.item(), loss.detach()
+
+        return model, train_step
+
+    (model, step), (plain, plain_step) = build(), build()
+    compiled = tripwire.compile(step, backend="aot_eager")
+    for seed in range(8):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(compiled(x), plain_step(x))
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+    assert compiled.statistics().hits >= 5
+
+
+def use_and_clear(x, w):
+    y = w * (w.grad.exp() + 1).sin()
+    w.grad.zero_()
+    return y
+
+
+def use_and_clear_several(x, w):
+    y = w * (w.grad.exp() + 1).sin()
+    torch._foreach_zero_([w.grad])
+    return y
+
+
+def use_and_add(x, w):
+    y = w * (w.grad.exp() + 1).sin()
+    (x * w).sum().backward()
+    return y
+
+
+@pytest.mark.parametrize("fn", [use_and_clear, use_and_clear_several, use_and_add])
+def test_a_gradient_that_a_backward_needs_and_that_is_changed_before_is_refused(fn, caplog) -> None:
+    compiled = tripwire.compile(fn, backend="aot_eager")
+    check_like_plain(compiled, fn)
+    assert "L['w'].grad is used here and changed in place later" in caplog.text
