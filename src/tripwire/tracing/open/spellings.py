@@ -11,6 +11,7 @@ A spelling is given real tensors, fake ones, or a graph's proxies, so it asks th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ def find_spelling(
 ) -> Spelling | None:
     """How to write a call of which something is open; None: as it is."""
     look = _LOOKS.get(func)
-    return None if look is None or not args else look(find, *args, **kwargs)
+    if look is None or not (args or func in _FACTORIES):
+        return None
+    return look(find, *args, **kwargs)
 
 
 def find_form(
@@ -80,12 +83,20 @@ def _look_at_linspace(
     device: Any = None,
     **options: Any,
 ) -> Spelling | None:
-    dtype = dtype or torch.get_default_dtype()
-    if options or not (is_exactly(start, int, float) and is_exactly(end, int, float)):
+    if not (is_exactly(start, int, float) and is_exactly(end, int, float)):
         return None
-    if not _is_open_int(steps) or not dtype.is_floating_point:
-        return None
-    return functools.partial(_spell_linspace, kind=dtype)
+    kind = _find_kind(steps, dtype, options)
+    return None if kind is None else functools.partial(_spell_linspace, kind=kind)
+
+
+def _find_kind(steps: Any, dtype: Any, options: dict[str, Any]) -> torch.dtype | None:
+    """The dtype of what is made for an open number of steps; None: torch makes it as it is."""
+    kind: torch.dtype = dtype or torch.get_default_dtype()
+    is_plain = all(_USUAL.get(name) is value for name, value in options.items())
+    return kind if is_plain and _is_open_int(steps) and kind.is_floating_point else None
+
+
+_USUAL = {"layout": torch.strided, "requires_grad": False, "pin_memory": False}
 
 
 def _spell_linspace(
@@ -94,6 +105,113 @@ def _spell_linspace(
     places = torch.arange(steps, dtype=torch.float64, device=device)
     step = (end - start) / _LARGER(steps - 1, 1)
     return (places * step + start).to(kind)
+
+
+def _look_at_logspace(
+    find: FindFake, start: Any, end: Any, steps: Any, base: float = 10.0, **options: Any
+) -> Spelling | None:
+    spelling = _look_at_linspace(find, start, end, steps, **options)
+    if spelling is None or not is_exactly(base, int, float):
+        return None
+    return functools.partial(_spell_logspace, spelling)
+
+
+def _spell_logspace(
+    exponents: Spelling, start: float, end: float, steps: Any, base: float = 10.0, **options: Any
+) -> Any:
+    return base ** exponents(start, end, steps, **options)
+
+
+def _look_at_frequencies(
+    spelling: Spelling,
+    find: FindFake,
+    n: Any,
+    d: Any = 1.0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    **options: Any,
+) -> Spelling | None:
+    kind = _find_kind(n, dtype, options)
+    if kind is None or not is_exactly(d, int, float) or not d or not n > 0:
+        return None
+    return functools.partial(spelling, kind=kind)
+
+
+def _spell_fftfreq(
+    n: Any, d: float = 1.0, *, kind: torch.dtype, device: Any = None, **_: Any
+) -> Any:
+    places = torch.arange(n, dtype=torch.float64, device=device)
+    half = n // 2
+    return (((places + half) % n - half) / (n * d)).to(kind)
+
+
+def _spell_rfftfreq(
+    n: Any, d: float = 1.0, *, kind: torch.dtype, device: Any = None, **_: Any
+) -> Any:
+    return (torch.arange(n // 2 + 1, dtype=torch.float64, device=device) / (n * d)).to(kind)
+
+
+# --- windows ---
+
+
+def _look_at_window(
+    shape: Callable[..., Any],
+    find: FindFake,
+    window_length: Any,
+    periodic: Any = True,
+    *shaped: Any,
+    dtype: Any = None,
+    device: Any = None,
+    alpha: Any = 0,
+    beta: Any = 0,
+    **options: Any,
+) -> Spelling | None:
+    kind = _find_kind(window_length, dtype, options)
+    is_plain = all(is_exactly(number, int, float) for number in (*shaped, alpha, beta))
+    if kind is None or not is_exactly(periodic, bool) or not is_plain or not window_length > 1:
+        return None
+    return functools.partial(_spell_window, shape, kind=kind)
+
+
+def _spell_window(
+    shape: Callable[..., Any],
+    window_length: Any,
+    periodic: bool = True,
+    *shaped: float,
+    kind: torch.dtype,
+    device: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    requires_grad: Any = None,
+    pin_memory: Any = None,
+    **named: float,
+) -> Any:
+    length = window_length if periodic else window_length - 1
+    places = torch.arange(window_length, dtype=torch.float64, device=device) / length
+    return shape(places, *shaped, **named).to(kind)
+
+
+def _hann(places: Any) -> Any:
+    return 0.5 - 0.5 * torch.cos(places * (2 * math.pi))
+
+
+def _hamming(places: Any, alpha: float = 0.54, beta: float = 0.46) -> Any:
+    return alpha - beta * torch.cos(places * (2 * math.pi))
+
+
+def _blackman(places: Any) -> Any:
+    turns = places * (2 * math.pi)
+    return 0.42 - 0.5 * torch.cos(turns) + 0.08 * torch.cos(2 * turns)
+
+
+def _bartlett(places: Any) -> Any:
+    return 1 - torch.abs(2 * places - 1)
+
+
+def _kaiser(places: Any, beta: float = 12.0) -> Any:
+    inside = torch.sqrt(torch.clamp(1 - torch.square(2 * places - 1), min=0))
+    return torch.special.i0(beta * inside) / torch.special.i0(beta + 0 * places)
 
 
 # --- classes as rows of zeros and a one ---
@@ -226,9 +344,89 @@ def _form_ctc(log_probs: Any, *_: Any, is_mean: bool, **how: Any) -> torch.Tenso
     return made
 
 
+def _look_at_steps(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling:
+    return functools.partial(_form_steps, kind=results[0].dtype, device=results[0].device)
+
+
+def _form_steps(
+    start: Any, end: Any, steps: Any, *_: Any, kind: torch.dtype, device: Any, **how: Any
+) -> torch.Tensor:
+    return torch.empty((steps,), dtype=kind, device=device)
+
+
+def _look_at_triangle(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling | None:
+    """Where in a square the elements below or above a diagonal are."""
+    row, col, offset = (*args, 0)[:3] if len(args) > 1 else (None, None, 0)
+    if not (_is_open_int(row) and _is_open_int(col) and _are_equal(row, col.symbol)):
+        return None
+    is_within = offset <= 0 if func is torch.tril_indices else offset >= 0
+    if not is_exactly(offset, int) or not is_within or not row >= abs(offset):
+        return None
+    return functools.partial(_form_triangle, results[0].dtype, results[0].device)
+
+
+def _form_triangle(
+    kind: torch.dtype, device: Any, row: Any, col: Any, offset: int = 0, **how: Any
+) -> torch.Tensor:
+    side = row - abs(offset)
+    return torch.empty((2, side * (side + 1) // 2), dtype=kind, device=device)
+
+
+def _look_at_pairs(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling | None:
+    return _form_pairs if len(args) == 1 and results[0].shape[-1:] == (2,) else None
+
+
+def _form_pairs(given: Any, *_: Any, **how: Any) -> torch.Tensor:
+    count = given.size(0)
+    made: torch.Tensor = given.new_empty((count * (count - 1) // 2, 2))
+    return made
+
+
+def _look_at_powers(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling | None:
+    return functools.partial(_form_powers, kind=results[0].dtype)
+
+
+def _form_powers(
+    given: Any,
+    N: Any = None,  # noqa: N803
+    increasing: bool = False,
+    *,
+    kind: torch.dtype,
+) -> torch.Tensor:
+    count = given.size(0)
+    made: torch.Tensor = given.new_empty((count, count if N is None else N), dtype=kind)
+    return made
+
+
+def _look_at_covariance(
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
+) -> Spelling:
+    return _form_covariance
+
+
+def _form_covariance(given: Any, **how: Any) -> torch.Tensor:
+    sides = (given.size(0),) * 2 if given.dim() == 2 else ()
+    made: torch.Tensor = given.new_empty(sides)
+    return made
+
+
 _FORMS: dict[Callable[..., Any], Callable[..., Spelling | None]] = {
     **dict.fromkeys((torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu), _look_at_layers),
     **dict.fromkeys((torch.ctc_loss, functional.ctc_loss), _look_at_ctc),
+    **dict.fromkeys((torch.linspace, torch.logspace), _look_at_steps),
+    **dict.fromkeys((torch.tril_indices, torch.triu_indices), _look_at_triangle),
+    torch.combinations: _look_at_pairs,
+    torch.vander: _look_at_powers,
+    **dict.fromkeys((torch.cov, torch.corrcoef), _look_at_covariance),
+    **dict.fromkeys((torch.Tensor.cov, torch.Tensor.corrcoef), _look_at_covariance),
 }
 
 
@@ -244,9 +442,23 @@ def _are_equal(number: Any, size: Any) -> bool:
 
 _LOOKS: dict[Callable[..., Any], Callable[..., Spelling | None]] = {
     torch.linspace: _look_at_linspace,
+    torch.logspace: _look_at_logspace,
+    torch.fft.fftfreq: functools.partial(_look_at_frequencies, _spell_fftfreq),
+    torch.fft.rfftfreq: functools.partial(_look_at_frequencies, _spell_rfftfreq),
+    torch.hann_window: functools.partial(_look_at_window, _hann),
+    torch.hamming_window: functools.partial(_look_at_window, _hamming),
+    torch.blackman_window: functools.partial(_look_at_window, _blackman),
+    torch.bartlett_window: functools.partial(_look_at_window, _bartlett),
+    torch.kaiser_window: functools.partial(_look_at_window, _kaiser),
     torch._C._nn.one_hot: _look_at_one_hot,
     functional.max_pool1d: _look_at_max1,
     functional.max_pool2d: functools.partial(_look_at_pool, 2, _spell_max2),
     torch.avg_pool1d: functools.partial(_look_at_pool, 1, _spell_mean1),
     torch._C._nn.avg_pool2d: functools.partial(_look_at_pool, 2, _spell_mean2),
 }
+# Those that get no tensor, so that all of their arguments may be named.
+_FACTORIES = frozenset(
+    {torch.linspace, torch.logspace, torch.fft.fftfreq, torch.fft.rfftfreq}
+    | {torch.hann_window, torch.hamming_window, torch.blackman_window}
+    | {torch.bartlett_window, torch.kaiser_window}
+)
