@@ -162,6 +162,8 @@ class Recorder(TorchFunctionMode):
                 return OF_NUMBERS[func](*given[0], **given[1])
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
+        if func in _DIFFERENTIATING and (kwargs.get("create_graph") or True in args[3:5]):
+            state.differentiates_again = True
         if CURRENT.state is not state or state.refusal is not None:
             if state.shadow is not None and state.refusal is None:
                 state.shadow.close_given(given, "a call that isn't looked into")
@@ -367,6 +369,7 @@ class Recorder(TorchFunctionMode):
                 )
 
 
+_DIFFERENTIATING: frozenset[Any] = frozenset({torch.Tensor.backward, torch.autograd.grad})
 # Calls of torch that run hooks, and what custom functions have for a backward.
 _RUNS_PYTHON = frozenset({"backward", "grad"})
 

@@ -427,7 +427,7 @@ class Run:
     result: object
     trace: Trace | None
     refusal: Refusal | None
-    modules: tuple[nn.Module, ...] = ()  # called by the run, those inside others left out
+    modules: tuple[nn.Module, ...] = ()  # that it called, to be compiled on their own
     torch_state: tuple[object, ...] = ()  # as `sample_quickly` found it before the run
     outputs: tuple[torch.Tensor, ...] = ()  # the run's own, for each output of the graph
     was_alone: bool = True  # no other thread ran Python code meanwhile

@@ -51,7 +51,7 @@ from tripwire.tracing.state import (
     drop_unused_parts,
 )
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
-from tripwire.values.contents import package_of
+from tripwire.values.contents import all_codes, package_of
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.
@@ -250,12 +250,12 @@ class Session:
                     state.check_seen(tensor, known)
             if state.refusal is None:
                 trace = self._build(result)
-                modules, outputs = tuple(state.modules), tuple(self._outputs)
+                modules, outputs = self._list_modules(), tuple(self._outputs)
                 was_alone = state.reach.holders.is_alone()
                 return Run(trace.result, trace, None, modules, torch_state, outputs, was_alone)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, refused.where))
-        was_alone, modules = state.reach.holders.is_alone(), tuple(state.modules)
+        was_alone, modules = state.reach.holders.is_alone(), self._list_modules()
         return Run(self._settle(), None, state.refusal, modules, was_alone=was_alone)
 
     def _settle(self) -> object:
@@ -558,6 +558,17 @@ class Session:
         # None: the module in question was first imported by the run.
         return tuple(a if a.seen is not None else a.flag.answer() for a in asked)
 
+    def _list_modules(self) -> tuple[torch.nn.Module, ...]:
+        """The modules to compile on their own if the run is refused.
+
+        None where gradients are asked for gradients: AOTAutograd's code has no second derivative.
+        What happens after a refusal isn't seen; then the code says it.
+        """
+        users = (code for code in self.codes if not is_library_file(code.co_filename))
+        if self.state.differentiates_again or any(map(_differentiates_again, users)):
+            return ()
+        return tuple(self.state.modules)
+
     def _check_result(
         self,
         result: object,
@@ -595,3 +606,12 @@ def _resolve(name: str, namespace: dict[str, Any]) -> str:
         return importlib.util.resolve_name(name, package_of(namespace))
     except ImportError:  # beyond the top: the statement itself raises
         return name.lstrip(".")
+
+
+def _differentiates_again(code: CodeType) -> bool:
+    """Whether a code, or a function in it, says `create_graph=`."""
+    return any(
+        isinstance(names, tuple) and "create_graph" in names
+        for each in all_codes(code)
+        for names in each.co_consts
+    )

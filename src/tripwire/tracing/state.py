@@ -175,6 +175,7 @@ class TracingState:
         self.target: object = None  # what is traced
         self.modules: dict[nn.Module, None] = {}  # called; those inside others left out
         self.open_modules = 0  # calls of such modules that go on
+        self.differentiates_again = False  # gradients are asked for gradients
         self._graph = fx.Graph()
 
     # --- as in torch.jit ---

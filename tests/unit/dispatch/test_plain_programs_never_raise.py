@@ -496,3 +496,78 @@ def test_torch_fx_traces_what_is_compiled(called_before, backend) -> None:
     for _ in range(3):
         outer(x)
     assert outer.double.statistics().hits >= 2
+
+
+# --- gradients of gradients ---------------------------------------------------------------------
+
+
+def make_penalized(penalize):
+    """A discriminator with a gradient penalty; what it prints keeps it from being compiled."""
+
+    def make():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def step(x):
+            x = x.clone().requires_grad_()
+            penalty = (penalize(net(x).sum(), x).norm() - 1).pow(2)
+            net.zero_grad()
+            penalty.backward()
+            print(end="")
+            return penalty.detach(), [p.grad for p in net.parameters() if p.grad is not None]
+
+        return (step,)
+
+    return make
+
+
+def by_grad(loss, x):
+    return torch.autograd.grad(loss, x, create_graph=True)[0]
+
+
+def by_grad_in_order(loss, x):
+    return torch.autograd.grad(loss, x, None, True, True)[0]
+
+
+def by_backward(loss, x):
+    loss.backward(create_graph=True)
+    return x.grad
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("penalize", [by_grad, by_grad_in_order, by_backward])
+def test_modules_of_a_refused_call_arent_compiled_where_it_differentiates_twice(penalize) -> None:
+    check_like_plain(make_penalized(penalize), "aot_eager", calls=7)
+
+
+def test_the_code_says_so_where_a_call_was_refused_before() -> None:
+    def make():
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        net.requires_grad_(False)
+
+        def step(x):
+            print(end="")
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+            return torch.autograd.grad(slope.norm(), x)[0]
+
+        torch.manual_seed(0)
+        for parameter in net.parameters():
+            nn.init.normal_(parameter)
+        return (step,)
+
+    check_like_plain(make, "aot_eager", calls=7)
+
+
+def test_modules_of_a_refused_call_are_compiled_where_it_differentiates_once() -> None:
+    def once(loss, x):
+        return x * torch.autograd.grad(loss, x, retain_graph=True)[0].sum() + loss
+
+    make = make_penalized(once)
+    check_like_plain(make, "aot_eager", calls=7)
+    step = make()[0]
+    compiled = tripwire.compile(step, backend="aot_eager")
+    for _ in range(5):
+        compiled(torch.ones(3))
+    (net,) = (cell.cell_contents for cell in step.__closure__ if cell.cell_contents is not once)
+    assert net._compiled_call_impl is not None
