@@ -5,8 +5,8 @@ So what it reads needs no watch, as long as no size depends on it. For sizes to 
 forward must be simple enough to be judged by its bytecode: it and the functions that it names touch
 tensors, plain values, torch and `math`, and write to nothing but tensors and their context. Then
 they are watched like the rest of the run, and the torch calls inside are looked at as they happen.
-A compiler may look inside if the backward is as simple and doesn't change its context: the compiler
-runs both once, and keeps the outcome. See docs/design/0010.
+A compiler may look inside if the backward is as simple, doesn't change its context and reads no
+global number: the compiler runs both once, and keeps the outcome. See docs/design/0010.
 
 The graph of a scripted function shows all that it does: a size can only depend on a tensor's
 values through an operator that says so, or that takes a number out of a tensor. Operators that
@@ -69,7 +69,8 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
-    found = _find_all({cls.backward: None}, _OF_TENSORS | _COPIED)
+    # It reads globals when it runs, and they may be others by then.
+    found = _find_all({cls.backward: None}, _OF_TENSORS | _COPIED, may_read=False)
     if found is None or any(_writes_in_place(c) for f in found for c in all_codes(f.__code__)):
         return None  # a compiler keeps what the forward saved, and lets nobody change it
     return found
@@ -82,8 +83,13 @@ def _writes_in_place(code: CodeType) -> bool:
     )
 
 
-def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Functions | None:
-    """These functions, and all that they name; each may write to its context."""
+def _find_all(
+    contexts: dict[Any, str | None], refused: frozenset[str], *, may_read: bool = True
+) -> Functions | None:
+    """These functions, and all that they name; each may write to its context.
+
+    may_read: plain values among globals.
+    """
     found: dict[FunctionType, None] = {}
     open_: list[Any] = list(contexts)
     while open_:
@@ -96,7 +102,7 @@ def _find_all(contexts: dict[Any, str | None], refused: frozenset[str]) -> Funct
         for code in all_codes(function.__code__):
             if refused.intersection(code.co_names):
                 return None
-            named = _find_named(code, function.__globals__, contexts.get(function))
+            named = _find_named(code, function.__globals__, contexts.get(function), may_read)
             if named is None:
                 return None
             open_ += named
@@ -140,7 +146,7 @@ def _is_simple(function: Any) -> bool:
 
 
 def _find_named(
-    code: CodeType, namespace: Mapping[str, Any], context: str | None
+    code: CodeType, namespace: Mapping[str, Any], context: str | None, may_read: bool
 ) -> list[FunctionType] | None:
     """The user's functions that a code names; None where it does more than is simple."""
     found: list[FunctionType] = []
@@ -158,6 +164,8 @@ def _find_named(
         value: object = None
         if name == "LOAD_GLOBAL":
             value = namespace.get(instruction.argval, _ABSENT)
+            if _is_value(value) and not may_read:
+                return None
             if value is _ABSENT and instruction.argval in _BUILTINS:
                 value = None
         elif isinstance(module, ModuleType):  # torch.nn.functional.relu

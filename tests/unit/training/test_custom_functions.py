@@ -898,3 +898,47 @@ def test_a_custom_function_may_ask_whether_it_got_a_parameter(ask, backend) -> N
             result.sum().backward()
             expected.sum().backward()
             assert torch.equal(x.grad, y.grad)
+
+
+# --- globals that are written between a call and its backward ---
+
+FACTOR, KIND, FLIPS, PART = 2.0, torch.float32, True, slice(0, 2)
+
+
+def scale_by_global(g):
+    return g * FACTOR
+
+
+BETWEEN = {
+    "a float": (lambda ctx, g: g * FACTOR, "FACTOR", 5.0),
+    "a float, in a function": (lambda ctx, g: scale_by_global(g), "FACTOR", 5.0),
+    "an int": (lambda ctx, g: g * int(FACTOR), "FACTOR", 3),
+    "a dtype": (lambda ctx, g: (g / 3).to(KIND).float(), "KIND", torch.bfloat16),
+    "a flag": (lambda ctx, g: -g if FLIPS else g * 1, "FLIPS", False),
+    "a slice": (lambda ctx, g: torch.cat([g[PART], g[PART], g])[:3], "PART", slice(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_backward_reads_globals_when_it_runs(name, backend, monkeypatch) -> None:
+    backward, variable, later = BETWEEN[name]
+    custom = make_function(lambda ctx, x: x * 1, backward)
+    w = torch.arange(1.0, 4.0, requires_grad=True)
+
+    def lose(x):
+        return custom.apply(w * x).sum()
+
+    compiled = tripwire.compile(lose, backend=backend)
+    for number in range(5):
+        found = []
+        for call in (compiled, lose):
+            with monkeypatch.context() as world:
+                w.grad = None
+                loss = call(torch.arange(3.0) + number)
+                if number > 1:
+                    world.setitem(globals(), variable, later)
+                loss.backward()
+                found.append(w.grad)
+        assert torch.equal(*found), number
+    assert compiled.statistics().hits >= 3
