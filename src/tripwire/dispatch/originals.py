@@ -103,6 +103,9 @@ class ChainedKeeper:
     def find_own_mode(self) -> AbstractContextManager[None] | None:
         return None if self._inner is None else self._inner.find_own_mode()
 
+    def is_for_failures(self) -> bool:
+        return self._inner is not None
+
 
 class Originals(ChainedKeeper):
     """A run's inputs as they were before it."""

@@ -99,6 +99,11 @@ _HIDDEN = Refuse(
     "reads internal state of Python, and nothing tells tripwire when that changes. Do it "
     "outside the traced function, and pass in what is read.",
 )
+_MODES = Refuse(
+    "process-state",
+    "asks for torch-function modes, and while a run is observed, tripwire's is among them. Ask "
+    "outside the traced function, or write `torch.overrides.has_torch_function(...)`.",
+)
 _LOCKING = Refuse(
     "process-state",
     "takes, frees or asks a lock, and compiled code wouldn't. Write `with lock:`, or do it outside "
@@ -210,6 +215,11 @@ _TABLE: dict[str, _Module] = {
     "torch._C": _module(
         None,
         (_ForUsers(_FLAGS), _find_setters()),
+        (
+            _ForUsers(_MODES),
+            "_has_torch_function _has_torch_function_unary _has_torch_function_variadic "
+            "_len_torch_function_stack _get_function_stack_at _is_torch_function_mode_enabled",
+        ),
         (
             _ForUsers(_RESEEDS),
             "Generator.manual_seed Generator.seed Generator.set_state Generator.set_offset "

@@ -26,7 +26,7 @@ from torch.nn.modules import module as module_globals
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
-from tripwire.ranges import SourceRange
+from tripwire.ranges import SourceRange, is_library_caller
 from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
@@ -436,6 +436,16 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
     return has_torch_function
 
 
+def _wrap_for_users(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """torch's own functions ask by these names whether they have to dispatch to a mode."""
+    without_ours = _wrap_has_torch_function(plain)
+
+    def has_torch_function(*args: Any) -> bool:
+        return plain(*args) if is_library_caller(1) else without_ours(*args)
+
+    return has_torch_function
+
+
 # --- contexts ----------------------------------------------------------------------------------
 
 
@@ -565,6 +575,8 @@ PATCHES = (
     ),
     Patch(torch.Tensor, "set_", _wrap_method(Call("call_method", "set_", "set_", writes=True))),
     Patch(torch.overrides, "has_torch_function", _wrap_has_torch_function),
+    Patch(torch.overrides, "has_torch_function_unary", _wrap_for_users),
+    Patch(torch.overrides, "has_torch_function_variadic", _wrap_for_users),
     Patch(torch, "from_numpy", _wrap_from_numpy),
     *_watch_context(
         autocast_mode.autocast,

@@ -169,7 +169,8 @@ class Session:
         # A function that C++ has takes an open number for a symbol, and no mode stands before it.
         self._withdraw(sys._getframe(1))
         # Open numbers may still go to torch, which must get plain ones.
-        if self.recorder is not None and CURRENT.kept is None and self.state.shadow is None:
+        keeps = CURRENT.kept is not None and CURRENT.kept.is_for_failures()
+        if self.recorder is not None and not keeps and self.state.shadow is None:
             self.recorder.leave()
 
     def _withdraw(self, frame: FrameType) -> None:

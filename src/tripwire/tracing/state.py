@@ -431,6 +431,9 @@ class CallKeeper(Protocol):
     def find_own_mode(self) -> AbstractContextManager[None] | None:
         """A `with` that leaves the mode on top of torch's stack, if it is this one's own."""
 
+    def is_for_failures(self) -> bool:
+        """Whether it is needed also where the run is refused: a call that fails is recorded."""
+
 
 class _Current(threading.local):
     state: TracingState | None = None  # None while paused, and inside an op

@@ -159,6 +159,9 @@ class Beginning:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
         return _left(mode) if isinstance(mode, _Keeping) else None
 
+    def is_for_failures(self) -> bool:
+        return True
+
     def _note_trouble(self, error: Exception) -> None:
         """Note why values couldn't be kept. The call goes on."""
         if not self.trouble:
