@@ -413,7 +413,9 @@ class GuardWriter:
 
     def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
         holder = self._holders.get((id(value), ITEMS))
-        before = dict(value) if holder is None else holder.before()
+        before = dict(value)
+        if holder is not None:
+            before = dict(zip(holder.order(), holder.before().values(), strict=True))
         wanted = None if holder is None else self._reads.filter_of(holder)
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         get, has = self.constant(held_item), self.constant(dict.__contains__)
@@ -426,8 +428,8 @@ class GuardWriter:
             else:
                 kept = self.constant([Kept(key) for key in before])
                 condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
-            expected = f"keys {spell_key(list(before)):.80}"
-            self.check(path, condition, expected, f"list({keys}({name}))", *rows)
+            found = f"{self.constant(_spell_keys)}({keys}({name}))"
+            self.check(path, condition, f"keys {_spell_keys(before):.80}", found, *rows)
         self._note_members(before)
         for key in wanted or ():
             present = key in before
@@ -435,11 +437,17 @@ class GuardWriter:
             there = "there" if present else "nothing"
             row = TableRow("has", name, int(present), x=key)
             self.check(f"{path}[{spell_key(key)}]", condition, there, "'the contrary'", row)
-        for key, item in before.items():
-            if wanted is None or key in wanted:
+        at = ""  # where the values are by position
+        for index, (key, item) in enumerate(before.items()):
+            if wanted is not None and key not in wanted:
+                continue
+            label = f"{path}[{spell_key(key)}]"
+            if wanted is None and isinstance(key, torch.Tensor):  # which guards must not hold
+                at = at or self.assign(f"list({self.constant(kind.values)}({name}))")
+                self.add(label, f"{at}[{index}]", item)
+            else:
                 spelled = repr(key) if is_exactly(key, str, int) else self.constant(key)
-                row = TableRow("get", name, x=key)
-                self.add(f"{path}[{spell_key(key)}]", f"{get}({name}, {spelled})", item, row)
+                self.add(label, f"{get}({name}, {spelled})", item, TableRow("get", name, x=key))
 
     def _note_members(self, members: Iterable[object]) -> None:
         """Objects that are found by which they are: something that is passed may be one of them."""
@@ -585,6 +593,10 @@ def _is_empty(slot: Any, value: object) -> bool:
 
 def _same_array(value: Any, seen: object) -> bool:
     return bool(ARRAY.read(value)[1][0] == seen)
+
+
+def _spell_keys(keys: Iterable[object]) -> str:
+    return f"[{', '.join(map(spell_key, keys))}]"
 
 
 def _same_keys(value: list[Any], keys: list[Kept]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -331,3 +332,68 @@ def test_compiled_autograd_gets_plain_sizes(backend, name) -> None:
             BACKWARDS[name](x, k).sum().backward()
         BACKWARDS[name](twin, k).sum().backward()
         assert torch.equal(x.grad, twin.grad)
+
+
+def train_step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@quick
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_whole_step_that_is_given_its_model_and_optimizer_is_compiled(backend, name) -> None:
+    compiled = tripwire.compile(train_step, backend=backend)
+    sides = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Mlp()
+        sides.append((model, OPTIMIZERS[name](model.parameters())))
+    for step in range(12):
+        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
+        found = [call(*side, x) for call, side in zip((compiled, train_step), sides, strict=True)]
+        torch.testing.assert_close(*found)
+        if step == 5:  # the same keys, with other tensors under them
+            for _, optimizer in sides:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        if step == 8:
+            torch.manual_seed(1)
+            sides = [(model, OPTIMIZERS[name](model.parameters())) for model, _ in sides]
+    torch.testing.assert_close(*(dict(model.named_parameters()) for model, _ in sides))
+    assert compiled.statistics().hits >= 7
+
+
+@quick
+@pytest.mark.parametrize("kind", [dict, OrderedDict, functools.partial(defaultdict, dict)])
+def test_a_dict_whose_keys_are_tensors_is_compared_by_which_they_are(backend, kind) -> None:
+    def total(table, parts, x):
+        return sum(table[part]["scale"] * part for part in parts) * x * len(table)
+
+    compiled = tripwire.compile(total, backend=backend)
+    parts = [torch.ones(3), torch.full((3,), 2.0)]
+    table = kind()
+    for part in parts:
+        table[part] = {"scale": part.sum()}
+    x = torch.randn(3)
+
+    def check(hits: int) -> None:
+        torch.testing.assert_close(compiled(table, parts, x), total(table, parts, x))
+        assert compiled.statistics().hits == hits
+
+    check(0)
+    check(1)
+    parts[0].add_(1)
+    check(2)
+    table[parts[1]]["scale"] = torch.tensor(5.0)
+    check(3)
+    table[parts[0]] = table.pop(parts[0])  # another order
+    check(3)
+    check(4)
+    table[torch.ones(3)] = {}
+    check(4)
+    del table[parts[1]]
+    parts.pop()
+    check(4)
+    check(5)
