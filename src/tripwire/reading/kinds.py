@@ -12,7 +12,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Set
 from contextvars import ContextVar
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from types import CellType
 from typing import Any
 
@@ -469,14 +469,14 @@ def is_link(value: object) -> bool:
 class MemoKind(Kind):
     """A function behind lru_cache: what it returns depends on what was cached before.
 
-    It holds the arguments of earlier calls, then what they returned.
+    It holds the arguments of earlier calls, each with what they returned, in their order.
     """
 
     __slots__ = ()
 
     def read(self, owner: Any) -> Held:
         space = self.space_of(owner)
-        held = (*space, *space.values())
+        held = tuple(part for item in at_once(space.items) for part in item)
         return tuple(range(len(held))), held
 
     def space_of(self, owner: Any) -> dict[Any, Any]:
@@ -486,6 +486,11 @@ class MemoKind(Kind):
         # With a limit it holds links, and dicts among the results come before it.
         linked = (s for s in spaces if any(map(is_link, s.values())))
         return next(linked, spaces[0] if spaces else {})
+
+    def only_grows(self, owner: Any) -> bool:
+        """Whether nothing is ever put out, so that it doesn't matter what was asked for last."""
+        memo: Any = _lru_cache_wrapper  # a subclass, or its instance, may have one of its own
+        return memo.cache_info(owner).maxsize is None
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, "cache")

@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_globals
 from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
-from tripwire.reading.kinds import ABSENT, CODE, ELEMENTS, MEMBERS, ORDER, NamesKind
+from tripwire.reading.kinds import ABSENT, CODE, ELEMENTS, MEMBERS, MEMO, ORDER, NamesKind
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
@@ -340,6 +340,8 @@ class _Planner:
         step = functools.partial(holder.kind.step, holder.path)
         if wanted is None and not ignored and not before:
             wanted = self.reads.find_places(holder.owner)
+        if holder.kind is MEMO and not (before or ignored) and MEMO.only_grows(holder.owner):
+            wanted = frozenset(holder.keys)  # the answers were there: others may join them
         if space is None:
             self.pulled += [
                 PulledWire(way, holder.kind, step, wanted, ignored, before, keeper)

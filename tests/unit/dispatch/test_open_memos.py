@@ -67,3 +67,80 @@ def test_cached_functions_are_called_as_ever_after_a_run() -> None:
     assert [n for n, _, _ in ran] == [3, 4, 5, 6]
     with pytest.raises(TypeError, match="unhashable"):
         mask([1])
+
+
+ROUNDS = (3, 5, 4, 6) * 8
+SCALE = {0: 1.0}
+
+
+def build_scaled(**how):
+    @functools.lru_cache(**how)
+    def scaled(n, *rest, by=1.0):
+        return torch.arange(n) * SCALE[0] * by
+
+    return scaled
+
+
+class Table:
+    @functools.cache  # noqa: B019
+    def __call__(self, n, *rest, by=1.0):
+        return torch.arange(n) * SCALE[0] * by
+
+
+MEMOS = {
+    "unlimited": (lambda: build_scaled(maxsize=None), 8),
+    "typed": (lambda: build_scaled(maxsize=None, typed=True), 8),
+    "limited": (lambda: build_scaled(maxsize=16), None),  # what was asked for last stays longest
+    "a method": (Table, 8),
+    "two at most": (lambda: build_scaled(maxsize=2), None),  # each call puts one out
+    "none at most": (lambda: build_scaled(maxsize=0), None),
+}
+MEMO_CALLS = {
+    "a size": lambda memo, x: x * memo(x.shape[0]),
+    "two of them": lambda memo, x: x * memo(x.shape[0]) + memo(x.shape[0] + 1).sum(),
+    "by name": lambda memo, x: x * memo(x.shape[0], by=2.0),
+    "with more": lambda memo, x: x * memo(x.shape[0], x.dtype),
+}
+
+
+@pytest.mark.parametrize("memo", MEMOS)
+@pytest.mark.parametrize("call", MEMO_CALLS)
+def test_a_memo_that_is_filled_leaves_what_was_found_in_it_compiled(memo, call) -> None:
+    make, traces = MEMOS[memo]
+    sides = make(), make()
+    compiled = tripwire.compile(lambda x: MEMO_CALLS[call](sides[1], x), backend="eager")
+    for n in ROUNDS:
+        x = torch.randn(n)
+        check_same(MEMO_CALLS[call](sides[0], x), compiled(x))
+    if traces is not None:
+        assert compiled.statistics().traces <= traces
+        assert compiled.statistics().hits >= len(ROUNDS) - traces
+
+
+def clear(memo):
+    memo.cache_clear()
+
+
+def fill(memo):
+    for n in range(7, 20):
+        memo(n)
+
+
+def change(memo):
+    memo(4).mul_(2)
+
+
+@pytest.mark.parametrize("how", [{"maxsize": None}, {"maxsize": 16}, {"maxsize": 5}])
+@pytest.mark.parametrize("disturb", [clear, fill, change])
+def test_what_others_do_to_a_memo_is_seen(disturb, how, monkeypatch) -> None:
+    sides = build_scaled(**how), build_scaled(**how)
+    compiled = tripwire.compile(lambda x: x * sides[1](x.shape[0]), backend="eager")
+    for turn, n in enumerate(ROUNDS + ROUNDS):
+        if turn % 13 == 12:
+            monkeypatch.setitem(SCALE, 0, SCALE[0] + 1)  # in what is cached by then, as it was
+            for memo in sides:
+                disturb(memo)
+        x = torch.randn(n)
+        check_same(x * sides[0](n), compiled(x))
+    if how["maxsize"] is None:
+        assert compiled.statistics().hits > 10
