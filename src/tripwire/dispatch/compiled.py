@@ -16,8 +16,10 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from types import CodeType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -338,6 +340,8 @@ class WatchedCompile:
         self._plain = plain
         self._check = check
         self._standings: list[Standing] = []  # one for each kind of call
+        # What was told of each: one that is gone has no causes of its own.
+        self._told: WeakKeyDictionary[Standing, list[Cause]] = WeakKeyDictionary()
         self.sightings: list[Sighting] = []  # the latest
         self.refusal: Refusal | None = None  # why nothing is watched, where that is so
 
@@ -353,7 +357,8 @@ class WatchedCompile:
                 return self._run(args, kwargs, ())
         retired = [standing for standing in self._standings if not standing.is_in_use]
         self._standings = [standing for standing in self._standings if standing.is_in_use]
-        causes = tuple(dict.fromkeys(cause for one in retired for cause in one.causes))
+        known = (one.causes or self._told[one] for one in retired)
+        causes = tuple(dict.fromkeys(chain.from_iterable(known)))
         for standing in retired:
             standing.close()
         return self._run(args, kwargs, causes) if causes else self._observe(args, kwargs)
@@ -363,7 +368,9 @@ class WatchedCompile:
         run = Tracer().run(self._plain, args, kwargs, complete=True)
         self.refusal = run.refusal
         if run.trace is not None:
-            standing = Standing(lambda causes, compile_id: None)
+            told: list[Cause] = []
+            standing = Standing(lambda causes, compile_id: told.extend(causes))
+            self._told[standing] = told
             try:
                 build_plan(run.trace, run.torch_state, standing)
                 self._standings = [standing, *self._standings[: _KINDS_KEPT - 1]]

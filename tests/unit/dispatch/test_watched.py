@@ -52,6 +52,19 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     assert len(watched.sightings) == 1
 
 
+def test_a_function_that_is_replaced_and_dies_is_a_cause() -> None:
+    space = {"scale": lambda: 2.0}
+    exec("def scaled(x): return x * scale()", space)
+    watched = watch(space["scaled"])
+    for _ in range(3):
+        watched(X)
+    space["scale"] = lambda: 3.0
+    assert torch.equal(watched(X), X * 3.0)
+    (sighting,) = watched.sightings
+    assert [str(cause.source) for cause in sighting.causes] == ["G['scale']"]
+    assert sighting.compiles
+
+
 def test_a_write_before_the_first_compile_is_no_sighting() -> None:
     net = Net()
     watched = watch(net, check=True)
