@@ -30,8 +30,11 @@ def _restore(cls: type[TripwireError], text: str) -> TripwireError:
     return error
 
 
-class CannotTrace(TripwireError):
-    """A graph of this run would not do the same as the run."""
+class CannotTrace(TripwireError, RuntimeError):
+    """A graph of this run would not do the same as the run.
+
+    torch.compile's errors of this kind are RuntimeErrors, too.
+    """
 
     place: tuple[str, int] | None = None  # the user's file and line, where one is to blame
 
@@ -56,8 +59,8 @@ class BadOption(TripwireError):
     """One of tripwire's functions got an argument that it can't work with."""
 
 
-class BackendFailed(TripwireError):
-    """A back end raised while it compiled a graph."""
+class BackendFailed(TripwireError, RuntimeError):
+    """A back end raised while it compiled a graph. torch.compile's is a RuntimeError, too."""
 
     graph_module: fx.GraphModule | None = None  # the graph, to look at or to try elsewhere
 

@@ -68,3 +68,12 @@ def test_a_refusal_raised_ends_with_its_slug_behind_the_sentence_or_below_the_li
     compiled = tripwire.compile(tell, backend="eager", fullgraph=True)
     with pytest.raises(tripwire.CannotTrace, match=r'\n    print\("here"\)\n \[prints\]$'):
         compiled(torch.ones(2))
+
+
+def test_what_torch_compile_raises_as_a_runtime_error_is_one() -> None:
+    from torch._dynamo import exc
+
+    pairs = {exc.Unsupported: errors.CannotTrace, exc.BackendCompilerFailed: errors.BackendFailed}
+    for theirs, ours in pairs.items():
+        assert issubclass(theirs, RuntimeError)
+        assert issubclass(ours, RuntimeError)
