@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tripwire.imports import import_dynamo
+from tripwire.rulebook.refusals import Refusal
 from tripwire.values.classes import isinstance
 
 # A hit looks here for Dynamo, which may be imported at any time: 25 ns where it isn't.
@@ -139,6 +140,12 @@ def is_cut_off() -> bool:
 
 
 _is_cut_off = False
+CUT_OFF = Refusal(
+    "forked-while-compiling",
+    "this process was forked while another thread compiled or traced, so a compiler may wait here "
+    "for a thread that only the parent has. Calls that compiled code fits run it. Fork before "
+    "other threads compile, or start processes by spawn or forkserver.",
+)
 
 
 def _after_fork_in_child() -> None:

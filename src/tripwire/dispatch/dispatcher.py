@@ -2,7 +2,7 @@
 
 Entries are tried newest first; where there are many, the one that took the last call of this form
 is tried before them. A hit does work in its own arguments only. What can't be compiled runs as
-plain Python (L5).
+plain Python (L5). The file is long, so that every way that a call can go is in one place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from tripwire.backends.dynamo import (
+    CUT_OFF,
     EVAL_FRAME,
     MODULES,
     find_stance,
@@ -28,6 +29,7 @@ from tripwire.backends.dynamo import (
 from tripwire.backends.handover import one_round
 from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
+from tripwire.dispatch.inner import Inner
 from tripwire.dispatch.patience import Patience, Regions, form_of, key_of, refuse_over_limit
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned
 from tripwire.dispatch.tally import Balance, Statistics, Tally
@@ -52,10 +54,10 @@ from tripwire.rulebook.refusals import Mismatch
 from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed
-from tripwire.tracing.modes import has_foreign_modes
+from tripwire.tracing.modes import FOREIGN, has_foreign_modes
 from tripwire.tracing.state import CURRENT, all_plain
 from tripwire.validity.ways import OtherWay
-from tripwire.values.classes import isinstance, module_of, short_name_of
+from tripwire.values.classes import isinstance
 
 # Entries that are tried one after the other; of more, the likeliest comes first.
 FEW = 4
@@ -66,18 +68,6 @@ _COMPARED_FROM = 4
 _AGAIN = object()  # another thread made an entry meanwhile: look once more
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
-_FOREIGN = Refusal(
-    "foreign-mode",
-    "a torch.func transform, forward-mode AD or another torch mode is active around this call and "
-    "must see every torch call. Calls outside of it are compiled as before.",
-)
-
-_CUT_OFF = Refusal(
-    "forked-while-compiling",
-    "this process was forked while another thread compiled or traced, so a compiler may wait here "
-    "for a thread that only the parent has. Calls that compiled code fits run it. Fork before "
-    "other threads compile, or start processes by spawn or forkserver.",
-)
 
 
 class Dispatcher(Followed):
@@ -94,9 +84,8 @@ class Dispatcher(Followed):
         self._regions = Regions()
         self._open_regions = self._regions.open  # one set: each call asks whether it is empty
         self._heeded: object = None  # the latest stance under which hits are served
-        # Submodules that are compiled on their own, until this goes.
-        self._inner: list[tuple[weakref.ref[nn.Module], Dispatcher]] = []
-        weakref.finalize(self, _make_plain, self._inner)
+        self._inner = Inner()
+        weakref.finalize(self, self._inner.leave)
         self._begin()
 
     def _begin(self) -> None:
@@ -309,7 +298,7 @@ class Dispatcher(Followed):
         if has_foreign_modes():
             own = None if CURRENT.kept is None else CURRENT.kept.find_own_mode()
             if own is None:
-                self._teller.warn_plain(_FOREIGN)
+                self._teller.warn_plain(FOREIGN)
                 return self._run_plainly(args, kwargs)
             with own:
                 return self(*args, **kwargs)
@@ -320,7 +309,7 @@ class Dispatcher(Followed):
         changes: list[Mismatch] = []
         may_trace = self._check_stance(args, kwargs) and not self._patience.is_resting(key)
         if may_trace and is_cut_off():
-            self._refuse_to_compile(_CUT_OFF, key)
+            self._refuse_to_compile(CUT_OFF, key)
         elif may_trace and not has_compiler_elsewhere(self.options.waits):
             if self._tally.traces >= _COMPARED_FROM:
                 changes = self._find_changes(entries, args, kwargs, probed)
@@ -580,20 +569,10 @@ class Dispatcher(Followed):
         self._patience.stay_plain(key, Refusal(error.slug, reason))
 
     def _compile_inside(self, modules: tuple[nn.Module, ...]) -> None:
-        """Compile the modules that a refused run called, each on its own.
-
-        `_compiled_call_impl` is torch's own place for that; copies and pickles leave it out.
-        """
         before = len(self._inner)
-        for module in modules:
-            if module_of(type(module)) == "torch._dynamo.eval_frame":  # what torch.compile made
-                continue
-            if module._compiled_call_impl is None and next(module.children(), None) is not None:
-                inner = Dispatcher(
-                    module._call_impl, f"{self.name}.{short_name_of(type(module))}", self.options
-                )
-                module._compiled_call_impl = inner
-                self._inner.append((weakref.ref(module), inner))
+        self._inner.compile(
+            modules, lambda call, name: Dispatcher(call, f"{self.name}.{name}", self.options)
+        )
         note_figures(num_graph_breaks=len(self._inner) - before)
 
     # --- what it did ---
@@ -647,11 +626,3 @@ class Dispatcher(Followed):
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
-
-
-def _make_plain(inner: list[tuple[weakref.ref[nn.Module], Dispatcher]]) -> None:
-    """Take dispatchers away from modules again."""
-    for ref, dispatcher in inner:
-        module = ref()
-        if module is not None and module._compiled_call_impl is dispatcher:
-            module._compiled_call_impl = None

@@ -16,12 +16,20 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from tripwire.reading.torchstate import sample_autocast
+from tripwire.rulebook.refusals import Refusal
 from tripwire.values.classes import isinstance
 
 
 def is_transformed() -> bool:
     """Whether a torch.func transform goes on: vmap, grad, ..."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+FOREIGN = Refusal(
+    "foreign-mode",
+    "a torch.func transform, forward-mode AD or another torch mode is active around this call and "
+    "must see every torch call. Calls outside of it are compiled as before.",
+)
 
 
 def has_foreign_modes() -> bool:
