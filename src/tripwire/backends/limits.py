@@ -61,8 +61,17 @@ def check_functional(trace: Trace) -> None:
             what = f"the run changes {wanted.source} in place, and gradients flow through it"
             raise _refuse(what)
     _check_overlap(trace)
-    if any(wanted.meta.requires_grad for wanted in trace.inputs):
+    if any(wanted.meta.requires_grad for wanted in trace.inputs) and _leads_back(trace.graph):
         _check_kept(trace)
+
+
+def _leads_back(graph: fx.Graph) -> bool:
+    """Whether a backward may go through a graph, or runs in it."""
+    (output,) = graph.find_nodes(op="output")
+    returned = (node.meta.get(FACTS) for node in output.all_input_nodes)
+    return any(facts is not None and wants_grad(facts.value) for facts in returned) or any(
+        node.target == "backward" for node in graph.nodes
+    )
 
 
 def _check_kept(trace: Trace) -> None:
@@ -129,6 +138,8 @@ def _check_stretch(
                 one = next(one for one in sources if one in found)
                 what = f"{sources[one]} is used here and changed in place later"
                 raise _refuse(f"{what}, while gradients are on", found[one])
+            if changed:  # an input is kept as it is then; a gradient isn't added to it again
+                found = {one: use for one, use in found.items() if one not in grads}
             itself = views.get(call, ())
             uses[call] = {one: use for one, use in found.items() if one not in itself}
             places: list[fx.Node | int] = [*changed, *(m for m in facts.written if m != OUTSIDE)]
@@ -148,7 +159,8 @@ def _add_views(calls: list[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]) -
     """To the inputs that nodes are, add those that each node may be a view of."""
     for call in calls:
         if OUTSIDE in call.meta[FACTS].memory and not _is_of_grad(call):
-            found = _find_inputs(call.all_input_nodes, views)
+            written, _ = _split(call, ())
+            found = _find_inputs(written or call.all_input_nodes, views)
             if found:
                 views[call] = found
 

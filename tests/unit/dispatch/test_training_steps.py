@@ -98,8 +98,39 @@ def by_hand_in_place(model, opt, x):
     return loss
 
 
+def zero_between(model, opt, x):
+    loss = model(x).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    return loss.detach()
+
+
+def by_gradients(model, opt, x):
+    loss = model(x).pow(2).mean()
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters), strict=True
+        ):
+            parameter -= 0.1 * gradient
+    return loss.detach()
+
+
+def by_gradients_twice(model, opt, x):
+    parameters = list(model.parameters())
+    for _ in range(2):
+        loss = model(x).pow(2).mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+    return loss.detach()
+
+
 STEPS = [
     zero_before,
+    zero_between,
     zero_after,
     zero_in_place,
     clipped,
@@ -107,6 +138,8 @@ STEPS = [
     finite_only,
     by_hand,
     by_hand_in_place,
+    by_gradients,
+    by_gradients_twice,
 ]
 
 
