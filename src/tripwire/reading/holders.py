@@ -165,13 +165,14 @@ _PLACES = (
 )
 
 
-def _parts_of(holder: Holder) -> Iterator[object]:
-    """Dicts that are part of what holds: no path leads to them."""
-    yield holder.kind.dict_of(holder.owner)
-    if isinstance(holder.owner, nn.Module):  # its tables, the empty ones as well
-        yield from (one for one in holder.kept if isinstance(one, dict))
-    elif isinstance(holder.owner, FunctionType):
-        yield holder.owner.__kwdefaults__
+def _parts_of(holder: Holder) -> Sequence[object]:
+    """What is part of a thing, and no path leads to it, among other values: dicts are asked for."""
+    space = holder.kind.dict_of(holder.owner)
+    if type(holder.kind) is AttributesKind and isinstance(holder.owner, nn.Module):
+        return [space, *holder.kept]  # its tables, the empty ones as well
+    if isinstance(holder.owner, FunctionType):
+        return [space, holder.owner.__kwdefaults__]
+    return [space]
 
 
 class Holders:
@@ -366,8 +367,10 @@ class Holders:
     def find_owner(self, space: object) -> object:
         """Whose `__dict__` or table a dict is; None where it is nobody's. Asked after the run."""
         if self._spaces is None:
-            found = [(h.path, one) for h in self.all for one in _parts_of(h) if one is not h.owner]
-            self._spaces = {id(one): (path, one) for path, one in reversed(found)}
+            self._spaces = {}
+            for holder in reversed(self.all):
+                parts = [one for one in _parts_of(holder) if one is not holder.owner]
+                self._spaces |= dict.fromkeys(map(id, parts), (holder.path, parts))
         return self._spaces.get(id(space), (None, None))[0]
 
     def is_alone(self) -> bool:

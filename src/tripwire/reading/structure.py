@@ -40,6 +40,7 @@ from tripwire.values.classes import (
     find_in_class,
     ids_of,
     is_dataclass_object,
+    is_exactly,
     is_heap_type,
     is_iterator,
     is_namedtuple,
@@ -376,7 +377,7 @@ class Planner:
         if space is not None:
             self._alive.append(space)
             self._spaces.add(id(space))
-        owner = self._find_owner(value) if isinstance(value, dict) else None
+        owner = self._find_owner(value) if is_exactly(value, dict, OrderedDict) else None
         if is_told or owner is not None or id(value) in self._spaces:
             raise Unbuildable(f"the result holds a dict that is part of {owner or 'an object'}")
 
