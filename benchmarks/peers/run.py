@@ -27,6 +27,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import types
@@ -474,23 +475,29 @@ def _build_soft(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     is_block = name.removeprefix("assert") in _BLOCKS.split()
 
     def soft(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _depth:
+        if _running.inside:
             return plain(self, *args, **kwargs)
         line, text = _find_place()
-        _depth.append(name)
+        _running.inside = True
         try:
             result = plain(self, *args, **kwargs)
         except AssertionError as error:
             NOTES.rows.append({"k": name, "line": line, "text": text, "msg": str(error)[:500]})
             return None
         finally:
-            _depth.pop()
+            _running.inside = False
         return _Block(result, line, text) if is_block and result is not None else result
 
     return soft
 
 
-_depth: list[str] = []  # the assertion that runs, which may use others
+class _Running(threading.local):
+    """Whether an assertion runs in this thread: it may use others."""
+
+    inside = False
+
+
+_running = _Running()
 
 
 def _find_place() -> tuple[int, str]:
