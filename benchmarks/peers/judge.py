@@ -70,6 +70,7 @@ class Verdict:
     name: str
     kind: str  # one of CLASSES
     notes: tuple[str, ...] = ()
+    slugs: tuple[str, ...] = ()  # of what was refused, where fullgraph=True was asked for
 
 
 def judge(ours: Results, plain: Results, reasons: Reasons) -> Iterator[Verdict]:
@@ -91,11 +92,12 @@ def _judge(file: str, name: str, test: Test, plain: Test, reasons: Reasons) -> V
     if not test.get("compiles"):
         return None
     new = list(_find_new(test["notes"], plain["notes"]))
-    refused = any(d["full"] and d["refused"] for d in test["compiled"])
-    refused = refused or any(_is_refusal(note) for note in new)
+    slugs = {slug for d in test["compiled"] if d["full"] for slug in d["refused"]}
+    slugs |= {note["slug"] for note in new if _is_refusal(note)}
     new = [note for note in new if not _is_refusal(note)]
     hard = [note for note in new if not _is_internal(note)]
-    return Verdict(file, name, _name_class(name, test, hard, refused, reasons), _spell(hard))
+    kind = _name_class(name, test, hard, bool(slugs), reasons)
+    return Verdict(file, name, kind, _spell(hard), tuple(sorted(slugs)))
 
 
 def _name_class(
@@ -149,16 +151,20 @@ def _spell(notes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def summarize(verdicts: Iterable[Verdict], versions: dict[str, str]) -> dict[str, Any]:
-    """Counts by file, and the tests that are left; what is kept as JSON."""
+    """Counts by file and by refusal, and the tests that are left; what is kept as JSON."""
     counts: dict[str, Counter[str]] = {}
+    slugs: Counter[str] = Counter()
     left = []
     for verdict in verdicts:
         counts.setdefault(verdict.file, Counter())[verdict.kind] += 1
+        if verdict.kind == "refused":
+            slugs.update(verdict.slugs)
         if verdict.kind in ("wrong", "crashed", "back end", "too slow"):
             left.append({"test": verdict.name, "file": verdict.file, "is": verdict.kind})
     return {
         "versions": versions,
         "files": {file: dict(sorted(count.items())) for file, count in sorted(counts.items())},
+        "refused": dict(sorted(slugs.items(), key=lambda pair: (-pair[1], pair[0]))),
         "left": sorted(left, key=lambda row: (list(CLASSES).index(row["is"]), row["test"])),
     }
 
@@ -182,6 +188,8 @@ def render(summary: dict[str, Any], reasons: Reasons) -> str:
     written = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     head = _HEAD.format(tests=total.total(), files=len(files), versions=written)
     listed = left if summary["left"] else "None."
+    slugs: dict[str, int] = summary["refused"]
+    by_slug = _tabulate(("reason", "tests"), ((f"`{s}`", count) for s, count in slugs.items()))
     by_hand = _tabulate(
         ("test", "is", "because"),
         (
@@ -190,7 +198,8 @@ def render(summary: dict[str, Any], reasons: Reasons) -> str:
         ),
     )
     return (
-        f"{head}\n{by_class}\n\n## Left\n\n{listed}\n\n{_HOW}\n{by_file}\n\n"
+        f"{head}\n{by_class}\n\n## Left\n\n{listed}\n\n{_REFUSED}\n{by_slug}\n\n"
+        f"{_HOW}\n{by_file}\n\n"
         f"## Judged by hand\n\n{by_hand}\n"
     )
 
@@ -205,6 +214,10 @@ _HEAD = """# PyTorch's own Dynamo tests
 PyTorch's tests, run with tripwire in torch.compile's place and judged by their own assertions:
 {tests} tests of {files} files of `test/dynamo` that compile something.
 `benchmarks/peers/judge.py` writes this page. {versions}.
+"""
+_REFUSED = """## Refused
+
+Why tests are refused; some for more than one reason. [messages.md](messages.md) explains each.
 """
 _HOW = """## How
 

@@ -60,6 +60,13 @@ def test_an_error_of_fullgraph_is_a_refusal() -> None:
     assert kind_of(row(note(**FORBIDDEN)), row()) == "refused"
 
 
+def test_refused_tests_are_counted_by_reason() -> None:
+    tests = {"T.a": row(refused=True), "T.b": row(note(**FORBIDDEN)), "T.c": row()}
+    summary = summarize(judge({"f": tests}, {}, NO_REASONS), {})
+    assert summary["refused"] == {"prints": 2}
+    assert "| `prints` | 2 |" in render(summary, NO_REASONS)
+
+
 def test_a_wrong_result_beside_a_refusal_is_wrong() -> None:
     assert kind_of(row(note(), refused=True), row()) == "wrong"
 
