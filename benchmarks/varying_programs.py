@@ -248,6 +248,69 @@ def memo_by_length(compile: Compile) -> Iterator[Any]:
 
 
 @sizes
+def cached_by_length(compile: Compile) -> Iterator[Any]:
+    @functools.cache
+    def mask(T: int) -> torch.Tensor:
+        return torch.tril(torch.ones(T, T))
+
+    lin = nn.Linear(8, 8)
+    fast = compile(lambda x: mask(x.shape[1]) @ lin(x))
+    for _ in range(10):
+        for length in LENGTHS[:4] + LENGTHS[5:7]:  # two traces each
+            yield fast(torch.randn(2, length, 8))
+
+
+@sizes
+def training_convolutions(compile: Compile) -> Iterator[Any]:
+    net = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 4, 3))
+    fast = compile(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for length in LENGTHS:
+        loss = fast(torch.randn(2, 3, length + 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
+
+
+@sizes
+def windows(compile: Compile) -> Iterator[Any]:
+    def spectrum(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x * torch.hann_window(x.shape[-1])).abs()
+
+    fast = compile(spectrum)
+    for length in LENGTHS:
+        yield fast(torch.randn(2, length + 2))
+
+
+@sizes
+def cut_to_the_longest(compile: Compile) -> Iterator[Any]:
+    lin = nn.Linear(8, 8)
+
+    def pool(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        T = int(lengths.max())
+        mask = torch.arange(T) < lengths[:, None]
+        return (lin(x[:, :T]) * mask[..., None]).sum(1)
+
+    fast = compile(pool)
+    for length in LENGTHS:
+        yield fast(torch.randn(2, 16, 8), torch.tensor([length, 2]))
+
+
+@sizes
+def split_by_lengths(compile: Compile) -> Iterator[Any]:
+    lin = nn.Linear(8, 8)
+
+    def means(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.mean(0) for part in lin(x).split(lengths.tolist())])
+
+    fast = compile(means)
+    for turn, length in enumerate(LENGTHS):
+        lengths = torch.tensor([length, 2 + turn % 5, 3 + turn % 4])
+        yield fast(torch.randn(int(lengths.sum()), 8), lengths)
+
+
+@sizes
 def batches_in_named_tuples(compile: Compile) -> Iterator[Any]:
     Batch, net = namedtuple("Batch", "x y weight"), build_mlp()
 
