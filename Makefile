@@ -90,15 +90,16 @@ bench: $(BUILT)  ## time tripwire beside its peers, in one run; print every clai
 	$(BIN)/python benchmarks/summary.py
 
 # torch must be installed in each: a venv beside this folder's, .venv-3.12 and so on, made once.
-versions:  ## the unit tests on every interpreter that pyenv has and tripwire supports
-	@for found in $$(ls -d $$(pyenv root)/versions/3.1[123].*[0-9]); do \
+versions:  ## every test but the slow ones on every interpreter that pyenv has and tripwire supports
+	@failed=; for found in $$(ls -d $$(pyenv root)/versions/3.1[123].*[0-9]); do \
 	  folder=.venv-$$(basename $$found); \
 	  test -e $$folder || { $$found/bin/python -m venv $$folder && \
 	    $$folder/bin/python -m pip install --quiet torch==2.13.0 && \
 	    $$folder/bin/python -m pip install --quiet --editable '.[dev]'; } || exit 1; \
 	  $$folder/bin/python setup.py --quiet build_ext --inplace || exit 1; \
-	  echo "== $$(basename $$found)"; $$folder/bin/python -m pytest tests/unit || exit 1; \
-	done
+	  echo "== $$(basename $$found)"; \
+	  $$folder/bin/python -m pytest || failed="$$failed $$(basename $$found)"; \
+	done; test -z "$$failed" || { echo "== failed on:$$failed"; exit 1; }
 
 coverage: $(BUILT)  ## which models are captured whole, beside torch.compile, torch.export and torch.jit.trace
 	$(BIN)/python benchmarks/coverage.py --markdown docs/coverage.md --json benchmarks/results/coverage.json
