@@ -28,7 +28,7 @@ from tripwire.ranges import SourceRange
 from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
-from tripwire.reading.kinds import ElementsKind, ItemsKind, Kind
+from tripwire.reading.kinds import ABSENT, ElementsKind, ItemsKind, Kind
 from tripwire.reading.reader import SWAPS_AT_ONCE
 from tripwire.reading.sources import (
     Attr,
@@ -56,7 +56,7 @@ from tripwire.values.classes import (
     is_namedtuple,
     isinstance,
 )
-from tripwire.values.contents import at_once, bound_cells, own_dict
+from tripwire.values.contents import at_once, bound_cells, elements_of, own_dict
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
@@ -282,6 +282,8 @@ class Variation:
             base = volatile.source.base
             if spot is not None and base is not None:
                 self._left[str(base)] = base, spot[0]
+            if volatile.key is not ABSENT and _carries(volatile.before, volatile.after):
+                self._exchanged.add(str(volatile.source))
             may_open = self._may_open(volatile.before)
             if spot in self._world and may_open and are_variants(volatile.before, volatile.after):
                 self._moving.add(spot)
@@ -537,3 +539,21 @@ def _find_attribute(owner: Any, name: str) -> object:
         return found.__get__(owner)  # type: ignore[attr-defined]
     except AttributeError:  # an empty slot
         return None
+
+
+def _carries(before: object, after: object) -> bool:
+    """Whether a run left a container of tensors where it found one of the same structure."""
+    if type(before) is not type(after) or not is_exactly(before, tuple, list, dict):
+        return False
+    if isinstance(before, dict):
+        assert isinstance(after, dict)
+        if not all(type(key) is str for key in before) or list(before) != list(after):
+            return False
+        before, after = tuple(before.values()), tuple(after.values())
+    old, new = elements_of(before), elements_of(after)
+    return bool(old) and len(old) == len(new) and all(map(_is_tensor_or_carries, old, new))
+
+
+def _is_tensor_or_carries(before: object, after: object) -> bool:
+    types = id(type(before)), id(type(after))
+    return all(one in PLAIN_TENSORS for one in types) or _carries(before, after)

@@ -25,7 +25,7 @@ from tripwire.imports import import_dynamo
 from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
-from tripwire.reading.holders import Write
+from tripwire.reading.holders import Holder, Write
 from tripwire.reading.names import fingerprint, needs_plain_numbers
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
@@ -338,7 +338,6 @@ class Session:
                 holders = state.reach.holders
                 own, inner = state.inner.split(writes)
                 state.stores.check(reads, state.reach)
-                open_at = {} if state.shadow is None else {"is_open": state.shadow.is_open_at}
                 effects = plan_effects(
                     own,
                     reads,
@@ -347,7 +346,7 @@ class Session:
                     self._attributes_of,
                     inner,
                     holders.is_planted,
-                    **open_at,
+                    self._may_be_another,
                 )
             self._kept = len(planner.tensors)
             plan = planner.plan(result)
@@ -481,6 +480,12 @@ class Session:
             if found is None or not found.sources:
                 steps += plan_marks(tensor, {}, planner.plan)
         return steps
+
+    def _may_be_another(self, holder: Holder, key: Any) -> bool:
+        """Whether guards take what lies there as it is: an open number, or what is exchanged."""
+        state = self.state
+        met = any(one is holder and key == at for one, at, _ in state.reach.exchanged_met)
+        return met or (state.shadow is not None and state.shadow.is_open_at(holder, key))
 
     def _plan_draws(self) -> list[EffectStep]:
         drawn = {} if self.state.shadow is None else self.state.shadow.drawn

@@ -199,14 +199,15 @@ class _Planner:
         self.alike: dict[int, tuple[Alike, ...]] = {}
 
     def _find_exchanged(self) -> list[tuple[Holder, Any, object]]:
-        """Places of the world that others write between calls, and what the run found there."""
+        """Places of the world that are written from call to call, and what the run found there."""
         found: list[tuple[Holder, Any, object]] = []
         carried = {str(c.source) for c in self.completion.effects.carried}
         for holder, key, value in self.reach.exchanged_met:
             path = str(holder.step(key))
             if path in carried:
                 continue
-            if (id(holder), key) in self.completion.effects.written:
+            is_written = (id(holder), key) in self.completion.effects.written
+            if is_written and isinstance(value, torch.Tensor):
                 raise Refused("volatile-source", f"both this call and other code replace {path}.")
             found.append((holder, key, value))
         return found
