@@ -111,6 +111,7 @@ _TRAINED = (
         (
             "opt.zero_grad()\nloss = (net.w * y).sum() * 0.5\nloss.backward()\nopt.step()\n"
             "t = t + loss.detach()",
+            "loss = net(y)\nopt.zero_grad()\nloss.backward()\nopt.step()\nt = t + loss.detach()",
             "opt.zero_grad(set_to_none=False)\nloss = net(y)\nloss.backward()\nopt.step()\n"
             "t = t * net.w.detach()",
             "net(y).backward()\nnet.n += 1\nif net.n % 2 == 0:\n    opt.step()\n"
