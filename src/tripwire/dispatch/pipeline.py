@@ -245,10 +245,9 @@ class Pipeline:
         try:
             planned = self._plan(run, originals, counters, key, entries(), has_taken)
         except Refused as refused:
-            if refused.slug == "tensor-branch" and not has_taken and self.variation.will_take():
-                return Made(run, None)
             if refused.slug == "tensor-branch":
-                if self.variation.will_close(run.trace, refused.where):
+                will_take = not has_taken and self.variation.will_take()
+                if will_take or self.variation.will_close(run.trace, refused.where):
                     return Made(run, None)
             return self._refuse(run, _refusal_of(refused), bool(opening or exchanged))
         return planned if isinstance(planned, Planned) else Made(run, planned)

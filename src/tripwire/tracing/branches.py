@@ -181,6 +181,19 @@ def note_gradients(state: TracingState, where: SourceRange) -> None:
         state.before_backward.setdefault(node, (hooks, branch))
 
 
+def differentiates_elsewhere(state: TracingState) -> bool:
+    """Whether a backward runs hooks or custom functions in a thread of torch's own.
+
+    So it does on other devices than the CPU.
+    """
+    others = [one for _, one in _iter_leaves(state) if not _is_on_cpu(one)]
+    return bool(others) and (state.custom_calls > 0 or _have_hooks(*others))
+
+
+def _is_on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
 def _have_hooks(*tensors: torch.Tensor) -> bool:
     return any(one._backward_hooks or one._post_accumulate_grad_hooks for one in tensors)
 

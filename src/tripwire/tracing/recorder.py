@@ -56,7 +56,12 @@ from tripwire.values.numbers import (
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
-from tripwire.tracing.branches import add_branch, note_gradients, note_length
+from tripwire.tracing.branches import (
+    add_branch,
+    differentiates_elsewhere,
+    note_gradients,
+    note_length,
+)
 from tripwire.tracing.fxnodes import (
     Given,
     build_arguments,
@@ -388,7 +393,7 @@ def _noting_python(state: TracingState) -> Iterator[Started]:
     written = state.inner.look()
     with state.observer.noting() as started, holders.uprooted():
         yield started
-    if started:
+    if started or differentiates_elsewhere(state):
         holders.open_number = None  # what is met from now on may be what it wrote
         for code, namespace in started:
             state.stores.add(code, namespace, None)

@@ -177,7 +177,7 @@ def build_probe(trace: Trace, choice: Choice) -> Probe | None:
         return None
     placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
     indices = tuple(i for i, node in enumerate(placeholders) if node in needed)
-    module = build_module(root_of(trace), past.build_graph(needed, branches), "Probe")
+    module = build_module(_root_of(trace), past.build_graph(needed, branches), "Probe")
     names = [*(n.expression for n in trace.numbers), *(str(i.source) for i in trace.inputs)]
     sources = tuple(names[i] for i in indices)
     targets = [_target_of(node, module) for node in module.graph.nodes]
@@ -289,7 +289,7 @@ class _Chooser:
             return
         leading = self._past.find_leading(branch)
         self._past.check_contexts(branch, leading)
-        check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
+        _check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
         needed = self._needed | leading
         calls = sum(node.op != "placeholder" for node in needed)
         if calls > min(limit, LARGEST_PROBE):
@@ -325,7 +325,7 @@ def _is_constant(leading: set[fx.Node]) -> bool:
     )
 
 
-def root_of(trace: Trace) -> nn.Module:
+def _root_of(trace: Trace) -> nn.Module:
     """A module that holds a trace's constants."""
     root = nn.Module()
     for constant in trace.constants:
@@ -333,7 +333,7 @@ def root_of(trace: Trace) -> nn.Module:
     return root
 
 
-def check_leading(branch: Branch, leading: list[fx.Node]) -> None:
+def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
     """Refuse calls that can't be made before a call, or that cost too much."""
     heavy = [node for node in leading if name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
@@ -397,7 +397,7 @@ def _find_leading(past: Past, one: Sounding) -> set[fx.Node]:
     """The nodes that lead to a number."""
     nodes = past.find_leading(one.branch)
     past.check_contexts(one.branch, nodes)
-    check_leading(one.branch, sorted(nodes, key=past.order.__getitem__))
+    _check_leading(one.branch, sorted(nodes, key=past.order.__getitem__))
     if any(node.meta[FACTS].opaque for node in nodes):
         raise refuse(one.branch, "it depends on a custom function")
     if len(nodes) > LARGEST_SOUNDING:
@@ -415,7 +415,7 @@ def _build(
     needed = set().union(*(leading[one.label] for one in stage))
     branches = sorted((one.branch for one in stage), key=past.end_of)
     graph = past.build_graph(needed, branches)
-    module = build_module(root_of(trace), graph, "Sounding")
+    module = build_module(_root_of(trace), graph, "Sounding")
     by_branch = {one.branch: one.label for one in stage}
     return Sounder(
         tuple(by_branch[branch] for branch in branches),

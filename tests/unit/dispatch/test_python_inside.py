@@ -6,6 +6,7 @@ never sees what a compiled call writes only afterwards.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from support import check_same
 from torch.utils.checkpoint import checkpoint
 
 import tripwire
+from tripwire.tracing import branches
+from tripwire.tracing.observe import Observer
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
@@ -305,3 +308,21 @@ def test_a_backward_without_hooks_may_follow_writes() -> None:
         call(torch.ones(3))
     assert call.statistics().hits >= 3
     assert cfg.calls == 5
+
+
+def test_on_other_devices_hooks_run_in_threads_of_torchs_own(monkeypatch) -> None:
+    cfg, w = SimpleNamespace(calls=0), torch.ones(3, requires_grad=True)
+    w.register_hook(lambda g: g * cfg.calls)
+    # As on a GPU: the hook's code isn't seen, and its tensor is elsewhere.
+    monkeypatch.setattr(Observer, "noting", lambda self: nullcontext([]))
+    monkeypatch.setattr(branches, "_is_on_cpu", lambda tensor: False)
+
+    def step(x):
+        w.grad = None
+        cfg.calls += 1
+        (w * x).sum().backward()
+        return w.grad
+
+    call = tripwire.compile(step, backend="eager")
+    for number in range(1, 6):
+        assert call(torch.ones(3)).tolist() == [number] * 3
