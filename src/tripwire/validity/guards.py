@@ -413,8 +413,9 @@ class GuardWriter:
 
     def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
         holder = self._holders.get((id(value), ITEMS))
-        before = dict(value)
-        if holder is not None:
+        if holder is None:
+            before = dict(value)
+        else:
             before = dict(zip(holder.order(), holder.before().values(), strict=True))
         wanted = None if holder is None else self._reads.filter_of(holder)
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict

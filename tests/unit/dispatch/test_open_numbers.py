@@ -475,11 +475,11 @@ def test_a_loop_over_a_length_is_unrolled_for_each() -> None:
 
 
 def test_explain_tells_which_call_closed_a_size() -> None:
-    compiled = tripwire.compile(lambda x: torch.cov(torch.stack([x, x * 2])), backend="eager")
+    compiled = tripwire.compile(lambda x: torch.gradient(x)[0], backend="eager")
     for size in (3, 4):
         compiled(torch.ones(size))
     told = str(tripwire.explain(compiled))
-    assert "by cov: " in told
+    assert "by gradient: " in told
 
 
 def test_explain_tells_what_is_open_and_what_was_decided() -> None:

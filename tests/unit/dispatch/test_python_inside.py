@@ -321,8 +321,9 @@ def test_on_other_devices_hooks_run_in_threads_of_torchs_own(monkeypatch) -> Non
         w.grad = None
         cfg.calls += 1
         (w * x).sum().backward()
-        return w.grad
+        return x + 1
 
     call = tripwire.compile(step, backend="eager")
     for number in range(1, 6):
-        assert call(torch.ones(3)).tolist() == [number] * 3
+        call(torch.ones(3))
+        assert w.grad.tolist() == [number] * 3
