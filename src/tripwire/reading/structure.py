@@ -36,7 +36,6 @@ from tripwire.reading.sources import (
 )
 from tripwire.reading.tensors import holds_tensor, parts_with_paths
 from tripwire.values.classes import (
-    class_dict,
     find_in_class,
     ids_of,
     is_dataclass_object,
@@ -456,8 +455,6 @@ def _take_apart(value: Any) -> Parts | None:
         node = pytree.SUPPORTED_NODES[cls]
         children, context = node.flatten_fn(value)
         return list(children), lambda parts: node.unflatten_fn(parts, context)
-    if isinstance(value, tuple) and not isinstance(value, Enum) and _is_made_by_tuple(cls):
-        return _with_attributes(value, list(tuple.__iter__(value)), partial(tuple.__new__, cls))
     return _take_object_apart(value)
 
 
@@ -489,19 +486,12 @@ _CONTAINERS: dict[Any, Callable[[Any, list[Any]], None]] = {
 _fill_ordered = partial(_fill_dict, OrderedDict.__setitem__)
 
 
-_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set, tuple)
+_KNOWN_IN_C = ids_of(object, dict, OrderedDict, defaultdict, list, set)
 
 
 def _holds_no_more(cls: type) -> bool:
     """Whether what is in C of an object is known: that of the containers."""
     return all(id(base) in _KNOWN_IN_C or is_heap_type(base) for base in mro(cls))
-
-
-def _is_made_by_tuple(cls: type) -> bool:
-    """Whether `tuple` can make a tuple of this class: no class of it is made in C."""
-    makers = (class_dict(base).get("__new__") for base in mro(cls))
-    own = [new for new in makers if isinstance(new, BuiltinFunctionType)]
-    return _holds_no_more(cls) and own == [tuple.__new__, object.__new__]
 
 
 def _take_container_apart(value: Any) -> Parts:

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tripwire.reading.holders import Holder
-from tripwire.reading.kinds import ARRAY, ATTRIBUTES, ELEMENTS, ITEMS, MEMBERS, SLOTS, WEAK, Kind
+from tripwire.reading.kinds import (
+    ARRAY,
+    ATTRIBUTES,
+    ELEMENTS,
+    ITEMS,
+    MEMBERS,
+    SLOTS,
+    WEAK,
+    Kind,
+    plain_key,
+)
 from tripwire.reading.meeting import BYTES, PINNED
 from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
@@ -413,10 +423,7 @@ class GuardWriter:
 
     def _add_items(self, path: str, name: str, value: dict[Any, Any]) -> None:
         holder = self._holders.get((id(value), ITEMS))
-        if holder is None:
-            before = dict(value)
-        else:
-            before = dict(zip(holder.order(), holder.before().values(), strict=True))
+        before = dict(value) if holder is None else holder.before()
         wanted = None if holder is None else self._reads.filter_of(holder)
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         get, has = self.constant(held_item), self.constant(dict.__contains__)
@@ -427,11 +434,12 @@ class GuardWriter:
                     rows = [TableRow("keys", name, x=tuple(before))]
                 condition = f"list({keys}({name})) == {self.constant(list(before))}"
             else:
-                kept = self.constant([Kept(key) for key in before])
+                kept = self.constant([Kept(plain_key(key)) for key in before])
                 condition = f"{self.constant(_same_keys)}(list({keys}({name})), {kept})"
             found = f"{self.constant(_spell_keys)}({keys}({name}))"
-            self.check(path, condition, f"keys {_spell_keys(before):.80}", found, *rows)
-        self._note_members(before)
+            expected = f"keys {_spell_keys(map(plain_key, before)):.80}"
+            self.check(path, condition, expected, found, *rows)
+        self._note_members(map(plain_key, before))
         for key in wanted or ():
             present = key in before
             condition = f"{has}({name}, {self.constant(key)}) is {present}"
@@ -442,8 +450,8 @@ class GuardWriter:
         for index, (key, item) in enumerate(before.items()):
             if wanted is not None and key not in wanted:
                 continue
-            label = f"{path}[{spell_key(key)}]"
-            if wanted is None and isinstance(key, torch.Tensor):  # which guards must not hold
+            label = f"{path}[{spell_key(plain_key(key))}]"
+            if wanted is None and isinstance(plain_key(key), torch.Tensor):  # guards hold none
                 at = at or self.assign(f"list({self.constant(kind.values)}({name}))")
                 self.add(label, f"{at}[{index}]", item)
             else:

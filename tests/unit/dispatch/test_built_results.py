@@ -807,25 +807,6 @@ def go(f, see):
     for i in range(4):
         see(*[one is MISSING for one in f(T(i))[:2]])
 """,
-    "tuple subclass own __new__": """
-class O(tuple):
-    def __new__(cls, *parts):
-        return super().__new__(cls, (*parts, len(parts)))
-
-    def __iter__(self):
-        return iter("of its own")
-
-def call(x):
-    o = O(x * 2, 5)
-    o.k = [x]
-    return o, o
-
-def go(f, see):
-    for i in range(4):
-        x = T(i)
-        o, again = f(x)
-        see(type(o).__name__, o[0], o[1], len(o), o is again, o.k[0] is x)
-""",
     "a member of an enum of tuples": """
 import enum
 
