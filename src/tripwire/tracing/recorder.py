@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
                 return OF_NUMBERS[func](*given[0], **given[1])
         if CURRENT.kept is not None:
             CURRENT.kept.before_call(func, args, kwargs)
-        if func in _DIFFERENTIATING and (kwargs.get("create_graph") or True in args[3:5]):
+        if func in _DIFFERENTIATING and kwargs.get("create_graph"):  # torch passes it by its name
             state.differentiates_again = True
         if CURRENT.state is not state or state.refusal is not None:
             if state.shadow is not None and state.refusal is None:
