@@ -150,11 +150,14 @@ def _is_same(plain: Any, compiled: Any, scenario: Scenario) -> bool:
     """AOTAutograd adds up gradients in an order of its own; nothing else may differ by a bit.
 
     Under autocast plain code adds up the gradients of a weight that is used twice in bfloat16:
-    autocast keeps the copy. AOTAutograd makes two copies, and adds up in float32.
+    autocast keeps the copy. AOTAutograd makes two copies, and adds up in float32. A batch norm that
+    trains divides by a deviation, which may be small: the last bits become larger ones.
     """
     if plain == compiled or scenario.backend == "eager":
         return bool(plain == compiled)
-    share = torch.finfo(torch.bfloat16).eps if "autocast" in str(scenario) else 0.0
+    share = 2.0**-16 if "BatchNorm" in str(scenario) else 0.0
+    if "autocast" in str(scenario):
+        share = torch.finfo(torch.bfloat16).eps
     return is_close(plain, compiled, share)
 
 

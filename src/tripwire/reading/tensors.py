@@ -31,7 +31,6 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tripwire.env import is_library_module
 from tripwire.reading.sources import (
     Attr,
     Item,
@@ -53,7 +52,7 @@ from tripwire.values.contents import (
     elements_of,
     items_of,
 )
-from tripwire.values.identity import PLAIN
+from tripwire.values.identity import PLAIN, is_library_function
 from tripwire.values.numbers import is_open
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def has_own_code(cls: type) -> bool:
         return False
     found = find_in_class(cls, "__torch_function__")
     function = getattr(found, "__func__", found)
-    return isinstance(function, FunctionType) and not is_library_module(function.__module__)
+    return isinstance(function, FunctionType) and not is_library_function(function)
 
 
 PLAIN_TENSORS = ids_of(torch.Tensor, nn.Parameter)

@@ -29,8 +29,9 @@ from tripwire.env import is_library_module
 from tripwire.reading.names import find_steps
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
-from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.classes import ids_of, isinstance, module_of
 from tripwire.values.contents import all_codes
+from tripwire.values.identity import is_library_class, is_library_function
 
 Functions = tuple[FunctionType, ...]
 
@@ -51,6 +52,8 @@ _OF_TENSORS = words(
 # What returns its argument where it has nothing to do, and a compiler makes a copy. A forward
 # shows it as it runs.
 _COPIED = words("dropout")
+# Questions for a class: a compiler's tensors are neither parameters nor of another class.
+OF_CLASSES = words("isinstance issubclass type __class__")
 # What a forward asks of autograd that a compiler answers otherwise.
 _OF_AUTOGRAD = words("mark_dirty set_materialize_grads")
 
@@ -69,11 +72,21 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
             return None
     if cls.vjp is not torch.autograd.Function.vjp:  # the other name of a backward
         return None
-    # It reads globals when it runs, and they may be others by then.
-    found = _find_all({cls.backward: None}, _OF_TENSORS | _COPIED, may_read=False)
-    if found is None or any(_writes_in_place(c) for f in found for c in all_codes(f.__code__)):
+    # It reads globals and torch's state when it runs, and they may be others by then.
+    found = _find_all({cls.backward: None}, _OF_TENSORS | _COPIED | OF_CLASSES, may_read=False)
+    if found is None:
+        return None
+    codes = [code for function in found for code in all_codes(function.__code__)]
+    if any(map(_asks_for_state, codes)):
+        return None
+    if any(map(_writes_in_place, codes)):
         return None  # a compiler keeps what the forward saved, and lets nobody change it
     return found
+
+
+def _asks_for_state(code: CodeType) -> bool:
+    """Whether a code names what tells of torch's state, such as `is_autocast_enabled`."""
+    return any(name.startswith("get_") or name.endswith("_enabled") for name in code.co_names)
 
 
 def _writes_in_place(code: CodeType) -> bool:
@@ -170,7 +183,7 @@ def _find_named(
                 value = None
         elif isinstance(module, ModuleType):  # torch.nn.functional.relu
             value = vars(module).get(instruction.argval, _ABSENT)
-        if isinstance(value, FunctionType) and not is_library_module(value.__module__):
+        if isinstance(value, FunctionType) and not is_library_function(value):
             found.append(value)
         elif not _is_harmless(value):
             return None
@@ -192,8 +205,10 @@ def _is_harmless(value: object) -> bool:
         value = value.__self__ or _ABSENT  # a module, a class, or what it is bound to
     if isinstance(value, ModuleType):
         return value.__name__ == "math" or _is_torchs(value.__name__)
-    if isinstance(value, (FunctionType, type)):
+    if isinstance(value, FunctionType):  # of a library
         return _is_torchs(value.__module__)
+    if isinstance(value, type):
+        return is_library_class(value) and _is_torchs(module_of(value))
     return _is_value(value) or isinstance(value, OpOverloadPacket)
 
 

@@ -34,6 +34,7 @@ from tripwire.rulebook.rules import Call, Refuse, Target
 from tripwire.tracing import pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
 from tripwire.tracing.bodies import (
+    OF_CLASSES,
     Functions,
     find_backward,
     find_contexts,
@@ -274,6 +275,7 @@ def _wrap_apply(plain: Any) -> Any:
 _PARAMETER = "its code may check for a parameter or another class, and compilers pass plain tensors"
 _OWN_CODE = "its code reads or writes something besides its arguments, or may do so"
 _CHANGES = "gradients are on, and it changes an argument in place or returns one from a tuple"
+_AUTOCAST = "autocast is on, and its backward runs under the autocast of its own time"
 _COPIED = "inside it, `{}` returns its argument itself, and a compiler would make a copy"
 
 
@@ -297,8 +299,9 @@ def _watch_functions(state: TracingState, functions: Functions) -> None:
 def _asks_for_classes(functions: Functions, args: tuple[Any, ...]) -> bool:
     """Whether a function may check for a parameter: a compiler passes plain tensors."""
     named = {name for function in functions for name in function.__code__.co_names}
-    asks = not named.isdisjoint({"isinstance", "issubclass", "type", "__class__"})
-    return asks and any(type(given) is not torch.Tensor for given in iter_given(args))
+    return not named.isdisjoint(OF_CLASSES) and any(
+        type(given) is not torch.Tensor for given in iter_given(args)
+    )
 
 
 def _find_hindrance(
@@ -313,6 +316,8 @@ def _find_hindrance(
     hidden = [arg for arg in args if isinstance(arg, tuple)]  # from autograd
     if changes(args, versions) or hands_out(hidden, value):
         return _CHANGES
+    if find_autocast() is not None:
+        return _AUTOCAST
     backward = find_backward(cls, functions)
     if backward is None:
         return _OWN_CODE

@@ -65,8 +65,11 @@ def code_of(function: types.FunctionType) -> types.CodeType:
 
 def is_library_function(function: types.FunctionType) -> bool:
     """Whether a function is torch's or the standard library's, not one that `wraps` it."""
-    return is_library_module(function.__module__ or "") and is_library_file(
-        code_of(function).co_filename
+    module = function.__module__  # None where somebody made it by `exec`
+    return (
+        isinstance(module, str)
+        and is_library_module(module)
+        and is_library_file(code_of(function).co_filename)
     )
 
 

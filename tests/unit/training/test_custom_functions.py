@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -868,17 +869,31 @@ def test_a_model_with_one_in_its_middle_trains(backend) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("ask", ["isinstance(x, nn.Parameter)", "type(x) is nn.Parameter"])
-def test_a_custom_function_may_ask_whether_it_got_a_parameter(ask, backend) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "isinstance(x, nn.Parameter)",
+        "type(x) is nn.Parameter",
+        "x.__class__ is nn.Parameter",
+        "is_parameter(x)",
+    ],
+)
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_custom_function_may_ask_whether_it_got_a_parameter(place, ask, backend) -> None:
     space = {"torch": torch, "nn": torch.nn}
+    asks = {"forward": "False", "backward": "False", place: ask}
     exec(
+        f"def is_parameter(x):\n"
+        f"    return isinstance(x, nn.Parameter)\n"
         f"class Asks(torch.autograd.Function):\n"
         f"    @staticmethod\n"
         f"    def forward(ctx, x):\n"
-        f"        return x * 2 if {ask} else x * 3\n"
+        f"        ctx.save_for_backward(x)\n"
+        f"        return x * 2 if {asks['forward']} else x * 3\n"
         f"    @staticmethod\n"
         f"    def backward(ctx, grad):\n"
-        f"        return grad * 5\n",
+        f"        (x,) = ctx.saved_tensors\n"
+        f"        return grad * 5 if {asks['backward']} else grad * 7\n",
         space,
     )
     asks = space["Asks"]
@@ -900,7 +915,87 @@ def test_a_custom_function_may_ask_whether_it_got_a_parameter(ask, backend) -> N
             assert torch.equal(x.grad, y.grad)
 
 
-# --- globals that are written between a call and its backward ---
+# --- what is written between a call and its backward ---
+
+STATE = {
+    "autocast": (
+        lambda ctx, g: g * (2 if torch.is_autocast_enabled("cpu") else 3),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ),
+    "the default dtype": (
+        lambda ctx, g: g * (2 if torch.get_default_dtype() == torch.float64 else 3),
+        lambda: using_default_dtype(torch.float64),
+    ),
+    "grad mode": (
+        lambda ctx, g: g * (2 if torch.is_grad_enabled() else 3),
+        lambda: torch.no_grad(),
+    ),
+}
+
+
+@contextlib.contextmanager
+def using_default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_backward_asks_for_torchs_state_when_it_runs(name, backend) -> None:
+    backward, enter = STATE[name]
+    custom = make_function(lambda ctx, x: x * 1, backward)
+    w = torch.arange(1.0, 4.0, requires_grad=True)
+
+    def lose(x):
+        return custom.apply(w * x).sum()
+
+    compiled = tripwire.compile(lose, backend=backend)
+    for number in range(4):
+        found = []
+        for call in (compiled, lose):
+            w.grad = None
+            loss = call(torch.arange(3.0) + number)
+            with enter() if number > 1 else contextlib.nullcontext():
+                loss.backward()
+            found.append(w.grad)
+        assert torch.equal(*found), number
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backward_computes_under_the_autocast_of_its_own_time(inside, backend) -> None:
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g.float() @ w.t(), x.t() @ g.float()
+
+    custom = make_function(forward, backward)
+    w = torch.randn(16, 16, requires_grad=True)
+
+    def lose(x):
+        return custom.apply(x.sin(), w).float().pow(2).sum()
+
+    compiled = tripwire.compile(lose, backend=backend)
+    for number in range(4):
+        x = torch.randn(4, 16)
+        found = []
+        for call in (compiled, lose):
+            w.grad = None
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = call(x)
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                loss.backward()
+            found.append(w.grad)
+        torch.testing.assert_close(*found, msg=str(number))
+    assert compiled.statistics().hits >= 2
+
 
 FACTOR, KIND, FLIPS, PART = 2.0, torch.float32, True, slice(0, 2)
 
