@@ -170,6 +170,7 @@ class Tracer:
                 session.leave()
                 if state.shadow is not None:
                     state.shadow.settle(None)
+                _let_go(state)
                 error.__traceback__ = _without_own_frames(error.__traceback__)
             raise
         with TRACE:
@@ -177,11 +178,16 @@ class Tracer:
             try:
                 run = session.freeze(result, torch_state)
             finally:
-                state.values.clear()  # weak references would get in the way of swap_tensors
-                state.reach.holders.uproot()
-                state.shadow = None  # it knows the state: a circle would keep what the run held
+                _let_go(state)
             del session, state, binding, bound  # in here: what they held takes time to die
         return run
+
+
+def _let_go(state: TracingState) -> None:
+    """Hold nothing of the user's: what is in a circle lives until the garbage collector comes."""
+    state.values.clear()  # weak references would get in the way of swap_tensors
+    state.reach.holders.uproot()
+    state.shadow = None  # it knows the state
 
 
 _GONE = "an argument is, or holds, a weak proxy of an object that no longer exists."

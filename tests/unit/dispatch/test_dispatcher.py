@@ -1,12 +1,15 @@
 """A call goes to the entry that holds for it, newest first, or makes a new one."""
 
 import abc
+import contextlib
 import gc
 import linecache
 import threading
+import time
 import types
 import weakref
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -371,6 +374,34 @@ def test_a_model_that_a_global_held_dies_with_the_global(monkeypatch, no_cycles)
     died = weakref.ref(MODEL), weakref.ref(MODEL.weight)
     del globals()["MODEL"]
     assert [ref() for ref in died] == [None, None]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("end", ["raises", "is refused", "returns what can't be built"])
+def test_what_a_call_held_dies_whatever_becomes_of_the_call(end, dynamic, no_cycles) -> None:
+    def call(x):
+        y = x * x.shape[0] * holder.held.scale
+        if end == "raises":
+            raise ValueError
+        if end == "is refused":
+            time.time()
+        return y if end == "is refused" else (i for i in y)
+
+    class Scale:
+        scale = 2.0
+
+    for _ in range(2):  # the first symbols of a process leave a circle behind, in sympy
+        holder = SimpleNamespace(held=Scale())
+        died = weakref.ref(holder.held)
+        compiled = tripwire.compile(call, backend="eager", dynamic=dynamic)
+        for size in (2, 3, 4, 5):
+            with contextlib.suppress(ValueError):
+                compiled(torch.ones(size, 2))
+        holder.held = Scale()
+        with contextlib.suppress(ValueError):
+            compiled(torch.ones(2, 2))
+        found = died()
+    assert found is None
 
 
 def test_a_compiled_function_follows_its_global_to_a_new_model(monkeypatch) -> None:

@@ -9,6 +9,7 @@ that was passed. Only numbers that proved to vary are left open in this way; oth
 from __future__ import annotations
 
 import operator
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class Soundings:
     """Of one run."""
 
     def __init__(self, shadow: Shadow, state: TracingState, opening: Opening) -> None:
-        self._shadow = shadow
+        self._shadow: Shadow = weakref.proxy(shadow)  # which has this
         self._state = state
         self._opening = opening
         self._taken: dict[int, tuple[object, fx.Node, SourceRange]] = {}  # alive
@@ -118,7 +119,7 @@ class Soundings:
 
     def forget(self) -> None:
         """Let go of the run: compiled code may keep this."""
-        del self._state, self._shadow
+        del self._state
 
 
 _ARITHMETIC = frozenset(
