@@ -11,6 +11,9 @@ import torch
 import tripwire
 from tripwire import errors
 
+tell = print  # under another name a compiled call doesn't print it: it is refused
+
+
 KINDS = [
     kind
     for kind in vars(errors).values()
@@ -43,7 +46,7 @@ def test_the_error_of_a_back_end_is_pickled_without_its_graph() -> None:
 
 def test_a_refusal_is_pickled_with_its_place() -> None:
     def f(x):
-        print(x)
+        tell("here")
         return x + 1
 
     with pytest.raises(tripwire.CannotTrace) as caught:
@@ -61,12 +64,12 @@ def test_a_refusal_raised_ends_with_its_slug_behind_the_sentence_or_below_the_li
     with pytest.raises(tripwire.CannotTrace, match=r"Return the [^\n]*\. \[returns-nothing\]$"):
         tripwire.trace(give_nothing)
 
-    def tell(x):
-        print("here")
+    def loud(x):
+        tell("here")
         return x * 2
 
-    compiled = tripwire.compile(tell, backend="eager", fullgraph=True)
-    with pytest.raises(tripwire.CannotTrace, match=r'\n    print\("here"\)\n \[prints\]$'):
+    compiled = tripwire.compile(loud, backend="eager", fullgraph=True)
+    with pytest.raises(tripwire.CannotTrace, match=r'\n    tell\("here"\)\n \[prints\]$'):
         compiled(torch.ones(2))
 
 

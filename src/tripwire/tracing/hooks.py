@@ -31,7 +31,7 @@ from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, versio
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing import pythonhooks
+from tripwire.tracing import outside, pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
 from tripwire.tracing.bodies import (
     OF_CLASSES,
@@ -62,7 +62,7 @@ from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
 
 # What a hook calls in the library is what the user called.
-FILES = frozenset({__file__, pythonhooks.__file__})
+FILES = frozenset({__file__, pythonhooks.__file__, outside.__file__})
 
 
 @contextmanager
@@ -600,4 +600,4 @@ PATCHES = (
 _OF_TORCH = Patches(lambda: PATCHES)
 # Recording makes tens of objects where the run makes one, and most of them stay. 36 layers: a trace
 # takes a median of 384 → 275 ms, a compiled first call 908 → 564; a hundred times is no faster.
-_OF_PYTHON = Patches(lambda: (*pythonhooks.PATCHES, RarerCollections(10)))
+_OF_PYTHON = Patches(lambda: (*pythonhooks.PATCHES, *outside.PATCHES, RarerCollections(10)))

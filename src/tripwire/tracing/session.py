@@ -42,6 +42,7 @@ from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.open.draws import Advance
+from tripwire.tracing.outside import Outside
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
 from tripwire.tracing.state import (
@@ -88,6 +89,7 @@ class Session:
         self.bound = bound
         self.expressions = expressions
         self.complete = complete
+        state.outside = Outside() if complete else None
         self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
         self.codes: list[CodeType] = []
         self.adopted: set[int] = set()  # those of them that may run out of sight, by identity
@@ -211,6 +213,8 @@ class Session:
             with hooks.installed(self), numbers, observer, recording(self.state) as self.recorder:
                 self.state.reach.reader.start()
                 result = run_user(fn, args, kwargs)
+                if self.state.outside is not None and self.state.refusal is None:
+                    self.state.outside.close_rest(shadow)
             self.state.reach.reader.stop()
             CURRENT.tracing = False
         except BaseException:
@@ -353,7 +357,9 @@ class Session:
             risks = [] if state.shadow is None else state.shadow.formulas.list_risks()
             self._risks = tuple((planner.plan(risk), type(risk.value)) for risk in risks)
             if effects is not None:
-                steps = (*effects.steps, *self._plan_marks(planner), *self._plan_draws())
+                said = self._plan_said(planner)
+                marks = self._plan_marks(planner)
+                steps = (*effects.steps, *marks, *self._plan_draws(), *said)
                 effects = replace(effects, steps=steps)
         except Unbuildable as error:
             raise Refused(
@@ -490,6 +496,10 @@ class Session:
     def _plan_draws(self) -> list[EffectStep]:
         drawn = {} if self.state.shadow is None else self.state.shadow.drawn
         return [Advance(tuple(drawn.values()))] if drawn else []
+
+    def _plan_said(self, planner: Planner) -> list[EffectStep]:
+        outside = self.state.outside
+        return [] if outside is None else list(outside.plan(planner, self.state.reach.find_source))
 
     def _check_tables(self) -> None:
         filled = self.state.reach.find_filled()

@@ -57,6 +57,7 @@ from tripwire.values.contents import own_dict
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
+    from tripwire.tracing.outside import Outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class TracingState:
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
         self.shadow: Shadow | None = None  # where something is open
+        self.outside: Outside | None = None  # what it prints and logs, where that is repeated
         self.refusal: Refusal | None = None
         self.raised = 0  # the identity of the last exception that a torch call raised by itself
         self.target: object = None  # what is traced

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +38,9 @@ class Ledger(Protocol):
 
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
+
+    def show(self, number: OpenInt | OpenFloat, form: str, frame: FrameType) -> None:
+        """A frame formats the number: that closes it, unless only a printed text gets it."""
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -358,6 +363,13 @@ def _closing(name: str) -> Callable[..., Any]:
     return method
 
 
+def _format(self: Any, form: str) -> str:
+    ledger: Ledger = self.ledger
+    if ledger.is_live():
+        ledger.show(self, form, sys._getframe(1))
+    return format(self.value, form)
+
+
 def _complete(cls: Any, base: type, arithmetic: str) -> None:
     """Give an open number every method of int or float."""
     for name in arithmetic.split():
@@ -374,6 +386,7 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     for name, function in _ROUNDINGS.items():
         setattr(cls, name, _rounding(function, name))
     cls.__bool__ = _is_true
+    cls.__format__ = _format
     kept = {*vars(cls), *_OF_EVERY_OBJECT}
     for name in {
         *dir(base),
@@ -494,6 +507,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
         items = [map_leaves(item, change) for item in value]
         if is_namedtuple(type(value)):
             return type(value)(*items)
+        if is_exactly(value, torch.Size) and all(is_exactly(item, int) for item in items):
+            return torch.Size(items)
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {key: map_leaves(item, change) for key, item in value.items()}

@@ -13,6 +13,9 @@ import tripwire
 from tripwire import telemetry
 from tripwire.writes.sentry import IS_COMPILED
 
+tell = print  # under another name a compiled call doesn't print it: it is refused
+
+
 X = torch.arange(4.0)
 
 
@@ -132,7 +135,7 @@ def test_an_explanation_says_where_compile_time_went() -> None:
 
 def test_an_explanation_groups_refusals_with_the_users_line(capsys) -> None:
     def loud(x):
-        print("loud")
+        tell("loud")
         return x * 2
 
     compiled = tripwire.compile(loud)
@@ -141,7 +144,7 @@ def test_an_explanation_groups_refusals_with_the_users_line(capsys) -> None:
     (refusal,) = tripwire.explain(compiled).refusals
     assert (refusal.slug, refusal.count) == ("prints", 3)
     assert refusal.place.endswith(f"test_explain.py:{loud.__code__.co_firstlineno + 1}")
-    assert refusal.text == 'print("loud")'
+    assert refusal.text == 'tell("loud")'
 
 
 def test_an_explanation_is_plain_data_text_and_html() -> None:
@@ -175,7 +178,7 @@ def test_a_plain_callable_is_previewed_by_one_run() -> None:
 
 
 def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:
-    found = tripwire.preview(lambda x: print("hello"), X)
+    found = tripwire.preview(lambda x: tell("hello"), X)
     assert found.refusal.slug == "prints"
     assert "would run as plain Python" in str(found)
     assert found.data()["refusal"]["slug"] == "prints"
@@ -256,10 +259,10 @@ def test_a_compile_leaves_its_graph_guards_wires_and_reads_in_the_log(tmp_path) 
 
 def test_a_refusal_is_in_the_log_with_its_line(tmp_path, capsys) -> None:
     with telemetry.logging_to(str(tmp_path)):
-        tripwire.compile(lambda x: (print(1), x)[1])(X)
+        tripwire.compile(lambda x: (tell("1"), x)[1])(X)
     (refused,) = events_of(tmp_path, "refusal")
     assert refused.slug == "prints"
-    assert "print(1)" in refused.excerpt
+    assert 'tell("1")' in refused.excerpt
 
 
 def test_metrics_of_a_compile_have_its_sizes(caplog) -> None:

@@ -11,6 +11,9 @@ from torch import nn
 import tripwire
 from tripwire import env
 
+tell = print  # under another name a compiled call doesn't print it: it is refused
+
+
 BACKENDS = ["eager", "aot_eager"]
 
 
@@ -513,7 +516,7 @@ def make_penalized(penalize):
             penalty = (penalize(net(x).sum(), x).norm() - 1).pow(2)
             net.zero_grad()
             penalty.backward()
-            print(end="")
+            tell("")
             return penalty.detach(), [p.grad for p in net.parameters() if p.grad is not None]
 
         return (step,)
@@ -546,7 +549,7 @@ def test_the_code_says_so_where_a_call_was_refused_before() -> None:
         net.requires_grad_(False)
 
         def step(x):
-            print(end="")
+            tell("")
             x = x.clone().requires_grad_()
             (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
             return torch.autograd.grad(slope.norm(), x)[0]

@@ -18,6 +18,9 @@ from torch import nn
 
 import tripwire
 
+tell = print  # under another name a compiled call doesn't print it: it is refused
+
+
 pytestmark = pytest.mark.usefixtures("sentry")
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -25,7 +28,7 @@ CALLS = []
 
 
 def printing(x):
-    print("hello")
+    tell("hello")
     return x + 1
 
 
@@ -67,7 +70,7 @@ class Noisy(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        print("between")
+        tell("between")
         return self.second(x)
 
 
@@ -100,7 +103,7 @@ def test_fullgraph_raises_with_line_and_slug() -> None:
     assert caught.value.slug == "prints"
     line = printing.__code__.co_firstlineno + 1
     assert f"{__file__}:{line}: " in str(caught.value)
-    assert 'print("hello")' in str(caught.value)
+    assert 'tell("hello")' in str(caught.value)
 
 
 def test_fullgraph_raises_on_every_call() -> None:
@@ -126,7 +129,7 @@ def test_a_refused_callable_stays_plain_after_a_few_calls() -> None:
 def test_another_form_of_call_is_tried_on_its_own() -> None:
     def maybe_print(x, loud=False):
         if loud:
-            print("loud")
+            tell("loud")
         return x + 1
 
     compiled = tripwire.compile(maybe_print)
@@ -220,7 +223,7 @@ def test_code_that_prints_on_its_first_call_is_compiled_later(capsys) -> None:
     def greet(x):
         if not met:
             met.append(1)
-            print("hello")
+            tell("hello")
         return x + 1
 
     compiled = tripwire.compile(greet)
@@ -356,7 +359,7 @@ def test_user_code_runs_once_when_it_is_refused() -> None:
 
     def noisy(x):
         ran.append(1)
-        print("hello")
+        tell("hello")
         return x + 1
 
     compiled = tripwire.compile(noisy)
@@ -370,7 +373,7 @@ def test_user_code_runs_once_when_a_refusal_is_raised() -> None:
 
     def noisy(x):
         ran.append(1)
-        print("hello")
+        tell("hello")
         return x + 1
 
     with pytest.raises(tripwire.CannotTrace):
@@ -637,7 +640,7 @@ def test_c_functions_that_are_handed_to_c_code_are_judged(handed, slug) -> None:
 def test_an_impure_function_that_is_named_and_not_called_is_no_reason() -> None:
     def f(x, loud=False):
         if loud:
-            print("loud" if x is None else "louder")
+            tell("loud" if x is None else "louder")
         return x + 1
 
     compiled = tripwire.compile(f, fullgraph=True)

@@ -33,6 +33,9 @@ from tripwire.tracing import hooks, observe
 from tripwire.tracing.state import TracingState
 from tripwire.writes import subscriptions
 
+tell = print  # under another name a compiled call doesn't print it: it is refused
+
+
 X = torch.arange(6.0).reshape(2, 3)
 
 
@@ -607,7 +610,7 @@ def test_weights_that_are_swapped_in_many_traces_are_waited_for(
 
 def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Clock) -> None:
     def prints(x: torch.Tensor) -> torch.Tensor:
-        print("hello")
+        tell("hello")
         return x + 1
 
     compiled = tripwire.compile(prints, backend="eager")
@@ -627,7 +630,7 @@ def test_a_callable_that_was_refused_is_compiled_once_the_reason_is_gone(
 
     def prints(x: torch.Tensor) -> torch.Tensor:
         if Box.verbose:
-            print("hello")
+            tell("hello")
         return x + 1
 
     compiled: Any = tripwire.compile(prints, backend="eager")
@@ -651,7 +654,7 @@ def test_a_callable_that_was_refused_is_compiled_once_the_reason_is_gone(
 def test_entries_are_used_while_other_calls_of_their_form_rest(capsys: Any) -> None:
     def prints(x: torch.Tensor, loud: bool) -> torch.Tensor:
         if loud:
-            print("hello")
+            tell("hello")
         return x + 1
 
     compiled: Any = tripwire.compile(prints, backend="eager")

@@ -96,6 +96,7 @@ class Shadow:
         self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
         self._told = 0  # conditions that the environment had when it was last looked at
         self._handed_out: list[weakref.ref[Any]] = []
+        self._at: SourceRange | None = None  # where something happened that is told later
         self._asked: set[int] = set()  # numbers out of tensors that were closed
         self.fixed: set[Place] = set()  # floats that the run left open, and its compiler didn't
         self.draws = opening.draws  # whether numbers out of Python's generator are open,
@@ -435,8 +436,22 @@ class Shadow:
             self.decisions.append(decision)
             self.symbols.note_closed(needed, str(decision))
 
+    def show(self, number: OpenInt | OpenFloat, form: str, frame: FrameType) -> None:
+        """A frame formats the number."""
+        outside = self._state.outside
+        if outside is None or not outside.wait(self._state, number, form, frame):
+            self.close(number, "format()")
+
+    def close_at(self, number: OpenInt | OpenFloat, by: str, where: SourceRange) -> None:
+        """The same as `close`, for what happened earlier."""
+        self._at = where
+        try:
+            self.close(number, by)
+        finally:
+            self._at = None
+
     def _where(self) -> SourceRange:
-        return self._state.capture_range(2)
+        return self._at or self._state.capture_range(2)
 
     # --- what Python asks a tensor ---
 

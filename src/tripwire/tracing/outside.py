@@ -1,0 +1,421 @@
+"""Outside: what a run prints and logs, compiled calls print and log again.
+
+Nothing in a call depends on what `print` or a logger does. So a compiled call does all of it at its
+end, in order, with its own numbers and tensors, and through whatever stream and handlers there
+are by then. What is printed must be the same at the end as it was when it was printed: plain
+values, open numbers, tensors that aren't written afterwards, and containers of these, which are
+copied. Anything else is refused as before.
+
+An f-string would close the open numbers in it. It doesn't, if its text goes nowhere but into such
+a call: then the text is made anew on each call. Bytecode says where it goes; until the call comes,
+the number waits.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tripwire.ranges import SourceRange
+from tripwire.reading.effects import EffectStep
+from tripwire.reading.structure import Building, ConstantPlan, PartPlan, Planner
+from tripwire.reading.tensors import PLAIN_TENSORS, version_of
+from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.tracing.state import CURRENT, TracingState
+from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.identity import PLAIN
+from tripwire.values.numbers import OpenFloat, OpenInt, close_values, is_open
+from tripwire.writes.patches import Patch
+
+if TYPE_CHECKING:
+    from tripwire.tracing.open.shadow import Shadow
+
+
+class _Unsayable(Exception):
+    """Something among the arguments that may not be the same at the end of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An f-string with open numbers in it, each with its format."""
+
+    pieces: tuple[str | tuple[OpenInt | OpenFloat, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A call that is made again at the end of each call."""
+
+    function: Callable[..., object]
+    owner: logging.Logger | None  # its first argument, as itself
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[tuple[torch.Tensor, int | None], ...]  # with their versions at the time
+    where: SourceRange
+
+
+@dataclass(frozen=True, slots=True)
+class Say(EffectStep):
+    """The same, as a step of an entry."""
+
+    function: Callable[..., object]
+    args: tuple[PartPlan, ...]
+    kwargs: tuple[tuple[str, PartPlan], ...]
+
+    def apply(self, building: Building) -> None:
+        args = [arg.build(building) for arg in self.args]
+        self.function(*args, **{name: arg.build(building) for name, arg in self.kwargs})
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan(PartPlan):
+    """The text of an f-string, with this call's numbers."""
+
+    pieces: tuple[str | tuple[PartPlan, str], ...]
+
+    def build(self, building: Building) -> object:
+        return "".join(
+            piece if isinstance(piece, str) else format(piece[0].build(building), piece[1])
+            for piece in self.pieces
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """An open number in an f-string whose text goes into a call that hasn't come yet."""
+
+    frame: FrameType
+    at: int  # where the number is formatted
+    call: _Texts
+    number: OpenInt | OpenFloat
+    form: str
+    text: str
+    where: SourceRange
+
+
+class Outside:
+    """What one run says to the outside."""
+
+    def __init__(self) -> None:
+        self._said: list[Said] = []
+        self._waiting: list[_Waiting] = []
+
+    def say(
+        self,
+        state: TracingState,
+        function: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+        owner: logging.Logger | None = None,
+    ) -> bool:
+        """Make such a call, and note it; False where nothing was done: it can't be made again."""
+        where = state.capture_range(2)
+        tensors: dict[int, torch.Tensor] = {}
+        with state.aside():
+            try:
+                copied = _copy((self._find_texts(frame, args), kwargs), tensors)
+            except _Unsayable:
+                return False
+            versions = tuple((tensor, version_of(tensor)) for tensor in tensors.values())
+            before = state.inner.look()
+            first = () if owner is None else (owner,)
+            function(*first, *close_values(args), **close_values(kwargs))
+            is_apart = state.inner.is_as(before)
+        if is_apart:
+            given, named = copied
+            self._said.append(Said(function, owner, given, named, versions, where))
+        else:
+            state.refuse(Refusal("prints", _STREAM_WRITES, where))
+        return True
+
+    def plan(self, planner: Planner, find_source: Callable[[object], object]) -> Iterator[Say]:
+        """The steps that say it again. Raises Refused."""
+
+        def plan(value: Any) -> PartPlan:
+            if not isinstance(value, Template):
+                return planner.plan(value)
+            return TextPlan(
+                tuple(
+                    piece if isinstance(piece, str) else (planner.plan(piece[0]), piece[1])
+                    for piece in value.pieces
+                )
+            )
+
+        for said in self._said:
+            if any(version_of(tensor) != version for tensor, version in said.tensors):
+                raise Refused("prints", _WRITTEN_LATER, said.where)
+            args = list(map(plan, said.args))
+            if said.owner is not None:
+                # One that nothing leads to is the only one of its name.
+                is_reached = find_source(said.owner) is not None
+                first = planner.plan(said.owner) if is_reached else ConstantPlan(said.owner)
+                args.insert(0, first)
+            kwargs = tuple((name, plan(value)) for name, value in said.kwargs.items())
+            yield Say(said.function, tuple(args), kwargs)
+
+    # --- f-strings ---
+
+    def wait(
+        self, state: TracingState, number: OpenInt | OpenFloat, form: str, frame: FrameType
+    ) -> bool:
+        """Whether a number that is formatted stays open: its text goes into a call."""
+        at = frame.f_lasti
+        for call in _find_calls(frame.f_code):
+            if any(at in text for text in call.texts):
+                text, where = format(number.value, form), state.capture_range(3)
+                self._waiting.append(_Waiting(frame, at, call, number, form, text, where))
+                return True
+        return False
+
+    def close_rest(self, shadow: Shadow | None) -> None:
+        """Numbers whose text went elsewhere are closed."""
+        if shadow is not None:
+            for waiting in self._waiting:
+                shadow.close_at(waiting.number, "format()", waiting.where)
+        self._waiting.clear()
+
+    def _find_texts(self, frame: FrameType, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of the call that a frame makes now, with f-strings taken apart."""
+        here = {w.at: w for w in self._waiting if w.frame is frame and w.call.is_at(frame.f_lasti)}
+        texts = {pieces for waiting in here.values() for pieces in waiting.call.texts}
+        found = list(args)
+        for pieces in texts:
+            matches = [(i, _take_apart(arg, pieces, here)) for i, arg in enumerate(args)]
+            matched = [(i, text) for i, text in matches if text is not None]
+            if len(matched) == 1:
+                ((index, found[index]),) = matched
+                done = {id(here[at]) for at in pieces if at in here}
+                self._waiting = [w for w in self._waiting if id(w) not in done]
+        return tuple(found)
+
+
+_STREAM_WRITES = (
+    "printing or logging runs code of a stream or a handler that writes to what the function "
+    "reads. Print outside the traced function."
+)
+_WRITTEN_LATER = (
+    "a tensor is printed or logged here and written afterwards, and compiled code prints at the "
+    "end of the call. Print a copy: `print(x.clone())`."
+)
+
+
+_CONSTANTS = (torch.dtype, torch.device, Template)
+
+
+def _copy(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """A value as it is now; tensors are noted. Raises _Unsayable."""
+    if is_open(value) or id(type(value)) in PLAIN or is_exactly(value, *_CONSTANTS):
+        return value
+    if isinstance(value, torch.Tensor):
+        # Compiled code has another `grad_fn`, which would be printed.
+        if id(type(value)) not in PLAIN_TENSORS or value.grad_fn is not None:
+            raise _Unsayable
+        if version_of(value) is None:
+            raise _Unsayable
+        tensors[id(value)] = value
+        return value
+    if is_exactly(value, tuple, list, torch.Size):
+        return type(value)([_copy(one, tensors) for one in value])
+    if is_exactly(value, dict):
+        return {_copy(key, tensors): _copy(one, tensors) for key, one in value.items()}
+    raise _Unsayable
+
+
+# --- where the text of an f-string goes ---
+
+_Pieces = tuple[str | int | None, ...]  # a text, where something is formatted, or anything
+_SAFE = re.compile("LOAD_|BINARY_|COMPARE_OP|STORE_FAST|POP_TOP|BUILD_|KW_NAMES|PUSH_NULL|UNARY_")
+_NOTHING = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The texts that are arguments of a call, and go nowhere else."""
+
+    start: int  # the place of the call
+    stop: int  # of the next instruction
+    texts: tuple[_Pieces, ...]
+
+    def is_at(self, place: int) -> bool:
+        """Whether a frame that is at a place makes this call: CPython may point behind it."""
+        return self.start <= place < self.stop
+
+
+@functools.lru_cache(maxsize=64)
+def _find_calls(code: CodeType) -> tuple[_Texts, ...]:
+    """The calls of a code that get formatted texts.
+
+    Follows what is on the stack. After a jump, or an instruction that may copy, nothing is known.
+    """
+    calls: list[_Texts] = []
+    stack: list[_Pieces] = []
+
+    def pop(count: int) -> list[_Pieces]:
+        missing = [_ANYTHING] * (count - len(stack))
+        taken = [*missing, *stack[len(stack) - min(count, len(stack)) :]]
+        del stack[len(stack) - min(count, len(stack)) :]
+        return taken
+
+    steps = list(dis.get_instructions(code))
+    ends = [*(step.offset for step in steps[1:]), len(code.co_code)]
+    for step, end in zip(steps, ends, strict=True):
+        name, count = step.opname, step.arg or 0
+        if step.is_jump_target:
+            stack.clear()
+        if name in _NOTHING:
+            continue
+        if name == "LOAD_CONST":
+            stack.append((step.argval,) if isinstance(step.argval, str) else _ANYTHING)
+        elif name in ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"):
+            has_form = name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and count & 4)
+            pop(2 if has_form else 1)
+            stack.append((step.offset,))
+        elif name == "BUILD_STRING":
+            stack.append(tuple(piece for text in pop(count) for piece in text))
+        elif name in ("CALL", "CALL_KW"):
+            pop(name == "CALL_KW")
+            texts = tuple(text for text in pop(count) if any(is_exactly(p, int) for p in text))
+            if texts:
+                calls.append(_Texts(step.offset, end, texts))
+            pop(2)
+            stack.append(_ANYTHING)
+        else:
+            if not _SAFE.match(name):
+                stack[:] = [_ANYTHING] * len(stack)
+            effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+            pop(max(-effect, 0))
+            if effect <= 0 and stack:
+                stack[-1] = _ANYTHING
+            stack += [_ANYTHING] * max(effect, 0)
+    return tuple(calls)
+
+
+_ANYTHING: _Pieces = (None,)
+
+
+def _take_apart(text: object, pieces: _Pieces, here: dict[int, _Waiting]) -> Template | None:
+    """An f-string's text with its numbers; None where it isn't this one, or may be read twice."""
+    if not isinstance(text, str):
+        return None
+    formatted = [piece for piece in pieces if not isinstance(piece, str)]
+    found = []
+    for anything in ("(.*?)", "(.*)"):
+        pattern = "".join(
+            re.escape(piece)
+            if isinstance(piece, str)
+            else f"({re.escape(here[piece].text)})"
+            if piece in here
+            else anything
+            for piece in pieces
+        )
+        match = re.fullmatch(pattern, text, re.DOTALL)
+        if match is None:
+            return None
+        spans = zip(formatted, match.regs[1:], strict=True)
+        found.append([(here[piece], *span) for piece, span in spans if piece in here])
+    if found[0] != found[1]:
+        return None
+    parts: list[str | tuple[OpenInt | OpenFloat, str]] = []
+    end = 0
+    for waiting, start, stop in found[0]:
+        parts += (text[end:start], (waiting.number, waiting.form))
+        end = stop
+    return Template((*parts, text[end:]))
+
+
+# --- print ---
+
+
+def _wrap_print(plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def print_observed(*args: Any, **kwargs: Any) -> None:
+        state = CURRENT.state
+        if state is not None and state.outside is not None and state.refusal is None:
+            if state.outside.say(state, plain, args, kwargs, sys._getframe(1)):
+                return
+        if state is not None and state.observer is not None:
+            state.observer.judge(sys._getframe(1), plain)
+        plain(*args, **kwargs)
+
+    return print_observed
+
+
+# --- loggers ---
+
+
+def _wrap_log(plain: Callable[..., object]) -> Callable[..., object]:
+    def log_observed(
+        self: logging.Logger,
+        level: int,
+        msg: object,
+        args: Any,
+        exc_info: Any = None,
+        extra: Any = None,
+        stack_info: bool = False,
+        stacklevel: int = 1,
+    ) -> None:
+        state = CURRENT.state
+        is_plain = not (exc_info or extra or stack_info) and _is_known(self)
+        outside = None if state is None or state.refusal is not None else state.outside
+        caller = _find_caller(stacklevel) if outside is not None and is_plain else None
+        if caller is not None:
+            assert state is not None
+            assert outside is not None
+            log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+            if outside.say(state, log, (msg, args), {}, caller, self):
+                return
+        # Our frames are between the logger and its caller.
+        plain(self, level, msg, args, exc_info, extra, stack_info, stacklevel + 2)
+
+    return log_observed
+
+
+def _is_known(logger: logging.Logger) -> bool:
+    """Whether it is the only logger of its name."""
+    return logging.getLogger(logger.name) is logger
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A message of a logger, from the line that logged it first."""
+
+    level: int
+    file: str
+    line: int
+    function: str
+
+    def __call__(self, logger: logging.Logger, message: object, args: Any) -> None:
+        where = self.file, self.line
+        record = logger.makeRecord(
+            logger.name, self.level, *where, message, args, None, self.function
+        )
+        logger.handle(record)
+
+
+def _find_caller(stacklevel: int) -> FrameType | None:
+    """The frame that logs, as `Logger.findCaller` has it."""
+    frame: FrameType | None = sys._getframe(3)  # past this one, the hook and its detour
+    while frame is not None:
+        if frame.f_code.co_filename != logging._srcfile:
+            stacklevel -= 1
+            if stacklevel <= 0:
+                return frame
+        frame = frame.f_back
+    return None
+
+
+PATCHES = (
+    Patch(builtins, "print", _wrap_print),
+    Patch(logging.Logger, "_log", _wrap_log),
+)
