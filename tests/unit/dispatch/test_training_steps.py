@@ -177,7 +177,7 @@ def test_a_training_step_runs_compiled(step, optimizer, backend) -> None:
     check(step, OPTIMIZERS[optimizer], backend)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "AdamW"])
 def test_a_training_step_runs_compiled_behind_inductor(optimizer) -> None:
     check(clipped, OPTIMIZERS[optimizer], "inductor")
 
