@@ -7,7 +7,7 @@ BUILT := .venv/.built
 BESIDE := --jobs=2 --keep-going $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 # Folders of tests that have a process of their own, the longest first. All others share one. In a
 # process that has fewer tests, collections of garbage have less to look through.
-ALONE := dispatch recording tracing laws backends property telemetry writes auditing training models channels integrations
+ALONE := dispatch recording laws backends property training models telemetry auditing writes channels tracing integrations
 # What `make quick` runs in two processes; and files that it leaves out.
 core := $(addprefix tests/unit/,dispatch channels validity values)
 around := $(filter-out $(core) %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) tests/unit/test_ground.py

@@ -45,16 +45,15 @@ _PACKAGE = Path(__file__).parents[2] / "src" / "tripwire"
 class _Points(ast.NodeTransformer):
     """Puts a call before every statement of every function."""
 
-    def __init__(self, file: str, entries_only: bool) -> None:
+    def __init__(self, file: str) -> None:
         self._file = file
-        self._entries_only = entries_only
         self._depth = self._cleaning = 0
 
     def _visit_function(self, node: Any) -> Any:
         self._depth += 1
         self.generic_visit(node)
         self._depth -= 1
-        node.body = self._with_points(node.body, first_only=self._entries_only)
+        node.body = self._with_points(node.body)
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
@@ -72,7 +71,7 @@ class _Points(ast.NodeTransformer):
         return self._add_points(node)
 
     def _add_points(self, node: ast.AST) -> ast.AST:
-        if self._depth and not self._entries_only and not _is_function(node):
+        if self._depth and not _is_function(node):
             for field in ("body", "orelse", "finalbody"):
                 block = getattr(node, field, None)
                 if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
@@ -80,9 +79,7 @@ class _Points(ast.NodeTransformer):
                     setattr(node, field, self._with_points(block, cleans=cleans))
         return node
 
-    def _with_points(
-        self, block: list[ast.stmt], *, first_only: bool = False, cleans: bool = False
-    ) -> list[ast.stmt]:
+    def _with_points(self, block: list[ast.stmt], *, cleans: bool = False) -> list[ast.stmt]:
         """A block with points. Python interrupts where a function begins or a call ends: never
         in a `finally` before its first call.
         """
@@ -95,7 +92,7 @@ class _Points(ast.NodeTransformer):
                 statement.value, ast.Constant
             )
             declared = isinstance(statement, (ast.Global, ast.Nonlocal))
-            if not (docstring or declared or (first_only and len(found) > 0)):
+            if not (docstring or declared):
                 found.append(self._point(statement))
             found.append(statement)
         return found
@@ -129,12 +126,10 @@ def _calls(statement: ast.stmt) -> bool:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    entries_only = False
-
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path))
-        tree = _Points(str(Path(path).relative_to(_PACKAGE)), self.entries_only).visit(tree)
+        tree = _Points(str(Path(path).relative_to(_PACKAGE))).visit(tree)
         return compile(tree, path, "exec", dont_inherit=True)
 
 
@@ -154,7 +149,7 @@ def put_points_into_guards() -> None:
 
     @functools.cache  # scenes are alike, and so are their guards
     def compile_with_points(source: str, name: str, mode: str) -> CodeType:
-        tree = _Points(name, _Loader.entries_only).visit(ast.parse(source))
+        tree = _Points(name).visit(ast.parse(source))
         return compile(tree, name, mode, dont_inherit=True)
 
     for module in (guards, table):
@@ -607,7 +602,6 @@ def count_alive() -> Counter[str]:
 def read_plans() -> list[argparse.Namespace]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scene", choices=SCENES, default="calls")
-    parser.add_argument("--entries-only", action="store_true", help="points where functions begin")
     parser.add_argument("--share", type=float, default=1.0, help="of all points, by chance")
     parser.add_argument("--part", default="1/1", help="k/n: of all points, every nth from the kth")
     parser.add_argument("--seed", type=int, default=0)
@@ -621,8 +615,8 @@ def read_plans() -> list[argparse.Namespace]:
         else:
             groups[-1].append(argument)
     plans = [parser.parse_args(group) for group in groups]
-    if len({(plan.entries_only, plan.interrupts > 0) for plan in plans}) > 1:
-        parser.error("plans of one process have the same points")
+    if len({plan.interrupts > 0 for plan in plans}) > 1:
+        parser.error("plans of one process have points, or none")
     return plans
 
 
@@ -633,7 +627,6 @@ def main() -> int:
     os.environ["TRIPWIRE_RECORD_CHECK"] = "0"
     switch = _Switch()
     if not plans[0].interrupts:
-        _Loader.entries_only = plans[0].entries_only
         sys.meta_path.insert(0, _Finder)
         put_points_into_guards()
     import torch._dynamo

@@ -13,25 +13,22 @@ from typing import Any
 import pytest
 
 # By name: more visits than this, and the options of faultpoints.py. A start takes longer than most
-# plans do: those with the same points are followed by one process.
-AT_STATEMENTS = {
-    "anywhere": (40, "--share=0.02"),
-    "in the observer": (20, "--only=tracing/observe.py", "--share=0.2"),
+# plans do: all are followed by one process.
+PLANS = {
+    "anywhere": (40, "--share=0.01"),
+    "in the observer": (10, "--only=tracing/observe.py", "--share=0.1"),
     "around a call that may be recorded": (
         5,
         "--scene=records",
         "--only=recording/capture/failures.py",
         "--share=0.3",
     ),
-    "while an object is watched": (25, "--scene=watch", "--share=0.1"),
+    "while a failing call is recorded": (5, "--scene=records", "--share=0.002"),
+    "while an object is watched": (15, "--scene=watch", "--share=0.06"),
     "in guards": (20, "--only=<tripwire guards>", "--both"),
     "in a back end": (7, "--scene=backend", "--only=back end: ", "--both"),
-    "around a back end": (5, "--scene=backend", "--only=backends/", "--share=0.1"),
+    "around a back end": (5, "--scene=backend", "--only=backends/", "--share=0.03"),
     "while events are logged": (10, "--scene=log", "--only=telemetry/log.py", "--share=0.2"),
-}
-WHERE_FUNCTIONS_BEGIN = {
-    "anywhere": (30, "--entries-only", "--share=0.15"),
-    "while a failing call is recorded": (10, "--entries-only", "--scene=records", "--share=0.05"),
 }
 Figures = dict[str, Any]
 
@@ -58,29 +55,15 @@ def check(figures: Figures) -> None:
 
 
 @pytest.fixture(scope="module")
-def at_statements() -> dict[str, Figures]:
-    found = visit(*(options for _, *options in AT_STATEMENTS.values()))
-    return dict(zip(AT_STATEMENTS, found, strict=True))
+def figures() -> dict[str, Figures]:
+    found = visit(*(options for _, *options in PLANS.values()))
+    return dict(zip(PLANS, found, strict=True))
 
 
-@pytest.fixture(scope="module")
-def where_functions_begin() -> dict[str, Figures]:
-    found = visit(*(options for _, *options in WHERE_FUNCTIONS_BEGIN.values()))
-    return dict(zip(WHERE_FUNCTIONS_BEGIN, found, strict=True))
-
-
-@pytest.mark.parametrize("where", AT_STATEMENTS)
-def test_faults_at_statements_leave_the_process_as_it_was(where, at_statements) -> None:
-    check(at_statements[where])
-    assert at_statements[where]["visited"] > AT_STATEMENTS[where][0]
-
-
-@pytest.mark.parametrize("where", WHERE_FUNCTIONS_BEGIN)
-def test_faults_where_functions_begin_leave_the_process_as_it_was(
-    where, where_functions_begin
-) -> None:
-    check(where_functions_begin[where])
-    assert where_functions_begin[where]["visited"] > WHERE_FUNCTIONS_BEGIN[where][0]
+@pytest.mark.parametrize("where", PLANS)
+def test_faults_at_statements_leave_the_process_as_it_was(where, figures) -> None:
+    check(figures[where])
+    assert figures[where]["visited"] > PLANS[where][0]
 
 
 @pytest.mark.slow  # no seed makes a moment come again

@@ -814,8 +814,18 @@ _CHANGING = (
 )
 
 
-@pytest.mark.parametrize("name", USED_THEN_WRITTEN)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        pytest.param(
+            *(backend, name),
+            marks=[pytest.mark.slow]
+            * (backend == "inductor" and name not in ("whole", "as state")),
+        )
+        for backend in ("eager", "aot_eager", "inductor")
+        for name in USED_THEN_WRITTEN
+    ],
+)
 def test_a_backward_has_what_an_input_was(backend, name) -> None:
     program = f"{_CHANGED}def call(x, y):\n    {USED_THEN_WRITTEN[name]}\n    return t\n"
     check(Scenario(program, _CHANGING, backend))

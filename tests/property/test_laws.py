@@ -19,7 +19,7 @@ from property.twins import Call, Difference, Do, Figures, Scenario, check, check
 
 from tripwire.dispatch.dispatcher import Dispatcher
 
-STEPS = 800  # of each seed
+STEPS = 500  # of each seed
 FIXED = 2026
 FRESH = int(os.environ.get("LAWS_SEED") or random.randrange(10**6))
 COMPILED = 0.4  # at least: a machine that tests refusals tests nothing. 51 to 67 were seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -376,7 +378,7 @@ def test_tensors_made_of_numbers_that_are_in_tensors(fn, backend) -> None:
 
 
 # Those whose kernels are quickly compiled.
-_QUICK = (leaf, leaf_made_of_another, leaf_that_is_used, parameter)
+_QUICK = (leaf, parameter)
 
 
 def _leaf_and_backend(fn, backend):
@@ -463,8 +465,11 @@ UNFORMED = [
 ]
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "inductor"])
-@pytest.mark.parametrize("make", UNFORMED)
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [*itertools.product(UNFORMED, BACKENDS), (Experts, "inductor")]
+    + [pytest.param(make, "inductor", marks=pytest.mark.slow) for make in UNFORMED[1:]],
+)
 def test_calls_whose_form_no_fake_tensor_tells(make, backend) -> None:
     compiled = check_like_plain(make, [(matrix,), (matrix,), (holes,), (matrix,)], backend)
     assert slugs_of(compiled) == ([] if backend == "eager" else ["graph-cut"])

@@ -171,10 +171,13 @@ def test_dropout_without_any_gives_its_argument(backend) -> None:
         compiled(x, 1.5)
 
 
+_SLOW = ["full", "alpha", "tensor of a list", "label_smoothing", "layer_norm"]
+_SLOW += ["batch_norm that runs", "group_norm of images"]
+
+
 @pytest.mark.parametrize(
     "name",
-    ["clamp", "full", "two places", "alpha", "tensor of a list", "label_smoothing", "layer_norm"]
-    + ["batch_norm that runs", "group_norm of images"],
+    ["clamp", "two places", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)],
 )
 def test_a_float_stays_open_behind_inductor(name) -> None:
     check(USES[name], "inductor")

@@ -16,28 +16,16 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 import tripwire
-from tripwire.dispatch import dispatcher, patience
+from tripwire.dispatch import dispatcher
 from tripwire.dispatch.patience import ALL_SOURCES, HITS_THAT_PAY, SHARE
 
 BACKENDS = ["eager", "aot_eager"]
 KEPT = 32  # entries, by default
 
 
-class Clock:
-    """One that stands still, but for traces: each takes a second."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(patience, "now", clock)
-    monkeypatch.setattr(dispatcher, "now", clock)
+def clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """It stands still, but for traces: each takes a second."""
     begin = dispatcher.Pipeline.begin
 
     def begin_slowly(*args: Any) -> Any:
@@ -134,7 +122,7 @@ def test_a_warm_up_over_many_kinds_in_order_gives_each_its_entry(count: int, dyn
     assert after.hits - before.hits == count
 
 
-def test_of_more_kinds_than_are_kept_some_hit_all_the_time(clock: Clock) -> None:
+def test_of_more_kinds_than_are_kept_some_hit_all_the_time(clock: Any) -> None:
     compiled: Any = tripwire.compile(lambda x: x + 1, dynamic=False, backend="eager", cache_size=8)
     for _ in range(20):
         for n in range(1, 17):
@@ -371,7 +359,7 @@ def test_one_message_says_what_keeps_changing(
     assert re.search(told, record.message), record.message
 
 
-def test_what_keeps_changing_is_right_and_rarely_traced(clock: Clock) -> None:
+def test_what_keeps_changing_is_right_and_rarely_traced(clock: Any) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     for n in range(400):
         Box.scale = float(n)
@@ -379,7 +367,7 @@ def test_what_keeps_changing_is_right_and_rarely_traced(clock: Clock) -> None:
     assert KEPT <= compiled.statistics().traces <= KEPT + 10
 
 
-def test_many_sources_that_change_in_turn_cost_no_more_than_a_few_caches(clock: Clock) -> None:
+def test_many_sources_that_change_in_turn_cost_no_more_than_a_few_caches(clock: Any) -> None:
     class Many:
         pass
 
@@ -397,7 +385,7 @@ def test_many_sources_that_change_in_turn_cost_no_more_than_a_few_caches(clock: 
     assert compiled.statistics().traces <= (ALL_SOURCES + 1) * 4 + 10
 
 
-def test_a_call_that_an_entry_fits_hits_while_others_run_plainly(clock: Clock) -> None:
+def test_a_call_that_an_entry_fits_hits_while_others_run_plainly(clock: Any) -> None:
     compiled: Any = tripwire.compile(lambda x: x * 2, dynamic=False, backend="eager", cache_size=8)
     for n in range(1, 40):
         compiled(of(n))
@@ -409,7 +397,7 @@ def test_a_call_that_an_entry_fits_hits_while_others_run_plainly(clock: Clock) -
     assert after.traces == before.traces < 20
 
 
-def test_it_compiles_again_once_time_has_passed(clock: Clock) -> None:
+def test_it_compiles_again_once_time_has_passed(clock: Any) -> None:
     backend = Counting()
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend=backend)
     for n in range(500):
@@ -427,7 +415,7 @@ def test_it_compiles_again_once_time_has_passed(clock: Clock) -> None:
     assert backend.compiled == 3
 
 
-def test_another_source_is_trusted_while_one_keeps_changing(clock: Clock) -> None:
+def test_another_source_is_trusted_while_one_keeps_changing(clock: Any) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     churn(compiled, 200, set_scale)
     Box.scale = 20.5  # an entry has that
@@ -440,7 +428,7 @@ def test_another_source_is_trusted_while_one_keeps_changing(clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("calls", [1, 5])
-def test_many_hits_long_ago_pay_for_few_traces(calls: int, clock: Clock) -> None:
+def test_many_hits_long_ago_pay_for_few_traces(calls: int, clock: Any) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager")
     Box.scale = -1.0
     for _ in range(5000):
@@ -452,7 +440,7 @@ def test_many_hits_long_ago_pay_for_few_traces(calls: int, clock: Clock) -> None
     assert compiled.statistics().traces < 2 * KEPT
 
 
-def test_entries_that_are_used_pay_for_more(clock: Clock) -> None:
+def test_entries_that_are_used_pay_for_more(clock: Any) -> None:
     compiled: Any = tripwire.compile(scaled, dynamic=False, backend="eager", cache_size=4)
     for n in range(60):
         Box.scale = n + 0.5

@@ -258,9 +258,15 @@ TELLING = [
 TELLING += [_as_duration, _as_decimal, _as_exponent, _as_limit, _as_sample, _as_seed]
 
 
-@pytest.mark.parametrize("tell", TELLING)
 @pytest.mark.parametrize(
-    ("backend", "dynamic"), [("eager", None), ("eager", True), ("aot_eager", None)]
+    ("tell", "backend", "dynamic"),
+    [(tell, "eager", dynamic) for tell in TELLING for dynamic in (None, True)]
+    + [(tell, "aot_eager", None) for tell in (_as_float, _as_index, _is_int)]
+    + [
+        pytest.param(tell, "aot_eager", None, marks=pytest.mark.slow)
+        for tell in TELLING
+        if tell not in (_as_float, _as_index, _is_int)
+    ],
 )
 def test_a_function_that_could_tell_open_numbers_gets_plain_ones(tell, backend, dynamic) -> None:
     def branch(x, n):

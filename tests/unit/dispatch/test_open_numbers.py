@@ -165,7 +165,7 @@ def test_a_place_is_told_with_the_user_s_line() -> None:
     assert all(one.startswith(f"decided at test_open_numbers.py:{line}: s") for one in decided)
 
 
-@pytest.mark.parametrize("name", ["attention", "graphs"])
+@pytest.mark.parametrize("name", [pytest.param("attention", marks=pytest.mark.slow), "graphs"])
 def test_inductor_compiles_open_sizes(name) -> None:
     fn, calls = SIZED[name]
     compiled = tripwire.compile(fn, fullgraph=True, backend="inductor")

@@ -152,7 +152,13 @@ def test_numbers_out_of_tensors_run_compiled_code(name, backend) -> None:
     assert statistics.hits == CALLS - statistics.traces
 
 
-@pytest.mark.parametrize("name", ["a scale", "a list", "a branch", "a power"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a branch",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("a scale", "a list", "a power")),
+    ],
+)
 def test_inductor_compiles_numbers_out_of_tensors(name) -> None:
     statistics = play(MAKERS[name], "inductor", calls=6)
     assert statistics.hits >= 3
@@ -426,7 +432,12 @@ def test_float_and_int_of_tensors_run_compiled_code(name, backend) -> None:
 
 @needs_c
 @pytest.mark.parametrize(
-    "name", ["keep history", "take floats", "take ints", "compute perplexity", "take of kinds"]
+    "name",
+    ["keep history", "take of kinds"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("take floats", "take ints", "compute perplexity")
+    ],
 )
 def test_inductor_compiles_float_and_int_of_tensors(name) -> None:
     statistics = check_cast(name, "inductor", 6)

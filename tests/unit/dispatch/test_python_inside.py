@@ -6,6 +6,7 @@ never sees what a compiled call writes only afterwards.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -95,30 +96,50 @@ PLACES = [
 ]
 
 
-def run(place, use, backend):
-    """Losses and gradients of six training steps, in which both numbers vary."""
+def play(make, change, show, backend):
+    """What six calls of a step return, each with what is to be shown after it."""
     torch.manual_seed(0)
-    cfg, w = SimpleNamespace(k=1.5, n=2), torch.ones(3, requires_grad=True)
-    lose = place(cfg, w, use)
-
-    def step(x):
-        w.grad = None
-        loss = lose(x)
-        loss.backward()
-        return loss.detach() * cfg.k * cfg.n
-
+    cfg, w = SimpleNamespace(k=1.5, n=2, total=1.0), torch.ones(3, requires_grad=True)
+    step = make(cfg, w)
     call = step if backend is None else tripwire.compile(step, backend=backend)
     found = []
     for number in range(6):
-        if number > 1:
-            cfg.k, cfg.n = cfg.k + 0.5, cfg.n + 1
-        found.append((call(torch.randn(3)), w.grad.clone(), w.detach().clone()))
+        change(cfg, number)
+        found.append((call(torch.randn(3)), *show(cfg, w)))
     return found, call
 
 
-@pytest.mark.parametrize("backend", BACKENDS[:2])
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("place", PLACES)
+def run(place, use, backend):
+    """Losses and gradients of training steps, in which both numbers vary."""
+
+    def make(cfg, w):
+        lose = place(cfg, w, use)
+
+        def step(x):
+            w.grad = None
+            loss = lose(x)
+            loss.backward()
+            return loss.detach() * cfg.k * cfg.n
+
+        return step
+
+    def change(cfg, number):
+        if number > 1:
+            cfg.k, cfg.n = cfg.k + 0.5, cfg.n + 1
+
+    return play(make, change, lambda cfg, w: (w.grad.clone(), w.detach().clone()), backend)
+
+
+def _combine(place, use, backend):
+    """Behind AOTAutograd each place and each use once; all of the others are slow."""
+    is_slow = backend == "aot_eager" and place is not in_a_hook and use != "divided"
+    return pytest.param(place, use, backend, marks=pytest.mark.slow if is_slow else ())
+
+
+@pytest.mark.parametrize(
+    ("place", "use", "backend"),
+    [_combine(*one) for one in itertools.product(PLACES, USES, BACKENDS[:2])],
+)
 def test_code_inside_a_call_gets_plain_numbers(place, use, backend) -> None:
     expected, _ = run(place, USES[use], None)
     got, call = run(place, USES[use], backend)
@@ -242,23 +263,24 @@ SHARING = [
 ]
 
 
-def run_sharing(share, backend, take_gradients):
-    torch.manual_seed(0)
-    cfg, w = SimpleNamespace(k=1.5, total=1.0), torch.ones(3, requires_grad=True)
-    prepare, lose = share(cfg, w)
+def run_sharing(share, take_gradients, backend):
+    """Gradients, and what the step and the code inside it count."""
 
-    def step(x):
-        w.grad = None
-        prepare(x)
-        gradient = take_gradients(lose(x), w)
-        return gradient * cfg.total
+    def make(cfg, w):
+        prepare, lose = share(cfg, w)
 
-    call = step if backend is None else tripwire.compile(step, backend=backend)
-    found = []
-    for number in range(6):
+        def step(x):
+            w.grad = None
+            prepare(x)
+            gradient = take_gradients(lose(x), w)
+            return gradient * cfg.total
+
+        return step
+
+    def change(cfg, number):
         cfg.k += number % 2
-        found.append((call(torch.randn(3)), cfg.total, getattr(cfg, "calls", None)))
-    return found
+
+    return play(make, change, lambda cfg, w: (cfg.total, getattr(cfg, "calls", None)), backend)[0]
 
 
 def by_backward(loss, w):
@@ -276,8 +298,8 @@ def by_grad(loss, w):
 def test_what_code_inside_a_call_shares_with_the_run_is_never_stale(
     share, take_gradients, backend
 ) -> None:
-    expected = run_sharing(share, None, take_gradients)
-    check_same(expected, run_sharing(share, backend, take_gradients))
+    expected = run_sharing(share, take_gradients, None)
+    check_same(expected, run_sharing(share, take_gradients, backend))
 
 
 def test_a_check_doesnt_run_an_operator_in_python_twice() -> None:

@@ -1,6 +1,7 @@
 """A whole training step in one function: zero_grad, forward, backward, step."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -170,14 +171,22 @@ def check(step, optimizer, backend, traces=3, **options):
     assert statistics.traces <= traces
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("step", STEPS)
+def _combine(step, optimizer, backend):
+    """Behind AOTAutograd each step and each optimizer once; all of the others are slow."""
+    is_slow = backend == "aot_eager" and step is not zero_before and optimizer != "AdamW"
+    marks = pytest.mark.slow if is_slow else ()
+    return pytest.param(step, optimizer, backend, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("step", "optimizer", "backend"),
+    [_combine(*one) for one in itertools.product(STEPS, OPTIMIZERS, BACKENDS)],
+)
 def test_a_training_step_runs_compiled(step, optimizer, backend) -> None:
     check(step, OPTIMIZERS[optimizer], backend)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "AdamW"])
 def test_a_training_step_runs_compiled_behind_inductor(optimizer) -> None:
     check(clipped, OPTIMIZERS[optimizer], "inductor")
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tripwire
 from tripwire.backends import dynamo
-from tripwire.dispatch import dispatcher, patience, telling
+from tripwire.dispatch import telling
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.patience import FIRST_REST, LONGEST_MOMENT, REFUSALS_ALLOWED
 from tripwire.dispatch.pipeline import UNUSED_ALLOWED
@@ -57,22 +57,6 @@ class Net(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(patience, "now", clock)
-    monkeypatch.setattr(dispatcher, "now", clock)
-    return clock
 
 
 class Gate:
@@ -591,7 +575,7 @@ def test_weights_that_somebody_keeps_bring_their_code_back() -> None:
 
 
 def test_weights_that_are_swapped_in_many_traces_are_waited_for(
-    swaps_in_runs: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+    swaps_in_runs: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     net = Net()
     compiled = tripwire.compile(net, backend="eager")
@@ -608,7 +592,7 @@ def test_weights_that_are_swapped_in_many_traces_are_waited_for(
     assert "for a moment, then it is tried again" in record.message
 
 
-def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Clock) -> None:
+def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Any) -> None:
     def prints(x: torch.Tensor) -> torch.Tensor:
         tell("hello")
         return x + 1
@@ -623,7 +607,7 @@ def test_explain_says_when_a_refused_call_is_tried_again(capsys: Any, clock: Clo
 
 
 def test_a_callable_that_was_refused_is_compiled_once_the_reason_is_gone(
-    capsys: Any, clock: Clock
+    capsys: Any, clock: Any
 ) -> None:
     class Box:
         verbose = True

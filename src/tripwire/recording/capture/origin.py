@@ -322,21 +322,28 @@ def find_patches(met: Iterable[object]) -> list[Patch]:
 
 
 def _find_foreign(space: Any) -> list[tuple[str, object]]:
+    """The user's functions in a namespace: most have none, and 100,000 names are looked at."""
+    found = {
+        id(value): value
+        for value in list(space.values())
+        if type(value) is types.FunctionType and value.__code__.co_filename not in _of_libraries
+    }
     return [
         (key, value)
-        for key, value in list(space.items())
-        if type(value) is types.FunctionType and type(key) is str and _is_users(value.__code__)
+        for key, value in (list(space.items()) if found else ())
+        if id(value) in found and type(key) is str and _is_users_file(value.__code__.co_filename)
     ]
 
 
-def _is_users(code: types.CodeType) -> bool:
-    return _is_users_file(code.co_filename)
+_of_libraries: set[str] = set()  # files that were asked about
 
 
-@functools.cache
 def _is_users_file(name: str) -> bool:
     """Whether a function was written by the user: libraries make theirs from text, too."""
-    return not name.startswith("<") and not is_installed_file(name)
+    if name.startswith("<") or is_installed_file(name):
+        _of_libraries.add(name)
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import marshal
 import os
 import tokenize
 import zipimport
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import CodeType
@@ -61,28 +61,21 @@ class SourceFile:
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
-        self._parents: dict[ast.AST, ast.AST] = {}
-        self._starts: dict[int, list[_Definition]] = {}
-        tree = _parse("".join(lines))
-        self._imports = _imported_names(tree)
-        for parent in ast.walk(tree) if tree is not None else ():
-            for child in ast.iter_child_nodes(parent):
-                self._parents[child] = parent
-                if isinstance(child, _Definition):
-                    self._starts.setdefault(_first_line(child), []).append(child)
+        self._tree = _parse("".join(lines))
+        self._imports = _imported_names(self._tree)
 
     def find(self, code: CodeType) -> Segment | None:
         """The segment that gives this code; None if none does."""
         found = [
-            node
-            for node in self._starts.get(code.co_firstlineno, ())
+            (node, around)
+            for node, around in _definitions_at(self._tree, code.co_firstlineno)
             if _name_of(node) == code.co_name and self._gives(node, code)
         ]
         if len(found) > 1:  # lambdas in one line that do the same: columns tell them apart
             columns = list(code.co_positions())
-            exact = [node for node in found if self._columns(node, code) == columns]
+            exact = [one for one in found if self._columns(one[0], code) == columns]
             found = exact or found
-        return self._segment(found[0]) if found else None
+        return self._segment(*found[0]) if found else None
 
     def _compile_like(self, node: _Definition, code: CodeType) -> CodeType | None:
         return compile_definition(
@@ -104,15 +97,12 @@ class SourceFile:
         made = self._compile_like(node, code)
         return list(made.co_positions()) if made is not None else []
 
-    def _segment(self, node: _Definition) -> Segment | None:
+    def _segment(self, node: _Definition, around: tuple[ast.stmt, ...]) -> Segment | None:
         place = node.lineno, node.col_offset
-        around: ast.AST | None = node
-        while around is not None:
-            if isinstance(around, ast.stmt):
-                first, last = _first_line(around), around.end_lineno or around.lineno
-                if find_definition(self.lines[first - 1 : last], first, place) is not None:
-                    return Segment(first, last, place)
-            around = self._parents.get(around)
+        for statement in reversed(around):
+            first, last = _lines_of(statement)
+            if find_definition(self.lines[first - 1 : last], first, place) is not None:
+                return Segment(first, last, place)
         return None
 
 
@@ -140,6 +130,30 @@ def _first_line(node: ast.stmt | ast.Lambda) -> int:
     """The line where Python says that it begins: decorators count."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min(node.lineno, *(one.lineno for one in decorators), node.lineno)
+
+
+def _lines_of(statement: ast.stmt) -> tuple[int, int]:
+    return _first_line(statement), statement.end_lineno or statement.lineno
+
+
+def _definitions_at(
+    tree: ast.Module | None, line: int
+) -> Iterator[tuple[_Definition, tuple[ast.stmt, ...]]]:
+    """What begins in a line, each with the statements around it, the outermost first.
+
+    Only statements that have the line in them are looked into. A walk through all of a file takes
+    as long as reading it does.
+    """
+    waiting: list[tuple[ast.AST, tuple[ast.stmt, ...]]] = [(tree, ())] if tree is not None else []
+    for node, around in waiting:
+        if isinstance(node, ast.stmt):
+            first, last = _lines_of(node)
+            if not first <= line <= last:
+                continue
+            around = (*around, node)
+        if isinstance(node, _Definition) and _first_line(node) == line:
+            yield node, around
+        waiting += [(child, around) for child in ast.iter_child_nodes(node)]
 
 
 def _name_of(node: _Definition) -> str:
