@@ -752,6 +752,21 @@ def drawn_decisions(compile: Compile) -> Iterator[Any]:
 
 
 @values
+def mixup(compile: Compile) -> Iterator[Any]:
+    net = build_mlp()
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        share = random.betavariate(0.4, 0.4)
+        logits = net(share * x + (1 - share) * x.flip(0))
+        losses = [functional.cross_entropy(logits, one) for one in (y, y.flip(0))]
+        return share * losses[0] + (1 - share) * losses[1]
+
+    fast = compile(run)
+    for _ in range(16):
+        yield fast(torch.randn(6, 8), torch.randint(0, 4, (6,))), random.getstate()[1][-1]
+
+
+@values
 def early_exits(compile: Compile) -> Iterator[Any]:
     layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
 
@@ -894,6 +909,41 @@ def cache_by_hand(compile: Compile) -> Iterator[Any]:
         for turn in range(64):
             y, past = fast(torch.randn(1, 5 if turn == 0 else 1, 8), past)
             yield y, past[0].shape
+
+
+@caches
+def caches_of_layers(compile: Compile) -> Iterator[Any]:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.position = nn.Embedding(30, 16), nn.Embedding(64, 16)
+            self.layers = nn.ModuleList(nn.Linear(16, 48) for _ in range(2))
+            self.head = nn.Linear(16, 30)
+
+        def forward(self, tokens: torch.Tensor, past: Any = None) -> Any:
+            B, T = tokens.shape
+            P = 0 if past is None else past[0][0].shape[2]
+            x = self.embed(tokens) + self.position(torch.arange(P, P + T))
+            mask = torch.ones(T, P + T, dtype=torch.bool).tril(P)
+            present = []
+            for number, layer in enumerate(self.layers):
+                q, k, v = (t.view(B, T, 2, 8).transpose(1, 2) for t in layer(x).chunk(3, -1))
+                if past is not None:
+                    k, v = torch.cat([past[number][0], k], 2), torch.cat([past[number][1], v], 2)
+                present.append((k, v))
+                scores = (q @ k.transpose(-1, -2)) / math.sqrt(8)
+                scores = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+                x = x + (scores @ v).transpose(1, 2).reshape(B, T, 16)
+            return self.head(x[:, -1]), present
+
+    fast = compile(Decoder().eval())
+    with torch.no_grad():
+        for length in (5, 7, 3, 9):
+            tokens, past = torch.randint(0, 30, (1, length)), None
+            for _ in range(16):
+                logits, past = fast(tokens, past)
+                tokens = logits.argmax(-1, keepdim=True)
+                yield logits, past[0][0].shape
 
 
 # --- marks and options ---

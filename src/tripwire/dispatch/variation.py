@@ -126,6 +126,7 @@ class Variation:
             return None
         passed = set(binding.expressions(args, kwargs))
         roots = binding.roots(bound, self._namespaces)
+        known = frozenset((*at_once(self._shapes.copy), *at_once(self._numbers.copy)))
         for path, tensor in self._find_tensors(roots):
             self._look_at_marks(path, tensor)
             self._compare(path, tensor)
@@ -165,7 +166,7 @@ class Variation:
             draws=self._draws and self._may_draw and not self._asks_for_types,
             whole=self._whole,
             tuples=not self._compares_identity,
-            known=frozenset((*self._shapes, *self._numbers)),
+            known=known,
             everything=bool(self._dynamic) and not self._asks_for_types,
             sizes=frozenset(self._sizes),
             ranges=dict(at_once(self._ranges.items)),

@@ -179,6 +179,31 @@ def test_tensors_that_a_list_carries_grow_in_compiled_code(backend) -> None:
     assert compiled.statistics().traces <= 3
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("held", ["tuple", "list", "dict", "argument"])
+def test_what_a_call_is_first_passed_has_the_sizes_open_that_are_known_to_vary(
+    held, backend
+) -> None:
+    def attend(x, past, more=None):
+        k, v = (past, more) if held == "argument" else past.values() if held == "dict" else past
+        k, v = torch.cat([k.mT, x], 1), torch.cat([v.mT, x], 1)
+        return (x @ k.mT).softmax(-1) @ v
+
+    def decode(x, past, more=None):
+        return x * 2 if past is None else attend(x, past, more)
+
+    compiled = tripwire.compile(decode, backend=backend)
+    for length in (5, 7, 4, 6):
+        given = torch.randn(2, length, 3)
+        check_same(decode(given, None), compiled(given, None))
+        k, v = given.mT, given.mT + 1  # of another form than those that decoding makes
+        past = {"tuple": (k, v), "list": [k, v], "dict": {"k": k, "v": v}, "argument": k}[held]
+        more = (v,) if held == "argument" else ()
+        one = torch.randn(2, 1, 3)
+        check_same(decode(one, past, *more), compiled(one, past, *more))
+    assert compiled.statistics().traces == 3  # the second is for all lengths of what is passed
+
+
 def test_an_element_that_others_replace_is_the_next_calls() -> None:
     held = [torch.zeros(3), torch.ones(3)]
 
