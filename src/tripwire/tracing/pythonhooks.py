@@ -13,6 +13,7 @@ import importlib
 import json
 import operator
 import os
+import random
 import weakref
 from collections.abc import Callable
 from types import BuiltinFunctionType, MethodType, ModuleType
@@ -25,6 +26,7 @@ from tripwire.ranges import is_library_caller
 from tripwire.reading.account import RECORDED
 from tripwire.reading.reader import add_go_between
 from tripwire.rulebook.refusals import Refusal
+from tripwire.tracing.open.draws import AS_A_WHOLE, CAN_DRAW, draw_whole
 from tripwire.tracing.state import (
     CURRENT,
     TracingState,
@@ -129,6 +131,21 @@ def _wrap_json_default(plain: Callable[..., Any]) -> Callable[..., Any]:
     return default
 
 
+def _wrap_draw(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What draws until a number suits it is one draw; see tracing/open/draws.py."""
+
+    @functools.wraps(plain)
+    def drawn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = CURRENT.state
+        if state is not None and state.refusal is None and CAN_DRAW:
+            found = draw_whole(state, self, plain, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        return plain(self, *args, **kwargs)
+
+    return drawn
+
+
 # --- environment variables ------------------------------------------------------------------------
 
 
@@ -195,6 +212,7 @@ PATCHES = (
     *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
     Patch(builtins, "hash", _wrap_hash),
     Patch(json.JSONEncoder, "default", _wrap_json_default),
+    *(Patch(random.Random, name, _wrap_draw) for name in AS_A_WHOLE),
     Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
     Patch(importlib._bootstrap, "_find_and_load", _wrap_loading),
 )

@@ -63,6 +63,25 @@ CASES: dict[str, tuple[str, str, int]] = {
         "    def random(self): return super().random() * 0.5\nOWN = Half(5)",
         18,
     ),
+    "one that suits": ("return x * random.betavariate(0.4, beta=0.4)", "", 18),
+    "some that suit": (
+        "return x * random.gammavariate(2, 1.5) + normalvariate() + random.vonmisesvariate(1, 2)",
+        "from random import normalvariate",
+        18,
+    ),
+    "one by two ways": ("return x * random.triangular(0.5, 2) + random.triangular()", "", 18),
+    "one that leaves a number": ("return x * random.gauss(0, 1)", "", 18),
+    "some that leave numbers": (
+        "for _ in range(3): x = x * random.gauss(1, 0.5)\n    return x * random.random()",
+        "",
+        18,
+    ),
+    "some that suit, of a generator of its own": (
+        "return x * OWN.betavariate(0.4, 1) + OWN.random() + OWN.lognormvariate(0, 1)",
+        "OWN = random.Random(5)",
+        18,
+    ),
+    "one that suits, called by C": ("return x * next(map(random.gauss, [0], [1]))", "", 18),
     "and torch's": ("return x * random.random() + torch.rand(2)", "", 18),
     # What can't be repeated stays as it is: no call hits, and none is wrong.
     "a float that is spelled": (
@@ -76,7 +95,29 @@ CASES: dict[str, tuple[str, str, int]] = {
         0,
     ),
     "called by C": ("return x * next(iter(random.random, 2.0))", "", 0),
-    "gauss, which leaves a number": ("return x * random.gauss(0, 1)", "", 0),
+    "one that suits, made by the call": ("return x * random.Random(5).gauss(0, 1)", "", 0),
+    "one that suits, and is spelled": (
+        "TOLD.append(str(random.betavariate(2, 3)))\n    return x * W",
+        "TOLD = []",
+        0,
+    ),
+    "one that leaves a number in a generator of its own": (
+        "return x * OWN.gauss(0, 1)",
+        "OWN = random.Random(5)",
+        0,
+    ),
+    "one that leaves a number in a generator that is named": (
+        "return x * PYTHONS.gauss(0, 1)",
+        "PYTHONS = random._inst",
+        0,
+    ),
+    "one that suits, of a custom function": (
+        "return Noisy.apply(x * random.random())",
+        "class Noisy(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x): return x * random.gauss(0, 1)\n"
+        "    @staticmethod\n    def backward(ctx, g): return g",
+        0,
+    ),
     "seeded by the call": ("random.seed(3)\n    return x * random.random()", "", 0),
     "set back by the call": (
         "s = random.getstate()\n    x = x * random.random()\n    random.setstate(s)\n    return x",
