@@ -355,6 +355,14 @@ def contrastive_with_a_smaller_last_batch(compile: Compile) -> Iterator[Any]:
             yield [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
+@sizes
+def noise_out_of_a_generator(compile: Compile) -> Iterator[Any]:
+    lin, generator = nn.Linear(8, 8), torch.Generator().manual_seed(3)
+    fast = compile(lambda x: lin(x + torch.randn(x.shape, generator=generator)))
+    for length in LENGTHS:
+        yield fast(torch.randn(length, 8)), generator.get_state()
+
+
 # --- offsets ---
 
 

@@ -38,6 +38,7 @@ from tripwire.rulebook.rules import (
     Call,
     Target,
     find_out_of_place,
+    words,
 )
 from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import (
@@ -67,6 +68,8 @@ _SPELLABLE = ids_of(
     *(torch.layout, torch.memory_format, range),
 )
 _PART = Call("call_function", operator.getitem, "getitem")
+# Beside a generator, even if it is None, these take no symbolic sizes, which compilers have.
+_OF_SIZES = words("rand randn randint randperm")
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -80,6 +83,8 @@ def build_arguments(
     where: Callable[[], SourceRange],
 ) -> Arguments:
     """A call's arguments as a graph spells them. Raises Refused."""
+    if "generator" in kwargs and kwargs["generator"] is None and rule.name in _OF_SIZES:
+        kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     if rule.name == "deepcopy":
         args = args[:1]
     converted: list[Any] = []

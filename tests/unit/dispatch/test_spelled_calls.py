@@ -196,3 +196,47 @@ def test_sequences_that_cannot_be_padded_together_raise_as_in_plain_python(backe
             call(given)
         errors.append(str(error.value).partition("\n")[0])
     assert errors[0] == errors[1]
+
+
+DRAWING = {
+    "randn": lambda x, g: x + torch.randn(x.shape, generator=g),
+    "rand": lambda x, g: x * torch.rand(x.shape[0], 3, generator=g),
+    "randint": lambda x, g: x + torch.randint(0, 9, (len(x), 3), generator=g),
+    "randperm": lambda x, g: x[torch.randperm(x.size(0), generator=g)],
+    "normal": lambda x, g: x + torch.normal(0.0, 1.0, x.shape, generator=g),
+    "in place": lambda x, g: x + torch.empty_like(x).uniform_(0, 1, generator=g),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_generator_that_a_call_draws_from_leaves_sizes_open(name, own, backend) -> None:
+    lin = torch.nn.Linear(3, 3)
+
+    def run(generator):
+        return lambda x: DRAWING[name](lin(x).relu(), generator)
+
+    def make():
+        return torch.Generator().manual_seed(5) if own else None
+
+    (plain, expected), (compiled, found) = [
+        (function(run(generator)), generator)
+        for generator, function in (
+            (make(), lambda function: function),
+            (make(), lambda function: tripwire.compile(function, backend=backend)),
+        )
+    ]
+    for turn, length in enumerate((5, 9, 12, 7, 3, 8)):
+        x = torch.randn(length, 3)
+        results = []
+        for function in (plain, compiled):
+            torch.manual_seed(turn)
+            lin.zero_grad()
+            result = function(x)
+            result.sum().backward()
+            results.append((result, lin.weight.grad.clone(), torch.get_rng_state()))
+        check_same(*results)
+    if own:
+        assert torch.equal(expected.get_state(), found.get_state())
+    assert compiled.statistics().traces == 2

@@ -201,6 +201,8 @@ class Fakes:
         self, func: Callable[..., Any], args: Any, kwargs: Any, *, in_place: bool
     ) -> list[Any] | str:
         """What a call gives for fakes; or why torch can't tell without the values."""
+        if "generator" in kwargs:  # torch takes no symbolic sizes beside one, even if it is None
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
         key = None if in_place else self._key(func, args, kwargs)
         found = None if key is None else self._memo.get(key)
         if found is None:
