@@ -340,6 +340,19 @@ def batches_in_ordered_dicts(compile: Compile) -> Iterator[Any]:
 
 
 @sizes
+def features_in_views_of_dicts(compile: Compile) -> Iterator[Any]:
+    layers = nn.ModuleDict({"image": nn.Linear(8, 4), "text": nn.Linear(6, 4)})
+
+    def fuse(features: Any) -> torch.Tensor:
+        return torch.stack([layers[name](x).mean(0) for name, x in features]).softmax(-1)
+
+    fast = compile(fuse)
+    for turn, length in enumerate(LENGTHS):
+        given = {"image": torch.randn(length, 8), "text": torch.randn(3 + turn % 4, 6)}
+        yield fast(given.items())
+
+
+@sizes
 def contrastive_with_a_smaller_last_batch(compile: Compile) -> Iterator[Any]:
     net, data = nn.Linear(8, 4), torch.randn(44, 8)
 
@@ -690,6 +703,20 @@ def history_of_losses(compile: Compile) -> Iterator[Any]:
     fast = compile(run)
     for _ in range(16):
         yield fast(torch.randn(4, 8)), list(history)
+
+
+@values
+def history_by_its_append(compile: Compile) -> Iterator[Any]:
+    net, history = build_mlp(), []
+
+    def run(x: torch.Tensor, log: Callable[[float], None]) -> torch.Tensor:
+        loss = net(x).square().mean()
+        log(loss.item())
+        return loss
+
+    fast = compile(run)
+    for _ in range(16):
+        yield fast(torch.randn(4, 8), history.append), list(history)
 
 
 @values

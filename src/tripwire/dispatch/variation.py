@@ -29,6 +29,7 @@ from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
 from tripwire.reading.kinds import ABSENT, ElementsKind, ItemsKind, Kind
+from tripwire.reading.meeting import VIEWS, is_containers_method
 from tripwire.reading.reader import SWAPS_AT_ONCE
 from tripwire.reading.sources import (
     Attr,
@@ -56,7 +57,7 @@ from tripwire.values.classes import (
     is_namedtuple,
     isinstance,
 )
-from tripwire.values.contents import at_once, bound_cells, elements_of, own_dict
+from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
@@ -527,6 +528,10 @@ def _find(source: Source | None, roots: Roots) -> object:
 def _find_attribute(owner: Any, name: str) -> object:
     if is_namedtuple(type(owner)) and name in type(owner)._fields:
         return tuple.__getitem__(owner, type(owner)._fields.index(name))
+    if is_exactly(owner, *VIEWS):
+        return dict_behind(owner.mapping) if name == "mapping" else None
+    if is_containers_method(owner):
+        return owner.__self__ if name == "__self__" else None
     spaces: list[Any] = [own_dict(owner) or {}]
     if isinstance(owner, nn.Module):
         spaces += [spaces[0].get(table, {}) for table in ("_buffers", "_modules")]

@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -80,6 +80,7 @@ from tripwire.values.classes import (
     find_in_class,
     hides_own,
     ids_of,
+    is_exactly,
     is_namedtuple,
     isinstance,
     module_of,
@@ -128,6 +129,21 @@ BYTES = (bytearray, array.array)
 _MEMO_TYPE = type(functools.lru_cache(len))
 # What a call must find unchanged itself, not an equal one.
 PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, Enum, _MEMO_TYPE)
+_EMPTY: dict[object, object] = {}
+VIEWS = type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
+
+
+def is_pinned(value: object) -> bool:
+    """Whether a call must find this very object, not an equal one; not so a container's method."""
+    return isinstance(value, PINNED) and not is_containers_method(value)
+
+
+def is_containers_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
+    """`log.append`: each look at it makes another one."""
+    owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+    return isinstance(owner, (list, dict, set, deque))
+
+
 _TABLES = {
     (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES
@@ -294,6 +310,8 @@ class Meeting(ABC):
             self._spelled_by(item, path)
         elif issubclass(cls, types.MappingProxyType):
             yield dict_behind(item), path
+        elif is_exactly(item, *VIEWS):
+            yield dict_behind(item.mapping), Attr(path, "mapping")
         else:
             return False
         return True
@@ -441,7 +459,7 @@ class Meeting(ABC):
             self._is_open = self.hides_names = True
             for key, item in tuple(self._met.items()):
                 del self._met[key]
-                below = key not in self.fresh or isinstance(item, PINNED)
+                below = key not in self.fresh or is_pinned(item)
                 for holder in self._held[key]:
                     self._walk_holder(holder, below)
 

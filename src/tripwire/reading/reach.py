@@ -41,7 +41,7 @@ from tripwire.reading.kinds import (
     NamesKind,
     TableKind,
 )
-from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached
+from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached, is_pinned
 from tripwire.reading.names import find_global_names
 from tripwire.reading.reader import (
     ACCESSORS,
@@ -195,7 +195,7 @@ class Reach(Meeting):
             self._walk_waiting(frozenset({name}))
         below = (
             id(owner) not in self.fresh
-            or isinstance(owner, PINNED)
+            or is_pinned(owner)
             or any(owner is item for item in self.aliases)  # state, whatever passes it as well
         )
         is_whole = name in _TAKE_ALL and isinstance(value, types.BuiltinFunctionType)
@@ -297,7 +297,7 @@ class Reach(Meeting):
             self._alive.append(item)
             if not anchored:
                 self.fresh[id(item)] = path
-            below = anchored or isinstance(item, PINNED)
+            below = anchored or is_pinned(item)
             queue.extend(
                 (v, p, below or isinstance(p.base, TypeOf))  # a class is the same on every call
                 for v, p in self._children(item, path, below)

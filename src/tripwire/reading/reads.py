@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tripwire.env import is_installed_file, is_library_file
+from tripwire.env import is_installed_file, is_library_file, torch_path
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
@@ -37,6 +37,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
+from tripwire.reading.meeting import is_containers_method
 from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
@@ -58,10 +59,11 @@ from tripwire.values.identity import is_library_function
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
 _WHOLE = Use(whole=True)
 _UNUSED = Use()
+_APPENDED = Use(appended=True)
 # Steps that no instruction names: what lies behind them may be used in any way.
 _HIDDEN_STEPS = words(
     "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
-    "fget fset fdel"
+    "fget fset fdel mapping"
 )
 
 
@@ -467,6 +469,8 @@ class ReadSet:
     def _use_at(self, path: Source) -> Use:
         uses = self.uses
         match path:
+            case Attr(owner, "__self__") if self._only_appends(owner):
+                return _APPENDED
             case Attr(_, name):
                 if name in _HIDDEN_STEPS:
                     return _WHOLE
@@ -496,6 +500,16 @@ class ReadSet:
             case _:
                 return _WHOLE
         return uses.steps.get(step, missing)
+
+    def _only_appends(self, path: Source) -> bool:
+        """Whether a container's method is all that is there, and can only add to it."""
+        method, _ = self._reach.object_at.get(id(path), (None, 0))
+        if not (is_containers_method(method) and method.__name__ == "append"):
+            return False
+        if "__self__" in self._computed or "__self__" in self._reach.all_names_read:
+            return False
+        codes = (code for code in self._codes if torch_path(code.co_filename) is None)
+        return not any("__self__" in find_uses(code).attributes for code in codes)
 
     @cached_property
     def _from_the_end(self) -> Use:

@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from keyword import iskeyword
-from types import MappingProxyType, MethodType
+from types import BuiltinMethodType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,7 @@ from tripwire.reading.kinds import (
     Kind,
     plain_key,
 )
-from tripwire.reading.meeting import BYTES, PINNED
+from tripwire.reading.meeting import BYTES, VIEWS, is_pinned
 from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet
@@ -337,7 +337,7 @@ class GuardWriter:
     def _add_object(self, path: str, name: str, value: Any) -> None:
         self.variables[id(value)] = name
         cls = type(value)
-        if isinstance(value, PINNED) or self._is_opaque(value):
+        if is_pinned(value) or self._is_opaque(value):
             self._pin(path, name, value)
             return
         self.check(
@@ -357,6 +357,13 @@ class GuardWriter:
         elif issubclass(cls, weakref.ReferenceType):  # what it leads to, or that it is gone
             found = f"{self.constant(weakref.ref.__call__)}({name})"
             self.add(f"{path}()", found, self._before(value, WEAK).get("()"))
+        elif is_exactly(value, BuiltinMethodType):
+            found = f"{name}.__name__"
+            self.check(f"{path}.__name__", f"{found} == {value.__name__!r}", value.__name__, found)
+            self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+        elif is_exactly(value, *VIEWS):
+            behind = f"{self.constant(dict_behind)}({name}.mapping)"
+            self.add(f"{path}.mapping", behind, dict_behind(value.mapping))
         elif issubclass(cls, MappingProxyType):
             self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
         elif issubclass(cls, functools.partial):
@@ -581,6 +588,7 @@ _PLAIN_BASES: dict[type, Callable[[Any], object]] = {
 _TAKEN_APART = (
     *(tuple, list, dict, set, frozenset, deque, *BYTES, *_PLAIN_BASES),
     *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
+    *(BuiltinMethodType, *VIEWS),
 )
 
 

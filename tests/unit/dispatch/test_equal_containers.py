@@ -517,3 +517,93 @@ def test_a_list_that_a_global_becomes_is_told_from_its_equal(monkeypatch) -> Non
     assert [float(compiled(x)) for _ in range(3)] == [1, 1, 1]
     net.sizes = [1, 2]
     assert [float(compiled(x)) for _ in range(3)] == [0, 0, 0]
+
+
+# --- methods and views of containers: each look at one makes another ---
+
+COUNTED: list[float] = []
+
+
+def add_up(x: torch.Tensor, items: Any) -> torch.Tensor:
+    for name, value in items:
+        x = x * value if name == "b" else x + value
+    return x
+
+
+def hand_out(kind: str, *, every: int = 0, number: bool = False) -> Callable[..., Any]:
+    def make(turn: int, _: Any) -> Any:
+        held: Any = {"a": turn + 1.5 if number else torch.full((3,), turn + 1.0), "b": 2.0}
+        if every and turn % every == 0:
+            held["c"] = 3.0
+        return getattr(held, kind)()
+
+    return make
+
+
+# The function, what it is passed in each turn beside a tensor, and how many traces at most.
+HANDED: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "append": (lambda x, f: (x * 2, f(x.sum().item()))[0], lambda t, log: log.append, 2),
+    "append a tensor": (lambda x, f: (x * 2, f(x))[0], lambda t, log: log.append, 1),
+    "append, called by C": (lambda x, f: (x, list(map(f, [1]))), lambda t, log: log.append, 1),
+    "append to another list": (
+        lambda x, f: (x * 2, f(1.0))[0],
+        lambda t, log: (log if t % 3 else [0.0] * t).append,
+        1,
+    ),
+    "append, in a list": (lambda x, f: (x, f[0](2.0))[0], lambda t, log: [log.append], 1),
+    "append, and look": (lambda x, f: (f(1.0), x * len(f.__self__)), lambda t, log: log.append, 12),
+    "append to what is read": (
+        lambda x, f: (f(1.0), x * len(COUNTED)),
+        lambda t, log: (COUNTED if t % 4 == 3 else log).append,
+        12,
+    ),
+    "handed back": (lambda x, f: (x * 2, f)[1](1.0), lambda t, log: log.append, 1),
+    "get": (lambda x, f: x * f("a"), lambda t, log: {"a": t + 1.5, "b": t}.get, 2),
+    "pop": (lambda x, f: x * f(), lambda t, log: [1.0, t + 0.5].pop, 2),
+    "another method": (
+        lambda x, f: (x * 2, f(5.0))[0],
+        lambda t, log: log.remove if 5.0 in log else log.append,
+        2,
+    ),
+    "items": (add_up, hand_out("items"), 1),
+    "items, more of them": (add_up, hand_out("items", every=3), 2),
+    "numbers": (add_up, hand_out("items", number=True), 2),
+    "values": (lambda x, held: x + sum(held), hand_out("values", every=4), 2),
+    "keys": (lambda x, held: x * len(held) if "c" in held else x, hand_out("keys", every=3), 2),
+    "of other lengths": (
+        lambda x, held: x + sum(one.sum() for one in held),
+        lambda t, log: {"a": torch.ones(2 + t), "b": torch.ones(2 + t)}.values(),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", HANDED)
+def test_methods_and_views_of_containers_are_taken_for_what_they_belong_to(name, backend) -> None:
+    function, hand, traces = HANDED[name]
+    compiled = tripwire.compile(function, backend=backend)
+    seen: dict[Any, list[Any]] = {}
+    for run in (function, compiled):
+        COUNTED.clear()
+        log: list[Any] = []
+        seen[run] = [(run(X + turn, hand(turn, log)), [*log], [*COUNTED]) for turn in range(12)]
+    check_same(seen[function], seen[compiled])
+    assert compiled.statistics().traces <= traces
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_view_of_what_the_call_writes_shows_it(backend) -> None:
+    def run(x: torch.Tensor, held: dict[str, torch.Tensor], values: Any) -> torch.Tensor:
+        held["k"] = held["k"] * 2
+        return x + sum(values)
+
+    compiled = tripwire.compile(run, backend=backend)
+    for turn in range(9):
+        found = []
+        for function in (run, compiled):
+            one, other = {"k": torch.ones(3)}, {"k": torch.full((3,), 5.0)}
+            seen = function(X, one, (one if turn % 3 == 2 else other).values())
+            found.append((seen, one, other))
+        check_same(*found)
+    assert compiled.statistics().traces == 2
