@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -799,6 +800,20 @@ def mixup(compile: Compile) -> Iterator[Any]:
     fast = compile(run)
     for _ in range(16):
         yield fast(torch.randn(6, 8), torch.randint(0, 4, (6,))), random.getstate()[1][-1]
+
+
+@values
+def crops_drawn_by_numpy(compile: Compile) -> Iterator[Any]:
+    lin = nn.Linear(8, 8)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        first = np.random.randint(2, 12)
+        return lin(x[first : first + 4]) * np.random.uniform(0.8, 1.2)
+
+    fast = compile(run)
+    np.random.seed(3)
+    for _ in range(16):
+        yield fast(torch.randn(20, 8)), np.random.get_state()[2]
 
 
 @values

@@ -85,7 +85,7 @@ from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figure
 from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
-from tripwire.rulebook.purity import DRAWS
+from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, contexts_of, restoring_contexts
@@ -238,7 +238,8 @@ class Pipeline:
             if run.refusal.slug == TOLD:
                 self.variation.note_told(run.refusal.where)
                 return Made(run, None)
-            if run.refusal.reason == DRAWS.reason and self.variation.will_draw():
+            is_draw = run.refusal.reason in (DRAWS.reason, NUMPY_DRAWS.reason)
+            if is_draw and self.variation.will_draw():
                 return Made(run, None)
             return self._refuse(run, run.refusal, bool(opening or exchanged))
         has_taken = opening is not None and opening.takes

@@ -71,7 +71,7 @@ from tripwire.reading.sources import (
     has_pytree,
     iter_pytree,
 )
-from tripwire.rulebook.purity import find_impurity
+from tripwire.rulebook.purity import draws_from_numpy, find_impurity
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     SPECIAL,
@@ -200,6 +200,7 @@ class Meeting(ABC):
         self.classes: list[tuple[type, Source]] = []
         self.functions: list[tuple[types.FunctionType, Source]] = []
         self.opaque: list[tuple[object, Source]] = []  # C objects whose state can't be seen
+        self.drawing: list[tuple[object, Source]] = []  # the same, behind functions that draw
         self.fresh: dict[int, Source] = {}  # reached through arguments: id → path
         # Tables of modules that held nothing: whoever fills one changes what the module does.
         self.empty_tables: list[tuple[nn.Module, list[str], Source, bool]] = []
@@ -283,6 +284,9 @@ class Meeting(ABC):
         elif issubclass(cls, PARTED):
             if issubclass(cls, functools.partial):
                 self._judge_held(item.func, item, path)
+            if draws_from_numpy(item):
+                self.drawing.append((item.__self__, path))
+                return True
             is_static = issubclass(cls, staticmethod)  # the class hands out the function itself
             for name, value in parts_of(item):
                 yield value, path if is_static else Attr(path, name)

@@ -504,12 +504,16 @@ class ReadSet:
     def _only_appends(self, path: Source) -> bool:
         """Whether a container's method is all that is there, and can only add to it."""
         method, _ = self._reach.object_at.get(id(path), (None, 0))
-        if not (is_containers_method(method) and method.__name__ == "append"):
-            return False
+        is_append = is_containers_method(method) and method.__name__ == "append"
+        return is_append and not self.looks_behind_methods
+
+    @cached_property
+    def looks_behind_methods(self) -> bool:
+        """Whether what a method belongs to may be asked for; torch's own code asks no user's."""
         if "__self__" in self._computed or "__self__" in self._reach.all_names_read:
-            return False
+            return True
         codes = (code for code in self._codes if torch_path(code.co_filename) is None)
-        return not any("__self__" in find_uses(code).attributes for code in codes)
+        return any("__self__" in find_uses(code).attributes for code in codes)
 
     @cached_property
     def _from_the_end(self) -> Use:

@@ -325,6 +325,7 @@ def _refuse(name: str, why: Refuse) -> Refuse:
 
 
 DRAWS = _refuse("random", _PYTHON_RANDOM)
+NUMPY_DRAWS = _refuse("numpy.random", _NUMPY_RANDOM)
 
 
 def is_draw(callee: Any) -> bool:
@@ -472,21 +473,36 @@ class GlobalGenerators:
 
     def find_draw(self) -> Refuse | None:
         """The refusal, if one of them has moved."""
-        return self.find_numpy_draw() or (DRAWS if self.has_python_moved() else None)
-
-    def has_python_moved(self) -> bool:
-        """Whether Python's has."""
-        return _python_state() != self._python
+        return self.find_numpy_draw() or (DRAWS if _python_state() != self._python else None)
 
     def look_again(self) -> None:
-        """Compare Python's with what it is now."""
-        self._python = _python_state()
+        """Compare them with what they are now."""
+        self._python, self._numpy = _python_state(), _numpy_state()
 
     def find_numpy_draw(self) -> Refuse | None:
         """The refusal, if NumPy's has moved."""
-        if _numpy_state() == self._numpy:
-            return None
-        return _refuse("numpy.random", _NUMPY_RANDOM)
+        return None if _numpy_state() == self._numpy else NUMPY_DRAWS
+
+
+# Functions of `numpy.random` that give a number, unless they are asked for an array.
+OF_NUMPY = (
+    *("rand", "randn", "random", "random_sample", "uniform", "normal", "standard_normal", "beta"),
+    *("gamma", "exponential", "lognormal", "triangular", "randint"),
+)
+
+
+def is_global_generator(value: object) -> bool:
+    """Whether functions of `random`, or of `numpy.random`, draw from it."""
+    python, numpy = sys.modules.get("random"), sys.modules.get("numpy.random")
+    is_pythons = python is not None and value is python._inst
+    return is_pythons or (numpy is not None and value is numpy.mtrand._rand)
+
+
+def draws_from_numpy(value: object) -> bool:
+    """Whether it is one of those functions: all that it does shows in the generator."""
+    if not isinstance(value, MethodType) or not is_global_generator(value.__self__):
+        return False
+    return getattr(value.__func__, "__name__", "") in OF_NUMPY
 
 
 def _python_state() -> object:

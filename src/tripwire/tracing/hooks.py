@@ -600,4 +600,4 @@ PATCHES = (
 _OF_TORCH = Patches(lambda: PATCHES)
 # Recording makes tens of objects where the run makes one, and most of them stay. 36 layers: a trace
 # takes a median of 384 → 275 ms, a compiled first call 908 → 564; a hundred times is no faster.
-_OF_PYTHON = Patches(lambda: (*pythonhooks.PATCHES, *outside.PATCHES, RarerCollections(10)))
+_OF_PYTHON = Patches(lambda: (*pythonhooks.find_patches(), *outside.PATCHES, RarerCollections(10)))

@@ -180,18 +180,18 @@ class Observer:
         self._report(refuse)
 
     def is_unmoved(self) -> bool:
-        """Whether Python's generator is where it was when it was last looked at."""
-        return self._generators is None or not self._generators.has_python_moved()
+        """Whether Python's generator, and NumPy's, are where they were at the last look."""
+        return self._generators is None or self._generators.find_draw() is None
 
     def look_again(self) -> None:
-        """Somebody has drawn from Python's generator, and will again on each call."""
+        """Somebody has drawn from one of them, and will again on each call."""
         if self._generators is not None:
             self._generators.look_again()
 
-    def refuse_draw(self) -> None:
+    def refuse_draw(self, why: Refuse) -> None:
         """A draw that nobody can repeat."""
         if self.watching:
-            self._report(DRAWS)
+            self._report(why)
 
     def forget(self) -> None:
         """Let go of the listener, and of all that it holds."""

@@ -14,10 +14,11 @@ import json
 import operator
 import os
 import random
+import sys
 import weakref
 from collections.abc import Callable
 from types import BuiltinFunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -25,6 +26,7 @@ import torch.utils.checkpoint
 from tripwire.ranges import is_library_caller
 from tripwire.reading.account import RECORDED
 from tripwire.reading.reader import add_go_between
+from tripwire.rulebook.purity import OF_NUMPY, draws_from_numpy
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.open.draws import AS_A_WHOLE, CAN_DRAW, draw_whole
 from tripwire.tracing.state import (
@@ -146,6 +148,13 @@ def _wrap_draw(plain: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
+def _wrap_numpy_draw(plain: Any) -> Callable[..., Any]:
+    """A function of `numpy.random`, which is a method of a generator."""
+    if not draws_from_numpy(plain):
+        return cast("Callable[..., Any]", plain)  # somebody else's
+    return MethodType(_wrap_draw(plain.__func__), plain.__self__)
+
+
 # --- environment variables ------------------------------------------------------------------------
 
 
@@ -205,7 +214,14 @@ def _wrap_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-PATCHES = (
+def find_patches() -> tuple[Patch, ...]:
+    """Those of Python, and of NumPy where it is there."""
+    numpy = sys.modules.get("numpy.random")
+    names = OF_NUMPY if numpy is not None and CAN_DRAW else ()
+    return *_PATCHES, *(Patch(numpy, name, _wrap_numpy_draw) for name in names)
+
+
+_PATCHES = (
     Patch(os._Environ, "__getitem__", _wrap_environment_item),
     Patch(os._Environ, "__iter__", _wrap_environment),
     Patch(os._Environ, "__len__", _wrap_environment),

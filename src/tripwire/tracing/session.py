@@ -455,7 +455,8 @@ class Session:
             )
         for refuse, place in self.state.reach.handed_on:
             raise Refused(refuse.slug, f"{place}: {refuse.reason}")
-        for value, path in self.state.reach.opaque:
+        reach = self.state.reach
+        for value, path in (*reach.opaque, *(reach.drawing if reads.looks_behind_methods else ())):
             if reads.is_read(value, path):
                 raise Refused(
                     "hidden-state",

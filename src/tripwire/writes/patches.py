@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import CO_GENERATOR
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from tripwire.env import find_wrapped, passes_on
@@ -187,8 +187,9 @@ class Patches:
 
 def mark_hook(hook: object, original: object) -> None:
     """Note what a hook of ours stands for while it is in place."""
-    if type(hook) is FunctionType:
-        hook.__dict__[_ORIGINAL] = original
+    function = hook.__func__ if type(hook) is MethodType else hook
+    if type(function) is FunctionType:
+        function.__dict__[_ORIGINAL] = original
 
 
 def unhooked(value: object) -> object:
@@ -201,6 +202,8 @@ def unhooked(value: object) -> object:
         if wrapped is not None and passes_on(value):
             return wrapped
         return value.__dict__.get(_ORIGINAL, value)
+    if type(value) is MethodType and type(value.__func__) is FunctionType:
+        return value.__func__.__dict__.get(_ORIGINAL, value)
     return value
 
 

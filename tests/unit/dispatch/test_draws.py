@@ -306,3 +306,98 @@ def test_the_generators_functions_are_pythons_own_after_a_run() -> None:
         number = random.random()
         assert type(number) is float
         assert type(random.getrandbits(3)) is int
+
+
+# The same of NumPy's: what a program does, between its calls as well, and how many of 20 hit.
+OF_NUMPY: dict[str, tuple[str, str, int]] = {
+    "a decision": ("return x if np.random.rand() < 0.3 else x * W", "", 17),
+    "mixup": ("r = np.random.beta(0.4, b=0.4)\n    return r * x + (1 - r) * x.flip(0), r", "", 18),
+    "factors": ("return x * np.random.uniform(0.8, 1.2) + np.random.random()", "", 18),
+    "some that leave numbers": (
+        "return x * np.random.normal(0, 1) + np.random.randn() * np.random.gamma(2.5)",
+        "",
+        18,
+    ),
+    "an int": ("return x * np.random.randint(2, 9)", "", 18),
+    "a place": ("i = np.random.randint(5)\n    return x.repeat(8)[i : i + 3]", "", 15),
+    "and Python's": ("return x * np.random.rand() + random.random() * np.random.rand()", "", 18),
+    "stored": ("LAST[0] = np.random.rand()\n    return x * W", "", 17),
+    "seeded between calls": (
+        "return x * np.random.normal() if np.random.rand() < 0.5 else x",
+        "np.random.seed(i) if i % 3 == 0 else None",
+        16,
+    ),
+    "drawn from between calls": ("return x * np.random.normal()", "np.random.normal()", 18),
+    "put back between calls": (
+        "return x * np.random.normal()",
+        "np.random.set_state(STATE) if i % 4 == 3 else None",
+        18,
+    ),
+    "exchanged between calls": (
+        "return x * np.random.normal()",
+        "np.random.set_bit_generator(np.random.PCG64(i)) if i == 9 else None",
+        18,
+    ),
+    "replaced between calls": (
+        "return x * np.random.rand()",
+        "np.random.rand = (lambda: 0.25) if i in (10, 11) else REAL",
+        4,
+    ),
+    # What can't be repeated stays as it is.
+    "an array": ("return x * torch.tensor(np.random.rand(2))", "", 0),
+    "an order": ("return x[torch.tensor(np.random.permutation(2))]", "", 0),
+    "by name": ("return x * rand()", "", 0),
+    "seeded by the call": ("np.random.seed(3)\n    return x * np.random.rand()", "", 0),
+    "read by the call": (
+        "s = np.random.get_state()[1][0]\n    return x * np.random.rand() + float(s)",
+        "",
+        0,
+    ),
+    "read behind a function": (
+        "s = np.random.rand.__self__.get_state()[2]\n    return x * np.random.rand() + s",
+        "",
+        0,
+    ),
+    "a float that is spelled": ("TOLD.append(str(np.random.rand()))\n    return x * W", "", 0),
+    "a custom function's": (
+        "return Noisy.apply(x * np.random.rand())",
+        "",
+        0,
+    ),
+}
+NUMPY_TWIN = """
+import random
+import numpy as np
+from numpy.random import rand
+W, LAST, TOLD = torch.tensor([2.0, 3.0]), [0.0], []
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x * np.random.rand()
+    @staticmethod
+    def backward(ctx, g): return g
+
+def call(x):
+    {body}
+
+def go(f, see):
+    np.random.set_bit_generator(np.random.MT19937())
+    np.random.seed(7)
+    random.seed(7)
+    REAL, STATE = np.random.rand, np.random.get_state()
+    try:
+        for i in range(20):
+            {between}
+            see(f(T(i)), LAST, TOLD, np.random.get_state(legacy=False), random.getstate())
+    finally:
+        np.random.rand = REAL
+        np.random.set_bit_generator(np.random.MT19937())
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", OF_NUMPY)
+def test_each_call_draws_what_numpy_draws(case: str, backend: str, tmp_path: Path) -> None:
+    body, between, hits = OF_NUMPY[case]
+    source = NUMPY_TWIN.format(body=body, between=between or "pass")
+    explained = check_twins(source, backend, tmp_path, hits=hits)
+    assert hits or not explained.hits

@@ -24,7 +24,7 @@ X = torch.ones(2, 2)
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    patched = (*hooks.PATCHES, *pythonhooks.PATCHES)
+    patched = (*hooks.PATCHES, *pythonhooks.find_patches())
     before = [vars(p.owner).get(p.name) for p in patched]
     codes = [getattr(value, "__code__", None) for value in before]
     profile = sys.getprofile()

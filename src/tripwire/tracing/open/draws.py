@@ -1,4 +1,4 @@
-"""Draws: numbers out of Python's random generators are open, and drawn again on each call.
+"""Draws: numbers out of Python's random generators, and NumPy's, are open: each call draws them.
 
 Nothing that a call computes decides on the next number of such a generator. So the guard function
 looks ahead: it draws from a copy of the generator, and the generator itself stays where it is.
@@ -8,14 +8,16 @@ drawn nothing.
 
 `random.random()` and `getrandbits` are the two that C has; all other functions of the module draw
 with these. Some draw until a number suits them: that is one draw here (an int below some bound,
-`betavariate`, `gauss`), made by the function itself.
+`betavariate`, `gauss`), made by the function itself. So are numbers out of NumPy's own generator.
 """
 
 from __future__ import annotations
 
 import _random
+import copy
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -24,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 from tripwire.imports import find_native
 from tripwire.reading.effects import EffectStep, refer_to
 from tripwire.reading.structure import Building
-from tripwire.rulebook.purity import DRAWS
+from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS, is_global_generator
 from tripwire.rulebook.refusals import Refused
-from tripwire.values.classes import is_exactly
+from tripwire.rulebook.rules import Refuse
+from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import close_values, plain
 
 if TYPE_CHECKING:
@@ -50,12 +53,12 @@ class Draw:
     generator: Callable[[], object]  # keeps none alive
     bits: int | None = None  # None: a float
     below: int | None = None
-    whole: Callable[..., float] | None = None  # the function of a generator that makes it
-    name: str = "random"
+    whole: Callable[..., int | float] | None = None  # the function of a generator that makes it
+    name: str = "random.random"
     given: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
 
-    def make(self, generator: _random.Random) -> int | float:
+    def make(self, generator: Any) -> int | float:
         """Draw it from this one."""
         if self.whole is not None:
             return self.whole(generator, *self.given, **self.named)
@@ -74,7 +77,7 @@ class Draw:
     def __str__(self) -> str:
         if self.bits is None:
             named = (f"{name}={value!r}" for name, value in self.named.items())
-            return f"random.{self.name}({', '.join((*map(repr, self.given), *named))})"
+            return f"{self.name}({', '.join((*map(repr, self.given), *named))})"
         return f"random.randrange({self.values})"
 
 
@@ -86,7 +89,7 @@ class Advance(EffectStep):
 
     def apply(self, building: Building) -> None:
         for draw in self.draws:
-            draw.make(draw.generator())  # type: ignore[arg-type]  # what read it is watched
+            draw.make(draw.generator())  # what read it is watched
 
 
 _copies: list[random.Random] = []  # that nobody uses now
@@ -94,27 +97,39 @@ _copies: list[random.Random] = []  # that nobody uses now
 
 def look_ahead(draws: Sequence[Draw]) -> tuple[int | float, ...]:
     """What these draws will give; the generators stay where they are."""
-    found: dict[int, random.Random] = {}
+    found: dict[int, Any] = {}
     numbers = []
     for draw in draws:
-        generator: Any = draw.generator()
-        copy = found.get(id(generator))
-        if copy is None:
-            copy = found[id(generator)] = _copies.pop() if _copies else random.Random(0)
-            _casts.copy_generator(generator, copy)
-            if draw.whole is not None:
-                copy.gauss_next = generator.gauss_next  # type: ignore[attr-defined]
-        numbers.append(draw.make(copy))
-    _copies.extend(found.values())
+        generator = draw.generator()
+        copied = found.get(id(generator))
+        if copied is None:
+            copied = found[id(generator)] = _copy(generator)
+        numbers.append(draw.make(copied))
+    _copies.extend(one for one in found.values() if isinstance(one, random.Random))
     return tuple(numbers)
+
+
+def _copy(generator: Any) -> Any:
+    """Another one that goes on as this one."""
+    if isinstance(generator, _random.Random):
+        copied = _copies.pop() if _copies else random.Random(0)
+        _casts.copy_generator(generator, copied)
+        copied.gauss_next = getattr(generator, "gauss_next", None)  # type: ignore[attr-defined]
+        return copied
+    state = generator.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":  # somebody has exchanged it
+        return copy.deepcopy(generator)
+    numpys = type(generator)(0)
+    numpys.set_state(state)
+    return numpys
 
 
 def draw(state: TracingState, generator: _random.Random, bits: Any, caller: FrameType) -> Any:
     """What the run gets for a call of a generator; NotImplemented: what it always gets."""
     if not is_exactly(bits, int, type(None)):
-        return _refuse(state)
+        return _refuse(state, DRAWS)
     below = plain(caller.f_locals.get("n")) if caller.f_code is _BELOW else None
-    return _draw(state, generator, Draw(refer_to(generator), bits, below))
+    return _draw(state, generator, Draw(refer_to(generator), bits, below), DRAWS)
 
 
 def draw_whole(
@@ -125,41 +140,50 @@ def draw_whole(
     kwargs: dict[str, Any],
 ) -> Any:
     """What the run gets for a function that draws; NotImplemented: what it always gets."""
-    shadow = state.shadow
-    if shadow is None or not shadow.draws or not is_exactly(generator, random.Random):
-        return _refuse(state)
+    shadow, is_pythons = state.shadow, isinstance(generator, _random.Random)
+    why = DRAWS if is_pythons else NUMPY_DRAWS
+    if shadow is None or not shadow.draws or not is_exactly(generator, *_kinds()):
+        return _refuse(state, why)
     with state.aside():
         shadow.close_given((args, kwargs), function.__name__)
     given, named = close_values((args, kwargs))
     if not all(is_exactly(one, int, float, type(None)) for one in (*given, *named.values())):
-        return _refuse(state)
-    one = Draw(refer_to(generator), None, None, function, function.__name__, given, named)
-    return _draw(state, generator, one)
+        return _refuse(state, why)
+    name = f"{'random' if is_pythons else 'numpy.random'}.{function.__name__}"
+    one = Draw(refer_to(generator), None, None, function, name, given, named)
+    return _draw(state, generator, one, why)
 
 
-def _draw(state: TracingState, generator: _random.Random, one: Draw) -> Any:
+def _kinds() -> tuple[type, ...]:
+    """Generators whose methods are the library's own."""
+    numpy = sys.modules.get("numpy.random")
+    return (random.Random,) if numpy is None else (random.Random, numpy.RandomState)
+
+
+def _draw(state: TracingState, generator: Any, one: Draw, why: Refuse) -> Any:
     shadow, observer = state.shadow, state.observer
     assert shadow is not None
     assert observer is not None
     is_state = state.reach.is_anchored(generator)
     # `gauss` leaves a number behind. In an object that is state, that is the object's, too.
-    can_repeat = one.name != "gauss" if is_state else generator is random._inst
+    can_repeat = one.name != "random.gauss" if is_state else is_global_generator(generator)
     if not can_repeat or state.regions:
-        return _refuse(state)
+        return _refuse(state, why)
     with state.aside():
         is_unmoved = observer.is_unmoved()
         value = one.make(generator)
         observer.look_again()
-    number = shadow.open_drawn(one, value) if is_unmoved else None
+    is_number = is_exactly(value, int, float)
+    number = shadow.open_drawn(one, value) if is_number and is_unmoved else None
     if number is None:
-        _refuse(state)
+        _refuse(state, why)
         return value
     return number
 
 
-def _refuse(state: TracingState) -> Any:
+def _refuse(state: TracingState, why: Refuse) -> Any:
     if state.observer is not None:
-        state.observer.refuse_draw()
+        state.observer.refuse_draw(why)
     return NotImplemented
 
 
