@@ -12,6 +12,10 @@ given to a compiler as a whole.
 
 AOTAutograd also refuses a backward with `retain_graph` after one without it, which may have freed
 what was saved. Plain autograd takes them in any order.
+
+And it counts each write to an input. Plain code doesn't count what a batch norm writes to its
+running statistics, nor what is written through `.data`; a plain call before saved these for its
+backward, which asks for the count.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import torch
 from torch import fx
 
 from tripwire.reading.tensors import TensorMeta
-from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.tracing.state import FACTS, UNCOUNTED, NodeFacts
 from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Sequence[torch.Tensor]]
@@ -66,8 +70,25 @@ def mend_backward(graph: fx.Graph, runtime: Runtime, is_part: bool = False) -> R
 
     is_part: a custom function may follow, whose backward gives none of the outputs a gradient.
     """
+    inputs = graph.find_nodes(op="placeholder")
+    uncounted = [index for index, node in enumerate(inputs) if node.meta.get(UNCOUNTED)]
+    if uncounted:
+        runtime = _leave_uncounted(runtime, uncounted)
     feeds = find_feeds(graph)
     return FirstRun(runtime, feeds, is_part) if any(feeds.values()) else runtime
+
+
+def _leave_uncounted(runtime: Runtime, positions: list[int]) -> Runtime:
+    """A runtime that doesn't count what it writes to these inputs."""
+
+    def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        written = tuple([one for i in positions if not (one := inputs[i]).is_inference()])
+        versions = tuple([one._version for one in written])
+        outputs = runtime(*inputs)
+        torch._C._autograd._unsafe_set_version_counter(written, versions)
+        return outputs
+
+    return run
 
 
 def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:

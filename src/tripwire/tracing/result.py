@@ -35,6 +35,7 @@ from tripwire.tracing.state import (
     HELD,
     PAST,
     STATE,
+    UNCOUNTED,
     Constant,
     NodeFacts,
     TracingState,
@@ -451,6 +452,8 @@ def build_inputs(state: TracingState) -> tuple[Input, ...]:
         node.meta[PAST] = node.meta[STATE] and facts.value.requires_grad and not traits.is_leaf
         is_written = tensor is not None and _is_written(state, node, tensor)
         node.meta[HELD] = is_written and any(map(_is_held, known.sources))
+        if tensor is not None and is_written:
+            node.meta[UNCOUNTED] = version_of(tensor) == state.versions[node]
         rows.append(
             Input(
                 node.name,

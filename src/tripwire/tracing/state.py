@@ -98,6 +98,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
 FACTS = "tripwire"
 STATE = "tripwire_state"  # in the meta of an input that is the same tensor on every call
 HELD = "tripwire_held"  # of an input that an object which is passed holds, and the call changes
+UNCOUNTED = "tripwire_uncounted"  # of an input that the call changes, and its version doesn't tell
 PAST = "tripwire_past"  # of an input that is state, and was computed: a gradient goes on from it
 
 

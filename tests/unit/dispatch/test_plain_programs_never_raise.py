@@ -574,3 +574,77 @@ def test_modules_of_a_refused_call_are_compiled_where_it_differentiates_once() -
         compiled(torch.ones(3))
     (net,) = (cell.cell_contents for cell in step.__closure__ if cell.cell_contents is not once)
     assert net._compiled_call_impl is not None
+
+
+# --- writes that plain code doesn't count ------------------------------------------------------
+# The observed call ran plain code and saved what the next call, compiled, writes to.
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def normed_behind_a_cut():
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = normed()
+
+        def forward(self, x):
+            return self.layers(x) * x[x > -100].mean()
+
+    return Cut()
+
+
+def without_gradients():
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = normed()
+
+        def forward(self, x):
+            return self.layers(x.detach())
+
+    return Halved()
+
+
+def written_through_data():
+    class Clipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.scale = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            y = x * 2
+            self.scale.data.clamp_(-0.5, 0.5)
+            return y * self.scale.detach() + x
+
+    return Clipped()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", [normed, normed_behind_a_cut, without_gradients])
+def test_two_calls_before_one_backward(make, backend) -> None:
+    plain, mine = make(), make()
+    compiled = tripwire.compile(mine, backend=backend)
+    for n in range(3):
+        for call in (plain, compiled):
+            torch.manual_seed(n)
+            (call(torch.randn(5, 3)).sum() - call(torch.randn(5, 3)).pow(2).sum()).backward()
+    assert compiled.statistics().hits == 5
+    for one, other in zip(plain.parameters(), mine.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_written_through_data_isnt_counted(backend) -> None:
+    net, x = written_through_data(), torch.randn(3, requires_grad=True)
+    compiled = tripwire.compile(net, backend=backend)
+    compiled(x)
+    loss = (net.scale * x).sum()
+    compiled(x)
+    loss.backward()
+    assert compiled.statistics().hits == 1
+    torch.testing.assert_close(x.grad, net.scale.detach())
