@@ -594,7 +594,7 @@ class Session:
     ) -> None:
         name, strict = self.binding.name, self.state.strict
         written = any(wanted.written for wanted in inputs)
-        if result is None and (strict or not written):
+        if result is None and (strict or not (written or self.complete)):
             raise Refused(
                 "returns-nothing",
                 f"{name} returned None"

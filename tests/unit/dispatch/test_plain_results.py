@@ -138,6 +138,40 @@ def go(f, see):
     for n in (1, 1, 2, 3, 4, 5, 6, 6):
         see(f(n, T()))
 """,
+    "nothing, but what is written": """
+history = []
+seen = [0]
+best = {}
+
+def call(x, warmup=2):
+    seen[0] += 1
+    if len(history) < warmup:
+        history.append(x.sum().item())
+        return
+    if x.sum().item() > best.get("sum", 0):
+        best["sum"] = x.sum().item()
+
+def go(f, see):
+    for i in range(8):
+        see(f(T(i % 4)), list(history), list(seen), dict(best))
+        if i == 5:
+            history.clear()
+""",
+    "nothing, until there is enough": """
+queue = []
+
+def call(x):
+    if len(queue) < 4:
+        return None
+    return torch.stack(queue).sum(0) + x
+
+def go(f, see):
+    for i in range(9):
+        see(f(T(i)))
+        queue.append(T(i))
+        if i == 6:
+            del queue[1:]
+""",
     "torch's state": """
 def call():
     return torch.is_grad_enabled(), str(torch.get_default_dtype())

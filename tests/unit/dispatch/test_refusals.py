@@ -147,7 +147,6 @@ def test_another_form_of_call_is_tried_on_its_own() -> None:
         (lambda x: x + time.time(), "reads-clock"),
         (lambda x: x + len(os.listdir()), "reads-file"),
         (lambda x: x + id(x), "reads-identity"),
-        (lambda x: None, "returns-nothing"),
         (lambda x: (x + i for i in range(2)), "lazy-result"),
         (lambda x: x + len(globals()), "reads-frames"),
         (random_branch, "tensor-branch"),
