@@ -49,6 +49,7 @@ from tripwire.values.classes import (
     class_dict,
     find_in_class,
     is_exactly,
+    is_namedtuple,
     isinstance,
     mro,
 )
@@ -471,8 +472,8 @@ class ReadSet:
         match path:
             case Attr(owner, "__self__") if self._only_appends(owner):
                 return _APPENDED
-            case Attr(_, name):
-                if name in _HIDDEN_STEPS:
+            case Attr(owner, name):
+                if name in _HIDDEN_STEPS or self._is_taken_apart(owner):
                     return _WHOLE
                 step = Step(StepKind.ATTRIBUTE, name)
                 missing = _WHOLE if name in self.names else _UNUSED
@@ -529,6 +530,15 @@ class ReadSet:
         """Whether what is asked for at a path may find its items under other keys."""
         found = self._reach.object_at.get(id(path))
         return found is not None and type(found[0]) not in (*_KNOWN_CONTAINERS, tuple)
+
+    def _is_taken_apart(self, path: Source) -> bool:
+        """Whether a path leads to a named tuple whose elements are reached without their names."""
+        found = self._reach.object_at.get(id(path))
+        cls: Any = type(found[0]) if found is not None else None
+        if found is None or not is_namedtuple(cls):
+            return False
+        use = self.use_of_container(found[0])
+        return use.whole or bool(use.keys or use.attributes.difference(cls._fields))
 
     def may_store(self, holder: Holder, key: Any) -> bool:
         """Whether executed code may have written an attribute or a global."""

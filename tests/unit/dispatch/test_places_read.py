@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 import pytest
 import torch
 from unit.dispatch.sidebyside import BACKENDS, check_twins
@@ -218,4 +220,106 @@ def test_other_tensors_of_a_list_that_is_passed_may_be_anything() -> None:
     x = torch.ones(2)
     for others in ([x], [], [torch.ones(3), None], [x, x, x]):
         assert torch.equal(compiled([x, *others]), x.sin())
+    assert compiled.statistics().traces == 1
+
+
+# --- what a named tuple holds, reached without its name -----------------------------------------
+
+
+class Setup(typing.NamedTuple):
+    scales: dict
+    shift: float
+
+    def total(self):
+        return self[0]["a"] + sum(self.scales["b"])
+
+
+class Home:
+    setup = Setup({"a": 2.0, "b": [1.0], "c": 1.0}, 3.0)
+
+
+SETUP = Home.setup
+
+
+def by_index(x):
+    return x * SETUP[0]["a"] + SETUP[0]["b"][0]
+
+
+def unpacked(x):
+    scales, _ = SETUP
+    return x * scales["a"] + scales["b"][0]
+
+
+def iterated(x):
+    for part in SETUP:
+        if isinstance(part, dict):
+            x = x * part["a"] + part["b"][0]
+    return x
+
+
+def by_a_method(x):
+    return x * SETUP.total()
+
+
+def as_a_dict(x):
+    scales = SETUP._asdict()["scales"]
+    return x * scales["a"] + scales["b"][0]
+
+
+def by_name_here_and_by_index_there(x):
+    return x * SETUP.scales["a"] + Home.setup[0]["b"][0]
+
+
+def by_index_here_and_by_name_there(x):
+    return x * Home.setup[0]["a"] + SETUP.scales["b"][0]
+
+
+def passed_on(x):
+    def take(setup):
+        return setup[0]["b"][0]
+
+    return x * SETUP.scales["a"] + take(Home.setup)
+
+
+def with_an_argument(x, setup=SETUP):
+    return x * setup[0]["a"] + setup[0]["b"][0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        by_index,
+        unpacked,
+        iterated,
+        by_a_method,
+        as_a_dict,
+        by_name_here_and_by_index_there,
+        by_index_here_and_by_name_there,
+        passed_on,
+        with_an_argument,
+        lambda x: with_an_argument(x, SETUP),
+    ],
+)
+def test_what_a_named_tuple_holds_is_read_without_its_name(read, backend) -> None:
+    scales = SETUP.scales
+    scales.update(a=2.0, b=[1.0])
+    compiled = tripwire.compile(read, backend=backend)
+    writes = (
+        lambda: scales.update(a=5.0),
+        lambda: scales["b"].insert(0, 7.0),
+        lambda: scales.update(b=[4.0]),
+    )
+    for write in ((lambda: None), *writes):
+        write()
+        for _ in range(2):
+            torch.testing.assert_close(compiled(torch.ones(2)), read(torch.ones(2)))
+    assert compiled.statistics().hits >= 1
+
+
+def test_a_field_of_a_named_tuple_that_is_read_by_its_name_is_read_as_far_as_code_says() -> None:
+    compiled = tripwire.compile(lambda x: x * SETUP.scales["a"], backend="eager")
+    for n in range(4):
+        compiled(torch.ones(2))
+        SETUP.scales["c"] = float(n)
     assert compiled.statistics().traces == 1
