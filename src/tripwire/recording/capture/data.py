@@ -144,7 +144,7 @@ def _key_step(key: object) -> str:
     return f"[{key!r}]" if any(type(key) is kind for kind in _HASHED_PLAINLY) else "[...]"
 
 
-def dict_encoder(form: str) -> Callable[[Encoder, Any], AnyNode]:
+def dict_encoder(form: nodes.DictForm) -> Callable[[Encoder, Any], AnyNode]:
     """For one form of dict."""
 
     def encode(encoder: Encoder, value: dict[object, object]) -> AnyNode:

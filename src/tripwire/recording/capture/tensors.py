@@ -21,7 +21,7 @@ from tripwire.recording.format import nodes
 from tripwire.recording.format.blobs import ITEM_SIZES, STORED_NAMES
 from tripwire.recording.format.container import CHUNK
 from tripwire.recording.format.manifest import Omission
-from tripwire.recording.format.nodes import AnyNode, default_strides
+from tripwire.recording.format.nodes import AnyNode, Statistics, TensorKind, default_strides
 from tripwire.recording.format.torchvalues import bytes_of, dtype_name, undisturbed
 from tripwire.values.classes import is_kind, isinstance
 from tripwire.values.contents import own_dict
@@ -71,7 +71,7 @@ def _find_missing_bytes(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def kind_of(tensor: torch.Tensor) -> TensorKind:
     """The word for a tensor's part in autograd."""
     if type(tensor) is torch.nn.Parameter:
         return "param" if tensor.requires_grad else "frozen"
@@ -153,7 +153,7 @@ class TensorUse:
     stride: tuple[int, ...]
     offset: int
     device: str
-    kind: str
+    kind: TensorKind
     conjugated: bool
     negated: bool
 
@@ -246,7 +246,7 @@ def _find_held(blobs: Blobs, storage: torch.UntypedStorage) -> HeldStorage:
 # --- statistics ---
 
 
-def measure(tensor: torch.Tensor) -> tuple[float, ...] | None:
+def measure(tensor: torch.Tensor) -> Statistics | None:
     """Lowest, highest, mean and deviation of the finite values; counts of nan, inf and -inf.
 
     Complex numbers are measured by their parts, as one row of reals.

@@ -23,8 +23,6 @@ from tripwire.recording.format.nodes import AnyNode, Slot
 from tripwire.recording.format.views import AbsentView, Viewer
 
 if TYPE_CHECKING:
-    import torch
-
     from tripwire.recording.format.torchvalues import TensorBuilder
 
 
@@ -255,31 +253,21 @@ class Decoder:
             return AbsentView(node)
 
     def _build_torch(self, node: AnyNode) -> object:
+        if isinstance(node, nodes.Array):
+            return _build_array(node, self._blobs)
+        from tripwire.recording.format import torchvalues
+
         match node:
             case nodes.Tensor() | nodes.TensorView():
-                return self._tensor_builder().build(node)
+                self._tensors = self._tensors or torchvalues.TensorBuilder(self._blobs)
+                return self._tensors.build(node)
             case nodes.TensorExtras():
-                return self._dress(node)
-            case nodes.Array():
-                return _build_array(node, self._blobs)
+                return torchvalues.dress(self.value(node.tensor), self.value(node.cls))
             case nodes.TorchValue():
-                return _build_torch_value(node)
+                return torchvalues.build_torch_value(node)
             case nodes.Generator():
-                return _build_generator(node, self.value(node.state))
+                return torchvalues.build_generator(node.device, self.value(node.state))
         raise ValueError(type(node).__name__)
-
-    def _tensor_builder(self) -> TensorBuilder:
-        if self._tensors is None:
-            from tripwire.recording.format.torchvalues import TensorBuilder
-
-            self._tensors = TensorBuilder(self._blobs)
-        return self._tensors
-
-    def _dress(self, node: nodes.TensorExtras) -> object:
-        from tripwire.recording.format.torchvalues import dress
-
-        inner = self.value(node.tensor)
-        return dress(inner, self.value(node.cls))
 
     # --- filling ---
 
@@ -398,15 +386,3 @@ def _build_array(node: nodes.Array, blobs: StoredBlobs) -> Any:
     flat = np.frombuffer(bytearray(blobs.read(node.blob)), dtype=dtype)
     shaped = flat.reshape(node.shape, order="F" if node.fortran else "C")
     return shaped[()] if node.scalar else shaped
-
-
-def _build_torch_value(node: nodes.TorchValue) -> object:
-    from tripwire.recording.format.torchvalues import build_torch_value
-
-    return build_torch_value(node)
-
-
-def _build_generator(node: nodes.Generator, state: object) -> object:
-    from tripwire.recording.format.torchvalues import build_generator, present_device
-
-    return build_generator(present_device(node.device), cast("torch.Tensor", state))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,6 +18,12 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 Reference = tuple[Index]
 # Floats that JSON can't write (nan, infinities), large ints and lone surrogates are nodes.
 Slot = None | bool | int | float | str | Reference
+Bits64 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+Device = Annotated[str, msgspec.Meta(max_length=64)]
+DictForm = Literal["dict", "ordered", "default", "counter"]
+# "" a plain tensor, "grad" one that requires grad, "graph" one that an operation made that needs a
+# gradient, "inference", "param", "frozen" a parameter without requires_grad
+TensorKind = Literal["", "grad", "graph", "inference", "param", "frozen"]
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,20 +39,20 @@ class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class BigInt(Node, tag="int", frozen=True):
     """An int beyond 64 bits, in hexadecimal."""
 
-    digits: str
+    digits: Annotated[str, msgspec.Meta(pattern=r"\A-?[0-9a-f]+\Z")]
 
 
 class Bits(Node, tag="bits", frozen=True):
     """A float by its 64 bits, in hexadecimal."""
 
-    digits: str
+    digits: Bits64
 
 
 class Complex(Node, tag="complex", frozen=True):
     """A complex number by the bits of its parts."""
 
-    real: str
-    imag: str
+    real: Bits64
+    imag: Bits64
 
 
 class Text(Node, tag="text", frozen=True):
@@ -69,9 +75,9 @@ class Bytes(Node, tag="bytes", frozen=True):
 
 
 class ConstantNode(Node, tag="const", frozen=True):
-    """`Ellipsis` or `NotImplemented`."""
+    """A constant of Python's."""
 
-    name: str
+    name: Literal["Ellipsis", "NotImplemented"]
 
 
 class Range(Node, tag="range", frozen=True):
@@ -127,11 +133,11 @@ class Deque(Node, tag="deque", frozen=True):
 
 
 class Dict(Node, tag="dict", frozen=True):
-    """A dict, in its order. `form` is "dict", "ordered", "default" or "counter"."""
+    """A dict, in its order."""
 
     keys: tuple[Slot, ...] = ()
     values: tuple[Slot, ...] = ()
-    form: str = "dict"
+    form: DictForm = "dict"
     factory: Slot = None
 
 
@@ -145,10 +151,8 @@ class Tensor(Node, tag="tensor", frozen=True):
     """
 
     blob: Index
-    # "" a plain tensor, "grad" one that requires grad, "graph" one that an operation made that
-    # needs a gradient, "inference", "param", "frozen" a parameter without requires_grad
-    kind: str = ""
-    device: str = "cpu"
+    kind: TensorKind = ""
+    device: Device = "cpu"
 
 
 class TensorView(Node, tag="view", frozen=True):
@@ -157,11 +161,11 @@ class TensorView(Node, tag="view", frozen=True):
     blob: Index
     shape: tuple[Index, ...]
     offset: Index = 0
-    kind: str = ""
+    kind: TensorKind = ""
     dtype: str = "float32"
     stride: tuple[Index, ...] | None = None  # None: contiguous
     first: Index = 0  # where the blob begins in the storage, in bytes: unused ends are not kept
-    device: str = "cpu"
+    device: Device = "cpu"
     conjugated: bool = False
     negated: bool = False
 
@@ -181,18 +185,21 @@ def default_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+Statistics = tuple[float, float, float, float, float, float, float]
+
+
 class Withheld(Node, tag="withheld", frozen=True):
     """A tensor whose values were left out, by policy, by size, or because they can't be kept."""
 
-    policy: str  # "statistics", "shape" or "redacted"
+    policy: Annotated[str, msgspec.Meta(pattern=r"\A(statistics|shape|redacted)\Z")]
     dtype: str
     shape: tuple[Index, ...]
     stride: tuple[Index, ...]
     device: str
-    kind: str = ""
+    kind: TensorKind | Literal["array"] = ""
     # lowest, highest, mean, standard deviation of the finite values; then how many values
     # are nan, inf and -inf
-    statistics: tuple[float, ...] | None = None
+    statistics: Statistics | None = None
 
 
 class TensorExtras(Node, tag="extras", frozen=True):

@@ -186,11 +186,9 @@ def build_torch_value(node: nodes.TorchValue) -> object:
     raise ValueError(f"{node.kind} {node.text!r}")
 
 
-def build_generator(device: torch.device, state: torch.Tensor) -> torch.Generator:
+def build_generator(device: str, state: Any) -> torch.Generator:
     """A generator that goes on from a state."""
-    made = torch.Generator(device)
-    made.set_state(state)
-    return made
+    return torch.Generator(present_device(device)).set_state(state)
 
 
 # --- stand-ins for tensors without their values ---

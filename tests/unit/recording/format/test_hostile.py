@@ -427,8 +427,8 @@ TABLES: dict[str, list[bytes]] = {
         lay_out(nodes=b'["str","' + b"a" * 12_000_000 + b'\\uD83D\\uDE00"]'),
         lay_out(nodes=b'["str","' + b"a" * 18_000_000 + b'\\u20ac"]'),
     ],
-    "a tensor has a kind": [lay_out(nodes=b'["tensor",0,"sparse"]')],
-    "a tensor has a device": [lay_out(nodes=b'["tensor",0,"","%s"]' % (b"a" * 65))],
+    "Invalid enum value 'sparse'": [lay_out(nodes=b'["tensor",0,"sparse"]')],
+    "of length <= 64": [lay_out(nodes=b'["tensor",0,"","%s"]' % (b"a" * 65))],
     "an array isn't as large": [lay_out(nodes=b'["array",0,"|O8",[1],false,false]')],
     "an array has a shape": [lay_out(nodes=b'["array",0,"<f8",[9223372036854775807],false,false]')],
     "the numbers of names or keys and of values differ": [
@@ -457,7 +457,7 @@ TABLES: dict[str, list[bytes]] = {
     "a module has a form that isn't one": [
         lay_out(b'{"x":[0]}', b'["nn",[1]],["list"]'),
     ],
-    "a dict has a form that isn't known": [lay_out(nodes=b'["dict",[],[],"list"]')],
+    "Invalid enum value 'list'": [lay_out(nodes=b'["dict",[],[],"list"]')],
     "has more than 64 bits": [
         lay_out(nodes=b'["list",[9223372036854775808]]'),
         lay_out(nodes=b'["list",[-9223372036854775809]]'),
@@ -465,7 +465,14 @@ TABLES: dict[str, list[bytes]] = {
     ],
     "an object that can't contain itself does": [lay_out(b'{"x":[0]}', b'["tuple",[[0]]]')],
     "a Range node makes no sense": [lay_out(b'{"x":[0]}', b'["range",0,[1],1],["list"]')],
-    "a number isn't hexadecimal": [lay_out(nodes=b'["int","xyz"]'), lay_out(nodes=b'["int",""]')],
+    "matching regex": [
+        lay_out(nodes=b'["int","xyz"]'),
+        lay_out(nodes=b'["int",""]'),
+        lay_out(nodes=b'["int","-"]'),
+        lay_out(nodes=b'["bits","7ff8"]'),
+        lay_out(nodes=b'["complex","%s","-%s"]' % (b"0" * 16, b"0" * 15)),
+        lay_out(nodes=b'["withheld","partly","int8",[1],[1],"cpu"]'),
+    ],
     "a source or code that objects.json names isn't there": [
         lay_out(codes=b'["f","f.py",1,"src/9.py",[1,0]]'),
         lay_out(codes=b'["f","f.py",1,"objects.json",[1,0]]'),
