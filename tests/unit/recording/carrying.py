@@ -29,7 +29,7 @@ class Carried:
 
     def __init__(self, **values: object) -> None:
         programs, blobs = Programs(), Blobs(Policy())
-        encoder = Encoder(blobs, Policy(), encode_code=programs.encode, names=programs.names)
+        encoder = Encoder(blobs, Policy(), programs.encode, programs.names)
         table = encoder.finish({name: encoder.slot(value) for name, value in values.items()})
         table = msgspec.structs.replace(table, codes=programs.codes.table())
         self.left_out = encoder.left_out

@@ -44,10 +44,19 @@ class ByName:
         pass
 
 
-def encode(value: object, policy: Policy = KEEP_ALL, **names: Any) -> tuple[NewRecord, Encoder]:
+class AllNames:
+    """Every attribute may be taken."""
+
+    def wants(self, cls: type, name: str) -> bool:
+        return True
+
+
+def encode(
+    value: object, policy: Policy = KEEP_ALL, names: Any = AllNames()
+) -> tuple[NewRecord, Encoder]:
     """A record with one root, "value"."""
     blobs = Blobs(policy)
-    encoder = Encoder(blobs, policy, encode_code=name_code, **names)
+    encoder = Encoder(blobs, policy, name_code, names)
     root = encoder.slot(value, "value")
     table = encoder.finish({"value": root})
     manifest = Manifest(omissions=tuple(encoder.left_out), policy=policy.describe())

@@ -41,12 +41,7 @@ class RecordDraft:
         self.blobs = Blobs(policy)
         self._programs = Programs()
         self._roots: dict[str, nodes.Slot] = {}
-        self._encoder = Encoder(
-            self.blobs,
-            policy,
-            encode_code=self._programs.encode,
-            names=self._programs.names,
-        )
+        self._encoder = Encoder(self.blobs, policy, self._programs.encode, self._programs.names)
 
     def add(self, name: str, value: object) -> None:
         """Take a value down, as it is now."""

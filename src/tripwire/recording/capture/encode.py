@@ -31,6 +31,7 @@ from tripwire.recording.format.rows import MOST_MEMORY
 from tripwire.values.classes import class_name, is_kind, isinstance, short_name_of
 
 if TYPE_CHECKING:
+    from tripwire.recording.capture.classes import SpelledNames
     from tripwire.recording.capture.origin import Blobs
 
 
@@ -52,26 +53,7 @@ class Draft(Protocol):
         """The node, when nothing grows any more."""
 
 
-class Wishes(Protocol):
-    """Which attributes of objects recorded code can take."""
-
-    def wants(self, cls: type, name: str) -> bool:
-        """Whether an attribute of instances of `cls` may be used; may turn true later."""
-
-
-class AllNames:
-    """Everything may be used."""
-
-    def wants(self, cls: type, name: str) -> bool:
-        return True
-
-
 CodeEncoder = Callable[["Encoder", object], "AnyNode | Draft | None"]
-
-
-def no_code(encoder: Encoder, value: object) -> AnyNode | Draft | None:
-    """Stands in for code.py: keeps no functions, classes or modules."""
-    return None
 
 
 class Encoder:
@@ -79,19 +61,15 @@ class Encoder:
 
     `encode_code` is called first with everything that isn't plain data. It encodes functions,
     classes, modules and what belongs to a library; None means that the value is an instance.
+    `names` says which attributes of instances recorded code may take.
     """
 
     def __init__(
-        self,
-        blobs: Blobs,
-        policy: Policy,
-        *,
-        encode_code: CodeEncoder = no_code,
-        names: Wishes | None = None,
+        self, blobs: Blobs, policy: Policy, encode_code: CodeEncoder, names: SpelledNames
     ) -> None:
         self.blobs = blobs
         self.policy = policy
-        self.names: Wishes = names if names is not None else AllNames()
+        self.names = names
         self.left_out: list[Omission] = []
         self._encode_code = encode_code
         self._nodes: list[AnyNode | Draft | None] = []

@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -267,20 +267,7 @@ def print_replayed() -> None:
 Value = Callable[[Slot], object]
 
 
-class LiveMaker(Protocol):
-    """Makes functions, classes, modules, namespaces, cells and what lies in libraries."""
-
-    def needs(self, node: AnyNode) -> Iterable[Slot]:
-        """What must have been made before `make` is called; it may not be filled yet."""
-
-    def make(self, node: AnyNode, value: Value) -> object:
-        """The thing, or a shell of it."""
-
-    def fill(self, node: AnyNode, made: object, value: Value) -> None:
-        """Put into a shell what belongs there; everything has been made by now."""
-
-
-def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: LiveMaker) -> dict[str, object]:
+def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: Rebuilder) -> dict[str, object]:
     """The roots of a record that is trusted, as live objects."""
     return Decoder(table, blobs, ObjectMaker(rebuilder)).roots()
 
@@ -290,7 +277,7 @@ class ObjectMaker:
 
     live = True
 
-    def __init__(self, rebuilder: LiveMaker) -> None:
+    def __init__(self, rebuilder: Rebuilder) -> None:
         self._rebuilder = rebuilder
 
     def needs(self, node: AnyNode) -> Iterable[Slot]:

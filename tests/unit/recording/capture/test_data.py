@@ -460,7 +460,7 @@ def test_names_may_become_wanted_while_encoding() -> None:
             return nodes.ConstantNode("Ellipsis")
 
     blobs = Blobs(KEEP_ALL)
-    encoder = Encoder(blobs, KEEP_ALL, encode_code=name_code, names=wants)
+    encoder = Encoder(blobs, KEEP_ALL, name_code, wants)
     root = encoder.slot([Point(1, [5])])
     encoder.place(Late())
     table = encoder.finish({"value": root})

@@ -245,7 +245,7 @@ from tripwire.recording.format import file
 with file.Record.open(sys.argv[2]) as record:
     print(decode.view(record.table, record.blobs)["value"])
 blobs = origin.Blobs(origin.KEEP_ALL)
-encoder = encode.Encoder(blobs, origin.KEEP_ALL)
+encoder = encode.Encoder(blobs, origin.KEEP_ALL, lambda *_: None, None)
 table = encoder.finish({"value": encoder.slot([1, {2: (3,)}])})
 path = file.NewRecord(file.Manifest(), table, blobs.settled, {}).write(sys.argv[3])
 with file.Record.open(path) as record:
