@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from tripwire.errors import TripwireError
-from tripwire.recording.format.manifest import Outcome
+from tripwire.recording.format.manifest import Outcome, escape, printable
 
 
 class _Group(click.Group):
@@ -36,18 +36,14 @@ class _Group(click.Group):
 
 def _in_a_line(error: Exception) -> str:
     """What an error says. Names of files are in it, which others may have chosen for a terminal."""
-    return _harmless(" ".join(str(error).split()))
-
-
-def _harmless(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(" ".join(str(error).split()))
 
 
 def _tell_paths(*paths: Path) -> None:
     """As they are for programs; on a terminal without what would command it."""
     is_shown = sys.stdout.isatty()
     for path in paths:
-        click.echo(_harmless(str(path)) if is_shown else path)
+        click.echo(printable(str(path)) if is_shown else path)
 
 
 class _Trouble(click.ClickException):
@@ -114,7 +110,6 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         is_same,
         tell_redacted,
     )
-    from tripwire.recording.format.manifest import escape
 
     raised: BaseException | None = None
     outcome: Outcome
@@ -262,18 +257,33 @@ def _reading(log: str, quiet: bool, build: Callable[..., Any]) -> Any:
         return build(log, lambda done: bar.update(task, completed=done, refresh=True))
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
+# What follows the script is the script's.
+_running = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_replaces = click.option(
     "--compile", "replaces", is_flag=True, help="Use tripwire.compile in place of torch.compile."
 )
-@click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
+_as_module = click.option(
+    "-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does."
+)
+_script = click.argument("script")
+_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+
+
+def _check_script(script: str, as_module: bool) -> None:
+    if not as_module and not Path(script).exists():
+        raise _Trouble(f"{script}: there is no such file.")
+
+
+@main.command(context_settings=_running)
+@_replaces
+@_as_module
 @click.option(
     "--dir", "folder", type=click.Path(file_okay=False), help="A folder for log and report."
 )
 @click.option("--no-report", is_flag=True, help="Write the log, but no report.")
 @_json
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_script
+@_arguments
 def run(
     replaces: bool,
     as_module: bool,
@@ -290,8 +300,7 @@ def run(
     from tripwire.api import replacing_torch_compile
     from tripwire.running import after_threads, logging_into, run_script
 
-    if not as_module and not Path(script).exists():
-        raise _Trouble(f"{script}: there is no such file.")
+    _check_script(script, as_module)
     target = Path(folder or f"tripwire-run-{os.getpid()}").absolute()
     process, before = os.getpid(), threading.enumerate()
     with ExitStack() as stack:
@@ -318,7 +327,7 @@ def _tell_of(folder: Path, code: int, as_json: bool, no_report: bool) -> None:
     elif trouble is not None:
         click.echo(f"tripwire: there is no report: {trouble}", err=True)
     else:
-        click.echo(f"tripwire: {_harmless(str(page or folder))}", err=True)
+        click.echo(f"tripwire: {printable(str(page or folder))}", err=True)
 
 
 def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
@@ -332,19 +341,17 @@ def _report_of(folder: Path, quiet: bool) -> tuple[str | None, str | None]:
         return None, _in_a_line(error)
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command(context_settings=_running)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time per callable.")
 @click.option("--places", type=click.IntRange(min=1), help="Writes per callable.")
 @click.option("--seed", type=int, help="Seed of the sample, where not all places fit the budget.")
 @click.option("--gradients", is_flag=True, help="Compare gradients as well.")
 @click.option("--every", is_flag=True, help="List every place that was tried.")
-@click.option(
-    "--compile", "replaces", is_flag=True, help="Use tripwire.compile in place of torch.compile."
-)
-@click.option("-m", "as_module", is_flag=True, help="Run a module by its name, as python -m does.")
+@_replaces
+@_as_module
 @_json
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_script
+@_arguments
 def audit(
     seconds: float | None,
     places: int | None,
@@ -369,8 +376,7 @@ def audit(
     from tripwire.auditing.judge import Auditor
     from tripwire.running import Calls, run_script
 
-    if not as_module and not Path(script).exists():
-        raise _Trouble(f"{script}: there is no such file.")
+    _check_script(script, as_module)
     calls = Calls()
     with ExitStack() as stack:
         stack.enter_context(calls.noting())
@@ -410,5 +416,5 @@ def doctor(as_json: bool) -> None:
         for finding in findings:
             mark = {True: "+", False: "!", None: " "}[finding.good]
             advice = f"  ({finding.advice})" if finding.advice else ""
-            click.echo(_harmless(f"{mark} {finding.name:{width}}  {finding.found}{advice}"))
+            click.echo(printable(f"{mark} {finding.name:{width}}  {finding.found}{advice}"))
     sys.exit(1 if any(finding.good is False for finding in findings) else 0)

@@ -13,7 +13,6 @@ import datetime
 import logging
 import os
 import random
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +23,12 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from tripwire.phases import RECORD
 from tripwire.reading.tensors import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.habits import find_written
 from tripwire.recording.capture.origin import KEEP_ALL, Policy, find_patches
 from tripwire.recording.capture.outcomes import (
-    check_record,
     describe,
     find_settings,
     fresh_packages,
@@ -41,8 +38,6 @@ from tripwire.recording.capture.record import ExecutionRecorder, take_down
 from tripwire.recording.capture.tensors import put_back
 from tripwire.recording.format.file import NewRecord
 from tripwire.recording.format.manifest import Compiled, Manifest, Omission, Outcome, Raised, Where
-from tripwire.telemetry.log import emit
-from tripwire.telemetry.schema import RecordWritten
 from tripwire.values.classes import ids_of, isinstance, short_name_of
 from tripwire.writes.subscriptions import ExactWeakKeyDictionary
 
@@ -207,7 +202,7 @@ class Beginning:
             record.generators = self._find_drawn()
             record.backend = backend
             record.patches = find_patches(draft.met)
-            raised = _name_of_error(outcome)
+            raised = name_of_error(outcome)
             record.manifest = Manifest(
                 packages=fresh_packages(),
                 function=Where(name, *place_of(self.shown or self.target)),
@@ -469,31 +464,6 @@ def _plain(name: str, most: int) -> str:
     return short.strip("_") or "call"
 
 
-def write_call(
-    writing: Writing,
-    beginning: Beginning,
-    name: str,
-    outcome: Outcome,
-    compiled: Compiled | None = None,
-    backend: object = None,
-) -> Path:
-    """Write the record of a call that is over. Raises what the file system raises."""
-    with RECORD:
-        built = beginning.build(name, outcome, compiled, backend)
-        path = built.write(writing.find_path(name, outcome))
-        if writing.check:
-            try:
-                check_record(path)
-            except OSError as error:  # a full disk, say: the record is whole without it
-                log.warning("The record %s has no verdict: %s", path, error)
-    emit(RecordWritten, path=str(path), function=name, exception=_name_of_error(outcome))
-    return path
-
-
-def _name_of_error(outcome: Outcome) -> str:
+def name_of_error(outcome: Outcome) -> str:
+    """The class of what a call raised; empty where it returned."""
     return outcome.type if isinstance(outcome, Raised) else ""
-
-
-def replay_command(path: Path) -> str:
-    """What to type to see it again."""
-    return f"tripwire replay {shlex.quote(str(path))} --trust"

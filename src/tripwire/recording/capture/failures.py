@@ -12,6 +12,7 @@ import functools
 import inspect
 import linecache
 import os
+import shlex
 import sys
 import threading
 import traceback
@@ -28,7 +29,8 @@ from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.recording.capture.calls import Beginning, Writing, log, replay_command, write_call
+from tripwire.phases import RECORD
+from tripwire.recording.capture.calls import Beginning, Writing, log, name_of_error
 from tripwire.recording.capture.gradients import (
     Gone,
     Gradients,
@@ -36,10 +38,13 @@ from tripwire.recording.capture.gradients import (
     hold,
     watch_backward,
 )
-from tripwire.recording.capture.outcomes import describe_error, describe_result
+from tripwire.recording.capture.outcomes import check_record, describe_error, describe_result
+from tripwire.recording.capture.shelf import future_flags
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
 from tripwire.recording.format.manifest import Compiled, Outcome, Returned
+from tripwire.telemetry.log import emit
+from tripwire.telemetry.schema import RecordWritten
 from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import name_callable
@@ -106,10 +111,18 @@ class Ended:
         return Ended(beginning, name, outcome, *_describe_compiled(dispatcher, hit))
 
     def write(self, writing: Writing) -> Path:
-        """Write its record."""
-        return write_call(
-            writing, self.beginning, self.name, self.outcome, self.compiled, self.backend
-        )
+        """Write its record. Raises what the file system raises."""
+        with RECORD:
+            built = self.beginning.build(self.name, self.outcome, self.compiled, self.backend)
+            path = built.write(writing.find_path(self.name, self.outcome))
+            if writing.check:
+                try:
+                    check_record(path)
+                except OSError as error:  # a full disk, say: the record is whole without it
+                    log.warning("The record %s has no verdict: %s", path, error)
+        raised = name_of_error(self.outcome)
+        emit(RecordWritten, path=str(path), function=self.name, exception=raised)
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +169,8 @@ def record_failure(
         path = ended.write(writing)
         note_last(WrittenCall(path, name, ended.outcome), error)
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
-            error.add_note(f"tripwire recorded this call. See it again: {replay_command(path)}")
+            command = f"tripwire replay {shlex.quote(str(path))} --trust"
+            error.add_note(f"tripwire recorded this call. See it again: {command}")
     except OSError as trouble:
         log.error("The failing call of %s could not be recorded: %s", name, trouble)
         return None
@@ -395,7 +409,7 @@ def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
     shown = f"<block in {file}>"
     linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
     space: dict[str, object] = {}
-    exec(compile(text, shown, "exec", dont_inherit=True, flags=_future_flags(frame)), space)
+    exec(compile(text, shown, "exec", dont_inherit=True, flags=future_flags(frame.f_code)), space)
     made = space["block"]
     assert isinstance(made, FunctionType)
     return FunctionType(made.__code__, frame.f_globals, "block"), variables
@@ -507,17 +521,6 @@ def _globals_of(frame: FrameType) -> set[str]:
     if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class
         return set()
     return set(code.co_names) - {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-
-
-def _future_flags(frame: FrameType) -> int:
-    """`from __future__ import annotations` and its like."""
-    import __future__
-
-    known = (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-    flags = 0
-    for flag in known:
-        flags |= flag & frame.f_code.co_flags
-    return flags
 
 
 # --- writing it ---

@@ -38,6 +38,7 @@ from tripwire.recording.format.manifest import (
     Verdict,
     encode_json,
     escape,
+    printable,
 )
 from tripwire.redaction import Redactor, without_numbers
 from tripwire.values.classes import isinstance, module_of, name_of, short_name_of
@@ -144,18 +145,6 @@ def explain(outcome: Outcome) -> str:
         case Returned():
             return f"returned (digest {outcome.digest[:12]})" if outcome.digest else "returned"
     return "not known"
-
-
-def printable(text: str, keep: str = "") -> str:
-    """A text that can do nothing to a terminal or a script: one line, without control characters.
-
-    `keep`: control characters that stay.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 # --- the verdict ---

@@ -191,6 +191,18 @@ def escape(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def printable(text: str, keep: str = "") -> str:
+    """A text that can do nothing to a terminal or a script: one line, without control characters.
+
+    `keep`: control characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def encode_json(value: object) -> bytes:
     """JSON of anything that msgspec encodes, with texts escaped where they must be."""
     try:

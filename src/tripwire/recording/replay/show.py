@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tripwire.recording.capture.outcomes import explain, printable, tell_redacted
+from tripwire.recording.capture.outcomes import explain, tell_redacted
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
-from tripwire.recording.format.manifest import Manifest
+from tripwire.recording.format.manifest import Manifest, printable
 from tripwire.recording.replay.script import Unwritable, write_script
 
 # --- in a terminal ---
