@@ -34,7 +34,7 @@ def note_figures(**figures: object) -> None:
     """Say what figures are of the compile that is going on in this thread; None says nothing."""
     if not HAS_TELEMETRY:
         return
-    from tripwire.telemetry.history import get_metrics_context
+    from tripwire.telemetry.contexts import get_metrics_context
 
     context = get_metrics_context()
     if context.in_progress():
@@ -46,7 +46,7 @@ def add_figures(**amounts: int) -> None:
     """Add to figures of the compile that goes on in this thread, or of the runtime metrics."""
     if not HAS_TELEMETRY or not amounts:
         return
-    from tripwire.telemetry.history import get_metrics_context, get_runtime_metrics_context
+    from tripwire.telemetry.contexts import get_metrics_context, get_runtime_metrics_context
 
     context = get_metrics_context()
     for name, amount in amounts.items():

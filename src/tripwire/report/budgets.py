@@ -15,7 +15,7 @@ short lines, which no real program writes, leaves fewer rows than these.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from tripwire.report.model import (
 )
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import Allowance
-from tripwire.telemetry.schema import GraphNode, ReadRow, SpanDone
+from tripwire.telemetry.schema import GraphNode, ReadRow, SpanDone, join_pieces
 
 SPANS = 60_000  # of all lanes together
 LANES = 256
@@ -298,7 +298,7 @@ class Details:
         yield b"{"
         for number, (part, pieces) in enumerate(self._parts.get(compile, {}).items()):
             yield b'%s"%s":[' % (b"," if number else b"", part.encode())
-            yield from _separated(pieces)
+            yield from join_pieces(pieces, b",")
             yield b"]"
         yield b"}"
 
@@ -322,12 +322,7 @@ class Details:
         self.allowance.give_back(PIECE * len(pieces) + size)
 
 
-def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    for number, piece in enumerate(pieces):
-        yield b"," + piece if number else piece
-
-
-def build_graph(nodes: Sequence[GraphNode], room: int = NODES) -> Graph:
+def build_graph(nodes: Sequence[GraphNode], room: int) -> Graph:
     """A graph, or a stretch of one, with numbers for the scopes and lines that repeat."""
     kept = nodes[: max(0, room)]
     scopes: dict[str, int] = {}
@@ -355,7 +350,7 @@ def build_graph(nodes: Sequence[GraphNode], room: int = NODES) -> Graph:
     return Graph(rows, list(scopes), list(places), len(nodes) - len(kept))
 
 
-def build_rows(rows: Sequence[ReadRow], room: int = ROWS) -> Rows:
+def build_rows(rows: Sequence[ReadRow], room: int) -> Rows:
     """Wires or reads."""
     kept = [
         Seen(cut(row.source), cut(row.seen, 1_000), cut(row.file), row.line, cut(row.text))

@@ -4,12 +4,12 @@ What else people know from PyTorch is in `tripwire.telemetry.pytorch`.
 """
 
 from tripwire.telemetry.compiles import register_hook_for_recompile_user_context
-from tripwire.telemetry.figures import compile_times, prometheus_text, serve_metrics
-from tripwire.telemetry.history import (
+from tripwire.telemetry.contexts import (
     add_listener,
     clear_compilation_metrics,
     get_compilation_metrics,
 )
+from tripwire.telemetry.figures import compile_times, prometheus_text, serve_metrics
 from tripwire.telemetry.log import emit, get_logs, logging_to, set_logs, start_log, stop_log
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import LogReader, read_events

@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.contexts import MetricsContext
-from tripwire.telemetry.history import get_metrics_context
+from tripwire.telemetry.contexts import MetricsContext, get_metrics_context
 from tripwire.telemetry.schema import CompileStarted
 from tripwire.telemetry.spans import timed
 from tripwire.telemetry.threads import local

@@ -4,75 +4,77 @@ A compile enters its `MetricsContext`. Nested entries belong to the outermost on
 everything on, with the exception if there was one. `RuntimeMetricsContext` has no block: it
 collects from the first figure until `finish`. If passing on fails, that is logged; the work that
 was measured never fails because of it.
+
+What was passed on goes into a bounded ring, to the log, and to every listener. A listener that
+raises is dropped, and logged once.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from tripwire.errors import TelemetryError
+from tripwire.forks import make_lock
 from tripwire.telemetry import clock
+from tripwire.telemetry import log as event_log
+from tripwire.telemetry.metrics import (
+    FIELDS,
+    CompilationMetrics,
+    HandOver,
+    TopN,
+    build_metrics,
+    unknown_metric,
+)
+from tripwire.telemetry.schema import CompileFinished, RuntimeMetrics
 
-log = logging.getLogger("tripwire.telemetry")
+logger = logging.getLogger("tripwire.telemetry")
 
 _OWN = __file__.removesuffix("contexts.py")
-
-Metrics = dict[str, object]
-
-
-class HandOver(NamedTuple):
-    """What a context gives away at its end."""
-
-    start_ns: int  # by the wall clock, as the end
-    end_ns: int
-    metrics: Metrics
-    error: BaseException | None
-
 
 OnExit = Callable[[HandOver], object]
 
 
-class TopN:
-    """The most expensive items of many: the N with the highest figures."""
+class _Figures:
+    """What was gathered by name, and who gets it."""
 
-    def __init__(self, at_most: int = 25) -> None:
-        self.at_most = at_most
-        self._heap: list[tuple[int, int, str]] = []
-        self._met = 0
+    def __init__(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+        self._metrics: dict[str, object] = {}
+        self._start_ns = 0  # by the wall clock
 
-    def add(self, key: str, value: int) -> None:
-        """Offer an item. Of equal ones, the earlier stays."""
-        self._met += 1
-        item = (value, -self._met, key)
-        if len(self._heap) < self.at_most:
-            heapq.heappush(self._heap, item)
-        else:
-            heapq.heappushpop(self._heap, item)
+    def get(self, metric: str, default: object = None) -> object:
+        """What is known of a metric so far."""
+        return self._metrics.get(metric, default)
 
-    def __len__(self) -> int:
-        return len(self._heap)
+    def add_time(self, column: str, us: int) -> None:
+        """`increment` for spans, which know that it was begun and that the column exists."""
+        self._metrics[column] = self._metrics.get(column, 0) + us  # type: ignore[operator]
 
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return ((key, value) for value, _, key in sorted(self._heap, reverse=True))
+    def _hand_over(self, error: BaseException | None = None) -> None:
+        metrics, self._metrics = self._metrics, {}
+        try:
+            self._on_exit(HandOver(self._start_ns, clock.wall_ns(), metrics, error))
+        except Exception:  # a listener's, or ours: what was measured goes on
+            logger.exception("metrics could not be recorded")
 
 
-class MetricsContext:
+class MetricsContext(_Figures):
     """`with context: ...`; inside, figures are set, counted and collected by name.
 
     `names`: the only ones allowed; None allows any.
     """
 
     def __init__(self, on_exit: OnExit, names: frozenset[str] | None = None) -> None:
-        self._on_exit = on_exit
+        super().__init__(on_exit)
         self._names = names
-        self._metrics: Metrics = {}
         self._places: dict[str, str] = {}
-        self._start_ns = 0
         self._level = 0
 
     def __enter__(self) -> Self:
@@ -94,8 +96,8 @@ class MetricsContext:
             )
         self._level -= 1
         if self._level == 0:
-            metrics, self._metrics, self._places = self._metrics, {}, {}
-            _hand_over(self._on_exit, HandOver(self._start_ns, clock.wall_ns(), metrics, error))
+            self._places = {}
+            self._hand_over(error)
 
     @property
     def start_ns(self) -> int:
@@ -105,10 +107,6 @@ class MetricsContext:
     def in_progress(self) -> bool:
         """Whether a block is entered."""
         return self._level > 0
-
-    def get(self, metric: str, default: object = None) -> object:
-        """What is known of a metric so far."""
-        return self._metrics.get(metric, default)
 
     def set(self, metric: str, value: object, overwrite: bool = False) -> None:
         """Say what a metric is, once; again only with `overwrite`."""
@@ -140,10 +138,6 @@ class MetricsContext:
         if not isinstance(before, int | float):
             raise self._is_something_else(metric, before, "a number")
         self._metrics[metric] = before + value
-
-    def add_time(self, column: str, us: int) -> None:
-        """`increment` for spans, which know that a compile is going on and the column exists."""
-        self._metrics[column] = self._metrics.get(column, 0) + us  # type: ignore[operator]
 
     def add_to_set(self, metric: str, value: object) -> None:
         """Add to a set of values."""
@@ -178,11 +172,7 @@ class MetricsContext:
             )
         for metric in metrics:
             if self._names is not None and metric not in self._names:
-                raise TelemetryError(
-                    f"{metric}: no metric has that name. They are the fields of "
-                    "tripwire.telemetry.CompilationMetrics.",
-                    slug="metric-unknown",
-                )
+                raise unknown_metric(metric)
 
     def _check_new(self, metrics: tuple[str, ...], overwrite: bool) -> None:
         known = [] if overwrite else [m for m in metrics if m in self._metrics]
@@ -203,13 +193,8 @@ class MetricsContext:
         )
 
 
-class RuntimeMetricsContext:
+class RuntimeMetricsContext(_Figures):
     """Figures of work outside a compile, from the first one until `finish`."""
-
-    def __init__(self, on_exit: OnExit) -> None:
-        self._on_exit = on_exit
-        self._metrics: Metrics = {}
-        self._start_ns = 0
 
     def in_progress(self) -> bool:
         """Whether something was gathered since the last hand-over."""
@@ -231,26 +216,10 @@ class RuntimeMetricsContext:
             if known is not None:
                 self._metrics.setdefault(name, known)
 
-    def add_time(self, column: str, us: int) -> None:
-        """`increment` for spans, which have started it."""
-        self._metrics[column] = self._metrics.get(column, 0) + us  # type: ignore[operator]
-
-    def get(self, metric: str, default: object = None) -> object:
-        """What is known of a metric so far."""
-        return self._metrics.get(metric, default)
-
     def finish(self) -> None:
         """Hand over what was gathered, if anything was, and begin anew."""
         if self._metrics:
-            metrics, self._metrics = self._metrics, {}
-            _hand_over(self._on_exit, HandOver(self._start_ns, clock.wall_ns(), metrics, None))
-
-
-def _hand_over(on_exit: OnExit, given: HandOver) -> None:
-    try:
-        on_exit(given)
-    except Exception:  # a listener's, or ours: what was measured goes on
-        log.exception("metrics could not be recorded")
+            self._hand_over()
 
 
 def _caller() -> str:
@@ -259,3 +228,90 @@ def _caller() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# --- the latest compiles, and whoever wants to hear of the next ---
+
+DEFAULT_LIMIT = 64
+
+Listener = Callable[[CompilationMetrics], object]
+
+_lock = make_lock()
+_ring: deque[CompilationMetrics] = deque(maxlen=DEFAULT_LIMIT)
+_listeners: tuple[Listener, ...] = ()
+
+
+def record_compilation_metrics(given: HandOver) -> CompilationMetrics:
+    """Keep what a context handed over, and tell whoever listens."""
+    metrics = build_metrics(given)
+    with _lock:
+        _ring.append(metrics)
+    kind = RuntimeMetrics if metrics.is_runtime else CompileFinished
+    event_log.emit(kind, compile_id=metrics.compile_id, metrics=metrics)
+    for listener in _listeners:
+        try:
+            listener(metrics)
+        except Exception:
+            remove_listener(listener)
+            logger.exception("%r raised, so this listener is dropped", listener)
+    return metrics
+
+
+def get_compilation_metrics() -> list[CompilationMetrics]:
+    """The latest records, oldest first."""
+    with _lock:
+        return list(_ring)
+
+
+def clear_compilation_metrics() -> None:
+    """Forget them."""
+    with _lock:
+        _ring.clear()
+
+
+def set_compilation_metrics_limit(limit: int) -> None:
+    """Keep so many records; of those there are, the latest stay."""
+    global _ring
+    with _lock:
+        _ring = deque(_ring, maxlen=limit)
+
+
+def add_listener(listener: Listener) -> Callable[[], None]:
+    """Call `listener` with each record from now on; returns what ends that."""
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+    return lambda: remove_listener(listener)
+
+
+def remove_listener(listener: Listener) -> None:
+    """Call it no more."""
+    global _listeners
+    with _lock:
+        _listeners = tuple(kept for kept in _listeners if kept != listener)
+
+
+class _Contexts(threading.local):
+    def __init__(self) -> None:
+        self.compile = MetricsContext(record_compilation_metrics, FIELDS)
+        self.runtime = RuntimeMetricsContext(record_compilation_metrics)
+
+
+_contexts = _Contexts()
+
+
+def get_metrics_context() -> MetricsContext:
+    """This thread's context of the compile that is going on."""
+    return _contexts.compile
+
+
+def get_runtime_metrics_context() -> RuntimeMetricsContext:
+    """This thread's context of work outside a compile."""
+    return _contexts.runtime
+
+
+def _after_fork_in_child() -> None:
+    _ring.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, Literal, overload
 
 from tripwire.errors import TelemetryError
-from tripwire.telemetry.history import get_compilation_metrics, get_runtime_metrics_context
+from tripwire.telemetry.contexts import get_compilation_metrics, get_runtime_metrics_context
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import Counts
 from tripwire.telemetry.threads import (

@@ -7,20 +7,20 @@ one sorted text.
 
 from __future__ import annotations
 
+import heapq
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from traceback import walk_tb
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from tripwire.errors import TelemetryError
-from tripwire.telemetry.contexts import HandOver, TopN
 from tripwire.values.classes import name_of
 
 LOG_FORMAT_VERSION = 1
@@ -41,6 +41,39 @@ PHASES = (
     "retire_us",
     "record_us",
 )
+
+
+class TopN:
+    """The most expensive items of many: the N with the highest figures."""
+
+    def __init__(self, at_most: int = 25) -> None:
+        self.at_most = at_most
+        self._heap: list[tuple[int, int, str]] = []
+        self._met = 0
+
+    def add(self, key: str, value: int) -> None:
+        """Offer an item. Of equal ones, the earlier stays."""
+        self._met += 1
+        item = (value, -self._met, key)
+        if len(self._heap) < self.at_most:
+            heapq.heappush(self._heap, item)
+        else:
+            heapq.heappushpop(self._heap, item)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((key, value) for value, _, key in sorted(self._heap, reverse=True))
+
+
+class HandOver(NamedTuple):
+    """What a context gives away at its end."""
+
+    start_ns: int  # by the wall clock, as the end
+    end_ns: int
+    metrics: dict[str, object]
+    error: BaseException | None
 
 
 class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,55 +181,17 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     triton_version: str | None = None
     log_format_version: Int = LOG_FORMAT_VERSION
 
-    @property
-    def start_time(self) -> float | None:
-        """Seconds since 1970."""
-        return _seconds(self.start_time_us)
-
-    @property
-    def entire_frame_compile_time_s(self) -> float | None:
-        """The duration in seconds."""
-        return _seconds(self.duration_us)
-
-    @property
-    def backend_compile_time_s(self) -> float | None:
-        """The back end's part in seconds."""
-        return _seconds(self.backend_us)
-
-    @property
-    def inductor_compile_time_s(self) -> float | None:
-        """Inductor's part in seconds."""
-        return _seconds(self.inductor_time_us)
-
-    @property
-    def code_gen_time_s(self) -> float | None:
-        """Code generation in seconds."""
-        return _seconds(self.code_gen_time_us)
-
-    @property
-    def dynamo_time_before_restart_s(self) -> float | None:
-        """What was thrown away at a restart, in seconds."""
-        return _seconds(self.time_before_restart_us)
-
-    @property
-    def structured_logging_overhead_s(self) -> float | None:
-        """What the log cost, in seconds."""
-        return _seconds(self.logging_overhead_us)
-
-    @property
-    def cache_get_time_ms(self) -> int | None:
-        """Reading caches, in whole milliseconds."""
-        return _milliseconds(self.cache_get_time_us)
-
-    @property
-    def cache_put_time_ms(self) -> int | None:
-        """Writing caches, in whole milliseconds."""
-        return _milliseconds(self.cache_put_time_us)
-
-    @property
-    def cache_saved_time_s(self) -> float | None:
-        """What caches saved, in seconds."""
-        return _seconds(self.cache_saved_time_us)
+    # in the units that PyTorch's records had before
+    start_time = property(lambda self: _seconds(self.start_time_us))  # since 1970
+    entire_frame_compile_time_s = property(lambda self: _seconds(self.duration_us))
+    backend_compile_time_s = property(lambda self: _seconds(self.backend_us))
+    inductor_compile_time_s = property(lambda self: _seconds(self.inductor_time_us))
+    code_gen_time_s = property(lambda self: _seconds(self.code_gen_time_us))
+    dynamo_time_before_restart_s = property(lambda self: _seconds(self.time_before_restart_us))
+    structured_logging_overhead_s = property(lambda self: _seconds(self.logging_overhead_us))
+    cache_get_time_ms = property(lambda self: _milliseconds(self.cache_get_time_us))
+    cache_put_time_ms = property(lambda self: _milliseconds(self.cache_put_time_us))
+    cache_saved_time_s = property(lambda self: _seconds(self.cache_saved_time_us))
 
     @property
     def phases(self) -> dict[str, int]:
@@ -216,11 +211,7 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """A record of what was gathered by name; sets and lists become texts."""
         for name in metrics:
             if name not in FIELDS:
-                raise TelemetryError(
-                    f"{name}: no metric has that name. They are the fields of "
-                    "tripwire.telemetry.CompilationMetrics.",
-                    slug="metric-unknown",
-                )
+                raise unknown_metric(name)
         return msgspec.convert({k: _field(k, v) for k, v in metrics.items()}, cls)
 
 
@@ -235,6 +226,15 @@ _LISTS = frozenset({"exception_stack_trace", "stack_trace"})
 _TEXTS = frozenset(
     field.name for field in msgspec.structs.fields(CompilationMetrics) if field.type == str | None
 )
+
+
+def unknown_metric(name: str) -> TelemetryError:
+    """The error for a name that no field has."""
+    return TelemetryError(
+        f"{name}: no metric has that name. They are the fields of "
+        "tripwire.telemetry.CompilationMetrics.",
+        slug="metric-unknown",
+    )
 
 
 def build_metrics(given: HandOver) -> CompilationMetrics:

@@ -10,7 +10,6 @@ of a log may be kept in memory is limited by an `Allowance`, which grows with wh
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 from collections.abc import Iterator
@@ -124,14 +123,6 @@ class LogReader:
         self._begin()
         for path in self._walk():
             yield from self.read_file(path)
-
-    def merged(self) -> Iterator[Logged]:
-        """Every event of all files by the time of its writing, as far as clocks agree.
-
-        All files are open at once.
-        """
-        self._begin()
-        return heapq.merge(*(self.read_file(p) for p in self.files), key=_written_ns)
 
     def read_file(self, path: Path) -> Iterator[Logged]:
         """The events of one file; none if it was removed since it was listed."""
@@ -251,10 +242,6 @@ def too_large(what: str) -> TelemetryError:
         "Take fewer of its files at a time, or make a report: it keeps what is heaviest.",
         slug="log-too-large",
     )
-
-
-def _written_ns(logged: Logged) -> int:
-    return logged.wall_ns + getattr(logged.event, "duration_ns", 0)
 
 
 def _newer_schema(path: Path, major: int) -> TelemetryError:

@@ -9,7 +9,7 @@ when it is decoded: a long list goes on in further lines, and any other long eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -367,6 +367,14 @@ def encode(event: Header | Event) -> bytes:
         plain = make_plain(event)
         assert isinstance(plain, dict)
         return _encoder.encode({"event": event.__struct_config__.tag, **plain}) + b"\n"
+
+
+def join_pieces(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
+    """Pieces of a file with something between them."""
+    for number, piece in enumerate(pieces):
+        if number:
+            yield separator
+        yield piece
 
 
 LONG: dict[type, str] = {  # what of an event may go on in further lines

@@ -21,8 +21,11 @@ from msgspec import Struct
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.contexts import RuntimeMetricsContext
-from tripwire.telemetry.history import get_metrics_context, get_runtime_metrics_context
+from tripwire.telemetry.contexts import (
+    RuntimeMetricsContext,
+    get_metrics_context,
+    get_runtime_metrics_context,
+)
 from tripwire.telemetry.metrics import TIME_COLUMNS
 from tripwire.telemetry.schema import SpanDone, make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, Total, forget_open_events, local

@@ -32,6 +32,7 @@ from tripwire.telemetry.schema import (
     RunRefused,
     SpanDone,
     ThreadNamed,
+    join_pieces,
 )
 
 # Bytes that what is held takes, beside its texts: a thread, a span of a depth that others are
@@ -65,12 +66,8 @@ def write_chrome_trace(log: str | os.PathLike[str], target: str | os.PathLike[st
 def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
     """Write a trace while its log is read, twice: the first time for the earliest moment."""
     begin = min((logged.wall_ns for logged in reader), default=0)
-    file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-    separator = b"\n"
-    for event in build_events(reader, begin):
-        file.write(separator)
-        file.write(msgspec.json.encode(event))
-        separator = b",\n"
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    file.writelines(join_pieces(map(msgspec.json.encode, build_events(reader, begin)), b",\n"))
     file.write(b'\n],"otherData":{"start_wall_ns":"%d"}}\n' % begin)
 
 
@@ -237,7 +234,8 @@ def stream_speedscope(reader: LogReader) -> Iterator[bytes]:
     first = min((_unpack(span)[0] for spans in lanes.values() for span in spans), default=0)
     yield b'{"$schema":%s,"exporter":"tripwire","name":"tripwire",' % msgspec.json.encode(SCHEMA)
     yield b'"activeProfileIndex":0,"shared":{"frames":['
-    yield from _joined(msgspec.json.encode({"name": name.decode()}) for name in frames)
+    encoded = (msgspec.json.encode({"name": name.decode()}) for name in frames)
+    yield from join_pieces(encoded, b",\n")
     yield b']},"profiles":['
     separator = b""
     for lane, packed_spans in lanes.items():
@@ -259,20 +257,13 @@ def _unpack(span: bytes) -> tuple[int, int, int]:
     return start - _MIDDLE, _MIDDLE - 1 - end, frame
 
 
-def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    separator = b""
-    for piece in pieces:
-        yield separator + piece
-        separator = b",\n"
-
-
 def _profile(name: str, spans: list[bytes], first_ns: int) -> Iterator[bytes]:
     spans.sort()
     last = max(_unpack(span)[1] for span in spans)
     head = {"type": "evented", "name": name, "unit": "microseconds", "startValue": 0}
     yield msgspec.json.encode({**head, "endValue": (last - first_ns) / 1000})[:-1]
     yield b',"events":['
-    yield from _joined(msgspec.json.encode(event) for event in _events(spans, first_ns))
+    yield from join_pieces(map(msgspec.json.encode, _events(spans, first_ns)), b",\n")
     yield b"]}"
 
 

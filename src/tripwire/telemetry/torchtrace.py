@@ -41,6 +41,7 @@ from tripwire.telemetry.schema import (
     RuntimeMetrics,
     SpanDone,
     WiresArmed,
+    join_pieces,
 )
 
 Envelope = dict[str, object]
@@ -113,14 +114,10 @@ class _Payload:
         """The payload as torch has it."""
         match self.event:
             case GraphCaptured():
-                return _joined(self.pieces, b"\n")
+                return [*join_pieces(self.pieces, b"\n")]
             case GuardsBuilt():
                 return _guards(self.pieces)
-        return [b"[", *_joined(self.pieces, b","), b"]"]
-
-
-def _joined(pieces: list[bytes], separator: bytes) -> list[bytes]:
-    return [part for piece in pieces for part in (separator, piece)][1:]
+        return [b"[", *join_pieces(self.pieces, b","), b"]"]
 
 
 class TraceWriter:

@@ -12,7 +12,7 @@ from torch import nn
 import tripwire
 from tripwire import telemetry
 from tripwire.telemetry import CompilationMetrics, pytorch
-from tripwire.telemetry.history import get_runtime_metrics_context
+from tripwire.telemetry.contexts import get_runtime_metrics_context
 
 # What stays None after all compiles below.
 NOWHERE = {

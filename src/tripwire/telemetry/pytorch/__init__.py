@@ -17,7 +17,14 @@ from tripwire.telemetry.compiles import (
     get_hook_for_recompile_user_context,
     reset_recompile_user_contexts,
 )
-from tripwire.telemetry.contexts import HandOver, MetricsContext, RuntimeMetricsContext, TopN
+from tripwire.telemetry.contexts import (
+    MetricsContext,
+    RuntimeMetricsContext,
+    get_metrics_context,
+    get_runtime_metrics_context,
+    record_compilation_metrics,
+    set_compilation_metrics_limit,
+)
 from tripwire.telemetry.figures import (
     calculate_time_spent,
     dump_compile_times,
@@ -28,12 +35,7 @@ from tripwire.telemetry.figures import (
     reset_frame_count,
     tabulate,
 )
-from tripwire.telemetry.history import (
-    get_metrics_context,
-    get_runtime_metrics_context,
-    record_compilation_metrics,
-    set_compilation_metrics_limit,
-)
+from tripwire.telemetry.metrics import HandOver, TopN
 from tripwire.telemetry.pytorch.events import (
     ChromiumEventLogger,
     CompileEventLogger,

@@ -20,8 +20,7 @@ from tripwire.errors import TelemetryError
 from tripwire.forks import make_lock
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
-from tripwire.telemetry.contexts import MetricsContext
-from tripwire.telemetry.history import get_metrics_context
+from tripwire.telemetry.contexts import MetricsContext, get_metrics_context
 from tripwire.telemetry.schema import Instant, make_plain_dict
 from tripwire.telemetry.threads import OpenEvent, ThreadState, local
 from tripwire.telemetry.timelines import ChromiumEvent
