@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import compress
 from pathlib import Path
 
+import msgspec
+
 from tripwire.report.budgets import (
     COUNT,
     NODES,
@@ -98,12 +100,11 @@ class Collector:
         self.events = 0
         self.details = Details(allowance)
         self._allowance = allowance
+        self._skipped = Skipped()
         self._processes: list[Process] = []
         self._is_placed: list[bool] = []  # on the calendar, each process
         self._numbers: dict[str, int] = {}  # of processes, by token
         self._prices: list[int] = []  # of the counters of each process
-        self._processes_left_out = 0
-        self._counters_left_out = 0
         self._first: list[int] = []  # of each process, on the calendar
         self._last: list[int] = []
         self._latest_header: Header | None = None
@@ -111,15 +112,12 @@ class Collector:
         self._lanes = Lanes(allowance)
         self._names: dict[str, int] = {}
         self._totals: list[SpanTotal] = []
-        self._names_left_out = 0
         self._compiles: list[Compile] = []
         self._compile_numbers: dict[tuple[int, str], int] = {}
-        self._compiles_left_out = 0
         self._retirements, self._refusals, self._recompiles = (
             Grouping(allowance) for _ in range(3)
         )
         self._records: list[RecordRow] = []
-        self._records_left_out = 0
 
     def add(self, logged: Logged) -> None:
         """Take in one event."""
@@ -143,7 +141,6 @@ class Collector:
 
     def finish(self, reader: LogReader) -> Report:
         """The report of all that was added."""
-        read = reader.statistics()
         placed = list(compress(self._first, self._is_placed))
         begin = min(placed, default=min(self._first, default=0))
         # A process whose header is lost has a clock that nothing places: it begins with the rest.
@@ -172,20 +169,12 @@ class Collector:
             recompiles=self._recompiles.rows(beginnings),
             records=self._records,
             spans=self._totals,
-            skipped=Skipped(
-                files=read.files,
-                events=read.events,
-                damaged=read.damaged,
-                newer=read.newer,
-                headless=read.headless,
-                processes=self._processes_left_out,
-                counters=self._counters_left_out,
+            skipped=msgspec.structs.replace(
+                self._skipped,
+                **msgspec.structs.asdict(reader.statistics()),
                 lanes=self._lanes.left_out,
                 marks=self._lanes.marks_left_out,
-                compiles=self._compiles_left_out,
                 details=len(self.details.left_out),
-                records=self._records_left_out,
-                span_names=self._names_left_out,
             ),
         )
 
@@ -210,7 +199,7 @@ class Collector:
         texts = process.label, process.host, process.python, process.torch, process.tripwire
         cost = measure(header.token, *filter(None, texts), *process.argv)
         if not self._allowance.take(PROCESS + cost):
-            self._processes_left_out += 1
+            self._skipped.processes += 1
             return NONE
         number = self._numbers[header.token] = len(self._processes)
         self._processes.append(process)
@@ -260,7 +249,7 @@ class Collector:
         if name is None:
             cost = NAME + measure(title)
             if len(self._names) >= SPAN_NAMES or not self._allowance.take(cost):
-                self._names_left_out += 1
+                self._skipped.span_names += 1
                 return
             name = self._names[title] = len(self._totals)
             self._totals.append(SpanTotal(title))
@@ -288,7 +277,7 @@ class Collector:
         self._allowance.give_back(self._prices[process])
         if not self._allowance.take(price):
             price, counters = 0, {}
-            self._counters_left_out += 1
+            self._skipped.counters += 1
         self._prices[process] = price
         self._processes[process].counters = counters  # all counts at one moment: the latest
 
@@ -315,16 +304,15 @@ class Collector:
         is_backward = metrics.is_forward is False
         number = self._find_compile(process, event, at - duration * 1000, is_backward=is_backward)
         if number == NONE:
-            self._compiles_left_out += 1
+            self._skipped.compiles += 1
             return
         row = self._compiles[number]
         row.status, row.reason = _judge(metrics)
         if not self._allowance.take(measure(row.reason)):
             row.reason = "…"
         row.duration_us, row.phases, row.unattributed_us = duration, phases, unattributed
-        row.function = (
-            cut(metrics.co_name) if row.function == "?" and metrics.co_name else row.function
-        )
+        if row.function == "?" and metrics.co_name:
+            row.function = cut(metrics.co_name)
         row.file = row.file or cut(metrics.co_filename or "")
         row.line = row.line or metrics.co_firstlineno or 0
         row.backend = row.backend or (metrics.backend and cut(metrics.backend, 80))
@@ -352,23 +340,15 @@ class Collector:
                 source = cut(event.source, SOURCE - before)
                 self.details.add(number, "guards", source, continues=event.continues)
 
-    def _take_wires(self, process: int, event: WiresArmed, at: int) -> None:
+    def _take_rows(self, process: int, event: WiresArmed | ReadsSeen, at: int) -> None:
         number = self._find_compile(process, event, at)
         if number != NONE:
-            row, more = self._compiles[number], event.continues
-            before = row.wires if more else 0
-            row.wires = before + len(event.wires)
-            rows = build_rows(event.wires, ROWS - before)
-            self.details.add(number, "wires", rows, continues=more)
-
-    def _take_reads(self, process: int, event: ReadsSeen, at: int) -> None:
-        number = self._find_compile(process, event, at)
-        if number != NONE:
-            row, more = self._compiles[number], event.continues
-            before = row.reads if more else 0
-            row.reads = before + len(event.reads)
-            rows = build_rows(event.reads, ROWS - before)
-            self.details.add(number, "reads", rows, continues=more)
+            part = "wires" if isinstance(event, WiresArmed) else "reads"
+            found = getattr(event, part)
+            before = getattr(self._compiles[number], part) if event.continues else 0
+            setattr(self._compiles[number], part, before + len(found))
+            rows = build_rows(found, ROWS - before)
+            self.details.add(number, part, rows, continues=event.continues)
 
     def _take_retirement(self, process: int, event: Retired, at: int) -> None:
         self._processes[process].retirements += 1
@@ -413,7 +393,7 @@ class Collector:
         self._mark(process, event, at, "record", event.exception or event.function)
         cost = RECORD + measure(event.path, event.function, event.exception)
         if len(self._records) >= RECORDS or not self._allowance.take(cost):
-            self._records_left_out += 1
+            self._skipped.records += 1
             return
         self._records.append(
             RecordRow(
@@ -436,8 +416,8 @@ _TAKERS: dict[type, Callable[..., None]] = {
     CompileFinished: Collector._take_end,
     GraphCaptured: Collector._take_graph,
     GuardsBuilt: Collector._take_guards,
-    WiresArmed: Collector._take_wires,
-    ReadsSeen: Collector._take_reads,
+    WiresArmed: Collector._take_rows,
+    ReadsSeen: Collector._take_rows,
     Retired: Collector._take_retirement,
     RunRefused: Collector._take_refusal,
     Recompiled: Collector._take_recompile,

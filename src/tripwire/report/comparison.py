@@ -341,7 +341,7 @@ def _compare_nodes(after: Graph, before: Graph) -> tuple[list[_Change], dict[str
     became = {after.nodes[n].name: before.nodes[other].name for n, other in pairs.items()}
     for number, other in pairs.items():
         node = after.nodes[number]
-        if _differs(node, before.nodes[other], became):
+        if _tell_difference(node, before.nodes[other], became):
             changes.append(_Change("changed", after.scopes[node.scope], number, other))
     return sorted(changes, key=lambda change: order[change.scope]), became
 
@@ -379,17 +379,8 @@ def _signature(node: NodeRow) -> tuple[str, str]:
     return node.op, node.target
 
 
-def _differs(node: NodeRow, other: NodeRow, names: dict[str, str]) -> bool:
-    said = node.op, node.target, node.shape or "?"
-    is_same = said == (other.op, other.target, other.shape or "?")
-    return not is_same or _has_other_inputs(node, other, names)
-
-
-def _has_other_inputs(node: NodeRow, other: NodeRow, names: dict[str, str]) -> bool:
-    return [names.get(name) for name in node.inputs] != other.inputs
-
-
 def _tell_difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> str:
+    """How a node differs from the one that it was; empty where it doesn't."""
     parts = [
         f"{label} {old} → {new}"
         for label, old, new in (
@@ -399,7 +390,7 @@ def _tell_difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> st
         )
         if old != new
     ]
-    if _has_other_inputs(node, other, names):
+    if [names.get(name) for name in node.inputs] != other.inputs:
         parts.append("other inputs")
     return "; ".join(parts)
 
