@@ -69,14 +69,6 @@ def _encode_int(encoder: Encoder, value: int) -> AnyNode:
     return nodes.BigInt(f"{value:x}")
 
 
-def _encode_float(encoder: Encoder, value: float) -> AnyNode:
-    return nodes.Bits(_bits(value))
-
-
-def _encode_complex(encoder: Encoder, value: complex) -> AnyNode:
-    return nodes.Complex(_bits(value.real), _bits(value.imag))
-
-
 def _encode_bytes(encoder: Encoder, value: bytes | bytearray) -> AnyNode:
     if not encoder.can_hold_bytes(len(value)):
         reason = f"it has {len(value)} bytes: more than the record has room for"
@@ -84,50 +76,24 @@ def _encode_bytes(encoder: Encoder, value: bytes | bytearray) -> AnyNode:
     return nodes.Bytes(bytes(value), type(value) is bytearray)
 
 
-def _encode_range(encoder: Encoder, value: range) -> AnyNode:
-    return nodes.Range(*encoder.slots((value.start, value.stop, value.step)))
-
-
-def _encode_slice(encoder: Encoder, value: slice) -> AnyNode:
-    return nodes.Slice(*encoder.slots((value.start, value.stop, value.step)))
-
-
 # --- containers; each is given a subclass's instance too, as what it holds ---
 
 
-Build = Callable[[tuple[Slot, ...]], AnyNode]
+Encode = Callable[["Encoder", Any], AnyNode]
+_limit_of = collections.deque.__dict__["maxlen"].__get__
 
 
-def _hold(encoder: Encoder, value: Any, items: list[Any], build: Build) -> AnyNode:
-    """A container with its items, unless they are too many."""
-    if encoder.can_hold(items):
-        return build(encoder.slots(items, is_paid=True))
-    reason = f"it has {len(items)} elements: more than the record has room for"
-    return encoder.leave_out(type(value), reason)
+def _items_encoder(cls: Any, build: Callable[[tuple[Slot, ...], Any], AnyNode]) -> Encode:
+    """For containers of one type: a node of their items, unless these are too many."""
 
+    def encode(encoder: Encoder, value: Any) -> AnyNode:
+        items = list(cls.__iter__(value))
+        if encoder.can_hold(items):
+            return build(encoder.slots(items, is_paid=True), value)
+        reason = f"it has {len(items)} elements: more than the record has room for"
+        return encoder.leave_out(type(value), reason)
 
-def _encode_tuple(encoder: Encoder, value: tuple[object, ...]) -> AnyNode:
-    return _hold(encoder, value, list(tuple.__iter__(value)), nodes.Tuple)
-
-
-def _encode_list(encoder: Encoder, value: list[object]) -> AnyNode:
-    return _hold(encoder, value, list(list.__iter__(value)), nodes.List)
-
-
-def _encode_set(encoder: Encoder, value: set[object]) -> AnyNode:
-    items = list(set.__iter__(value))
-    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, False))
-
-
-def _encode_frozenset(encoder: Encoder, value: frozenset[object]) -> AnyNode:
-    items = list(frozenset.__iter__(value))
-    return _hold(encoder, value, items, lambda slots: nodes.Set(slots, True))
-
-
-def _encode_deque(encoder: Encoder, value: collections.deque[object]) -> AnyNode:
-    limit = collections.deque.__dict__["maxlen"].__get__(value)
-    items = list(collections.deque.__iter__(value))
-    return _hold(encoder, value, items, lambda slots: nodes.Deque(slots, limit))
+    return encode
 
 
 def _ordered_items(value: dict[object, object]) -> list[tuple[object, object]]:
@@ -144,7 +110,7 @@ def _key_step(key: object) -> str:
     return f"[{key!r}]" if any(type(key) is kind for kind in _HASHED_PLAINLY) else "[...]"
 
 
-def dict_encoder(form: nodes.DictForm) -> Callable[[Encoder, Any], AnyNode]:
+def dict_encoder(form: nodes.DictForm) -> Encode:
     """For one form of dict."""
 
     def encode(encoder: Encoder, value: dict[object, object]) -> AnyNode:
@@ -164,30 +130,32 @@ def dict_encoder(form: nodes.DictForm) -> Callable[[Encoder, Any], AnyNode]:
 
 
 # Types whose instances can be subclassed and then hold something besides attributes.
-HOLDERS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
-    tuple: _encode_tuple,
-    list: _encode_list,
-    set: _encode_set,
-    frozenset: _encode_frozenset,
-    collections.deque: _encode_deque,
+HOLDERS: Mapping[type, Encode] = {
+    tuple: _items_encoder(tuple, lambda slots, _: nodes.Tuple(slots)),
+    list: _items_encoder(list, lambda slots, _: nodes.List(slots)),
+    set: _items_encoder(set, lambda slots, _: nodes.Set(slots)),
+    frozenset: _items_encoder(frozenset, lambda slots, _: nodes.Set(slots, True)),
+    collections.deque: _items_encoder(
+        collections.deque, lambda slots, value: nodes.Deque(slots, _limit_of(value))
+    ),
     collections.OrderedDict: dict_encoder("ordered"),
     collections.defaultdict: dict_encoder("default"),
     dict: dict_encoder("dict"),
 }
-SCALARS: Mapping[type, Callable[[Encoder, Any], AnyNode]] = {
+SCALARS: Mapping[type, Encode] = {
     int: _encode_int,
-    float: _encode_float,
-    complex: _encode_complex,
+    float: lambda _, v: nodes.Bits(_bits(v)),
+    complex: lambda _, v: nodes.Complex(_bits(v.real), _bits(v.imag)),
     bytes: _encode_bytes,
     bytearray: _encode_bytes,
     type(...): lambda _, __: nodes.ConstantNode("Ellipsis"),
     type(NotImplemented): lambda _, __: nodes.ConstantNode("NotImplemented"),
-    range: _encode_range,
-    slice: _encode_slice,
+    range: lambda encoder, v: nodes.Range(*encoder.slots((v.start, v.stop, v.step))),
+    slice: lambda encoder, v: nodes.Slice(*encoder.slots((v.start, v.stop, v.step))),
 }
 # OrderedDict and Counter have attributes too, which are seldom used: see encode_instance.
 # By id: a metaclass may have a hash of its own.
-PLAIN: Mapping[int, Callable[[Encoder, Any], AnyNode]] = {
+PLAIN: Mapping[int, Encode] = {
     id(cls): encode
     for cls, encode in (*SCALARS.items(), *HOLDERS.items())
     if cls is not collections.OrderedDict
@@ -215,34 +183,29 @@ def encode_member(encoder: Encoder, value: object, cls: type) -> AnyNode:
 # --- values that a library's function makes again ---
 
 
-def _timezone(value: datetime.timezone) -> tuple[str, str, tuple[object, ...]]:
-    return "datetime", "timezone", (value.utcoffset(None), value.tzname(None))
+_MadeBy = tuple[str, str, tuple[object, ...]]  # a module, a name in it, arguments
 
 
-def _timedelta(value: datetime.timedelta) -> tuple[str, str, tuple[object, ...]]:
-    return "datetime", "timedelta", (value.days, value.seconds, value.microseconds)
-
-
-def _datetime(value: datetime.datetime) -> tuple[str, str, tuple[object, ...]]:
+def _datetime(value: datetime.datetime) -> _MadeBy:
     day = (value.year, value.month, value.day)
     time = (value.hour, value.minute, value.second, value.microsecond)
     return "datetime", "datetime", (*day, *time, value.tzinfo)
 
 
-def _time(value: datetime.time) -> tuple[str, str, tuple[object, ...]]:
+def _time(value: datetime.time) -> _MadeBy:
     time = (value.hour, value.minute, value.second, value.microsecond)
     return "datetime", "time", (*time, value.tzinfo)
 
 
-def _path(value: pathlib.PurePath) -> tuple[str, str, tuple[object, ...]]:
+def _path(value: pathlib.PurePath) -> _MadeBy:
     pure = type(value).__name__.startswith("Pure")
     return "pathlib", "PurePath" if pure else "Path", (str(value),)
 
 
 # Exact types alone: their methods are the library's own.
-_CALLS: Mapping[type, Callable[[Any], tuple[str, str, tuple[object, ...]]]] = {
-    datetime.timedelta: _timedelta,
-    datetime.timezone: _timezone,
+_CALLS: Mapping[type, Callable[[Any], _MadeBy]] = {
+    datetime.timedelta: lambda v: ("datetime", "timedelta", (v.days, v.seconds, v.microseconds)),
+    datetime.timezone: lambda v: ("datetime", "timezone", (v.utcoffset(None), v.tzname(None))),
     datetime.datetime: _datetime,
     datetime.time: _time,
     datetime.date: lambda v: ("datetime", "date", (v.year, v.month, v.day)),

@@ -106,16 +106,8 @@ _Parts = tuple[str, tuple[object, ...]]
 _NOT_OURS: _Parts = ("", ())
 
 
-def _method(value: Any) -> _Parts:
-    return "method", (value.__func__, value.__self__)
-
-
 def _builtin(value: Any) -> _Parts:
     return "builtin", (value.__self__, value.__name__)
-
-
-def _member(value: Any) -> _Parts:
-    return "member", (value.__objclass__, value.__name__)
 
 
 def _partial(value: Any) -> _Parts:
@@ -132,10 +124,6 @@ def _property(value: Any) -> _Parts:
     return "property", (get, put, delete, None if doc == own else doc)
 
 
-def _cached_property(value: Any) -> _Parts:
-    return "cached_property", (value.func, value.attrname)
-
-
 def _lru_cache(value: Any) -> _Parts:
     attributes = own_dict(value) or {}
     function = attributes.get("__wrapped__")
@@ -149,10 +137,6 @@ def _lru_cache(value: Any) -> _Parts:
     return "lru_cache", (function, given["maxsize"], given["typed"], more or None)
 
 
-def _weakref(value: Any) -> _Parts:
-    return "weakref", (value(),)
-
-
 def _proxy(value: Any) -> _Parts:
     behind = gc.get_referents(value)  # to iterate might run the mapping's own code
     return ("proxy", tuple(behind)) if len(behind) == 1 else _NOT_OURS
@@ -164,10 +148,6 @@ def _alias(value: Any) -> _Parts:
     return "alias", (value.__origin__, value.__args__)
 
 
-def _union(value: Any) -> _Parts:
-    return "union", (value.__args__,)
-
-
 def _typevar(value: Any) -> _Parts:
     return "typevar", (
         value.__name__,
@@ -177,10 +157,6 @@ def _typevar(value: Any) -> _Parts:
         value.__contravariant__,
         getattr(value, "__infer_variance__", False),  # Python 3.12 and later
     )
-
-
-def _forward(value: Any) -> _Parts:
-    return "forward", (value.__forward_arg__,)
 
 
 def _generic(value: Any) -> _Parts:
@@ -200,23 +176,23 @@ def _generic(value: Any) -> _Parts:
 
 
 _KINDS: dict[type, Callable[[Any], _Parts]] = {
-    types.MethodType: _method,
+    types.MethodType: lambda value: ("method", (value.__func__, value.__self__)),
     types.BuiltinMethodType: _builtin,
     types.MethodWrapperType: _builtin,
-    types.MemberDescriptorType: _member,
+    types.MemberDescriptorType: lambda value: ("member", (value.__objclass__, value.__name__)),
     functools.partial: _partial,
     staticmethod: lambda value: ("staticmethod", (value.__func__,)),
     classmethod: lambda value: ("classmethod", (value.__func__,)),
     property: _property,
-    functools.cached_property: _cached_property,
+    functools.cached_property: lambda value: ("cached_property", (value.func, value.attrname)),
     functools._lru_cache_wrapper: _lru_cache,
-    weakref.ref: _weakref,
+    weakref.ref: lambda value: ("weakref", (value(),)),
     types.MappingProxyType: _proxy,
     types.GenericAlias: _alias,
     type(typing.Union[int, str]): _generic,  # noqa: UP007 - from 3.14 on, the same as int | str
-    types.UnionType: _union,
+    types.UnionType: lambda value: ("union", (value.__args__,)),
     typing.TypeVar: _typevar,
-    typing.ForwardRef: _forward,
+    typing.ForwardRef: lambda value: ("forward", (value.__forward_arg__,)),
     typing._GenericAlias: _generic,  # type: ignore[attr-defined]
     typing._LiteralGenericAlias: _generic,  # type: ignore[attr-defined]
     typing._CallableGenericAlias: _generic,  # type: ignore[attr-defined]

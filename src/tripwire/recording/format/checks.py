@@ -171,10 +171,6 @@ def _check_object(node: nodes.Object, *_: object) -> None:
     _check_pairs(node.slots, node.slot_values)
 
 
-def _check_dict(node: nodes.Dict, *_: object) -> None:
-    _check_pairs(node.keys, node.values)
-
-
 def _check_function(node: nodes.Function, sizes: TableSizes, _: object) -> None:
     if node.code >= sizes.codes:
         raise damaged(f"{OBJECTS} refers to a code that it doesn't have")
@@ -200,10 +196,6 @@ def _check_geometry(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...])
 def _check_blob(blob: int, blobs: StoredBlobs) -> None:
     if blob >= len(blobs):
         raise damaged(f"{OBJECTS} refers to a blob that isn't there")
-
-
-def _check_tensor(node: nodes.Tensor, _: object, blobs: StoredBlobs) -> None:
-    _check_blob(node.blob, blobs)
 
 
 def _check_view(node: nodes.TensorView, _: object, blobs: StoredBlobs) -> None:
@@ -290,8 +282,8 @@ WRAPPED: Mapping[str, int] = {
 
 _CHECKS: Mapping[type, Callable[[typing.Any, TableSizes, StoredBlobs], None]] = {
     nodes.Range: _check_range,
-    nodes.Dict: _check_dict,
-    nodes.Tensor: _check_tensor,
+    nodes.Dict: lambda node, *_: _check_pairs(node.keys, node.values),
+    nodes.Tensor: lambda node, _, blobs: _check_blob(node.blob, blobs),
     nodes.TensorView: _check_view,
     nodes.Withheld: _check_withheld,
     nodes.TensorExtras: _check_named,

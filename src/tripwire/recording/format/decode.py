@@ -339,14 +339,6 @@ def _build_range(node: nodes.Range, value: Value) -> range:
     return range(cast("int", start), cast("int", stop), cast("int", step))
 
 
-def _build_slice(node: nodes.Slice, value: Value) -> slice:
-    return slice(value(node.start), value(node.stop), value(node.step))
-
-
-def _build_complex(node: nodes.Complex, _: Value) -> complex:
-    return complex(_real(node.real), _real(node.imag))
-
-
 _DICTS: dict[str, Callable[[], dict[object, object]]] = {
     "dict": dict,
     "ordered": collections.OrderedDict,
@@ -358,13 +350,13 @@ _DICTS: dict[str, Callable[[], dict[object, object]]] = {
 _BUILDERS: dict[type, Callable[[Any, Value], object]] = {
     nodes.BigInt: lambda node, _: int(node.digits, 16),
     nodes.Bits: lambda node, _: _real(node.digits),
-    nodes.Complex: _build_complex,
+    nodes.Complex: lambda node, _: complex(_real(node.real), _real(node.imag)),
     nodes.Text: lambda node, _: node.data.decode("utf-8", "surrogatepass"),
     nodes.String: lambda node, _: node.text,
     nodes.Bytes: lambda node, _: bytearray(node.data) if node.mutable else node.data,
     nodes.ConstantNode: lambda node, _: ... if node.name == "Ellipsis" else NotImplemented,
     nodes.Range: _build_range,
-    nodes.Slice: _build_slice,
+    nodes.Slice: lambda node, value: slice(*map(value, (node.start, node.stop, node.step))),
     nodes.List: lambda _, __: [],
     nodes.Deque: lambda node, _: collections.deque(maxlen=node.limit),
     nodes.Dict: lambda node, _: _DICTS[node.form](),

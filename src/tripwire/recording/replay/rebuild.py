@@ -15,6 +15,7 @@ import enum
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 import types
@@ -222,10 +223,6 @@ def _make_cached_property(function: Any, name: Any) -> functools.cached_property
     return made
 
 
-def _make_lru_cache(function: Any, maxsize: Any, typed: Any, _: object) -> object:
-    return functools.lru_cache(maxsize, typed)(function)
-
-
 def _make_singledispatch(function: Any, kinds: Any, functions: Any, _: object) -> object:
     made = functools.singledispatch(function)
     for kind, implementation in zip(kinds, functions, strict=True):
@@ -261,10 +258,6 @@ class _Gone:
     """Something that has died."""
 
 
-def _make_weakref(target: Any) -> weakref.ref[Any]:
-    return weakref.ref(_Gone() if target is None else target)
-
-
 def _make_generic(origin: Any, args: Any) -> object:
     if origin is typing.Callable and type(args[0]) is tuple:
         args = (list(args[0]), *args[1:])
@@ -274,10 +267,6 @@ def _make_generic(origin: Any, args: Any) -> object:
     if isinstance(origin, typing._SpecialForm) and len(args) == 1:
         return origin[args[0]]  # ClassVar, Final, Required, ... take a type, and no tuple
     return origin[args]
-
-
-def _make_union(args: Any) -> object:
-    return functools.reduce(lambda a, b: a | b, args)
 
 
 def _make_typevar(
@@ -300,16 +289,16 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "classmethod": classmethod,
     "property": property,
     "cached_property": _make_cached_property,
-    "lru_cache": _make_lru_cache,
+    "lru_cache": lambda function, maxsize, typed, _: functools.lru_cache(maxsize, typed)(function),
     "compiled": make_compiled,
     "dispatcher": make_dispatcher,
     "recorded": lambda function: function,
     "singledispatch": _make_singledispatch,
-    "weakref": _make_weakref,
+    "weakref": lambda target: weakref.ref(_Gone() if target is None else target),
     "proxy": types.MappingProxyType,
     "alias": types.GenericAlias,
     "generic": _make_generic,
-    "union": _make_union,
+    "union": lambda args: functools.reduce(operator.or_, args),
     "typevar": _make_typevar,
     "forward": typing.ForwardRef,
 }
