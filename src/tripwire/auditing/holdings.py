@@ -11,40 +11,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from tripwire.auditing.findings import PlaceKind
+from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, find_in_class, isinstance
 
 Contents = dict[Any, Any]
 
 # Of a module: walked as tables, the compiler's own, or read by no call.
-_MODULE_OWN = frozenset(
-    {
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_compiled_call_impl",
-        "_is_full_backward_hook",
-        "_non_persistent_buffers_set",
-    }
+_MODULE_OWN = words(
+    "_parameters _buffers _modules _compiled_call_impl _is_full_backward_hook "
+    "_non_persistent_buffers_set"
 )
-_CLASS_OWN = frozenset(
-    {
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__module__",
-        "__qualname__",
-        "__annotations__",
-        "__annotate_func__",
-        "__annotations_cache__",
-        "__abstractmethods__",
-        "_abc_impl",
-        "__slots__",
-        "__parameters__",
-        "__orig_bases__",
-        "__static_attributes__",
-        "__firstlineno__",
-        "__match_args__",
-    }
+_CLASS_OWN = words(
+    "__dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __annotate_func__ "
+    "__annotations_cache__ __abstractmethods__ _abc_impl __slots__ __parameters__ __orig_bases__ "
+    "__static_attributes__ __firstlineno__ __match_args__"
 )
 
 
@@ -185,17 +165,21 @@ class HeldSlots(Holding):
                 self.put(key, value)
 
 
-class HeldItems(Holding):
-    """A dict's items."""
-
-    def contents(self) -> Contents:
-        return dict(dict.items(self.owner))
+class _Subscripted(Holding):
+    """What is held as `owner[key]`."""
 
     def put(self, key: Any, value: Any) -> None:
         self.owner[key] = value
 
     def drop(self, key: Any) -> None:
         del self.owner[key]
+
+
+class HeldItems(_Subscripted):
+    """A dict's items."""
+
+    def contents(self) -> Contents:
+        return dict(dict.items(self.owner))
 
     def spell(self, key: Any) -> str:
         return f"{self.path}[{spell(key)}]"
@@ -212,17 +196,11 @@ class HeldTable(HeldItems):
         return f"{self.path}.{key}"
 
 
-class HeldElements(Holding):
+class HeldElements(_Subscripted):
     """What a list or a deque holds."""
 
     def contents(self) -> Contents:
         return dict(enumerate(self.owner))
-
-    def put(self, key: Any, value: Any) -> None:
-        self.owner[key] = value
-
-    def drop(self, key: Any) -> None:
-        del self.owner[key]
 
     def spell(self, key: Any) -> str:
         return f"{self.path}[{key}]"
@@ -325,7 +303,7 @@ class HeldCode(Holding):
         self.owner.__code__ = value
 
 
-class HeldGlobals(Holding):
+class HeldGlobals(_Subscripted):
     """Names of a module's namespace that the code which ran can ask for."""
 
     kind = PlaceKind.GLOBAL
@@ -336,12 +314,6 @@ class HeldGlobals(Holding):
 
     def contents(self) -> Contents:
         return {key: self.owner[key] for key in self.names if key in self.owner}
-
-    def put(self, key: Any, value: Any) -> None:
-        self.owner[key] = value
-
-    def drop(self, key: Any) -> None:
-        del self.owner[key]
 
     rewrite = HeldSlots.rewrite
 
@@ -387,9 +359,8 @@ class HeldContext(Holding):
     def put(self, key: Any, value: Any) -> None:
         self.owner.set(value)
 
-    rewrite = (
-        HeldDefaults.rewrite
-    )  # a variable can't be emptied but by the token of its own writing
+    # A variable can't be emptied but by the token of its own writing.
+    rewrite = HeldDefaults.rewrite
 
 
 class HeldEnvironment(HeldGlobals):

@@ -43,25 +43,13 @@ from tripwire.auditing.holdings import (
     own_dict,
 )
 from tripwire.auditing.walking import Ran, Walk, plain_function
+from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, find_in_class, isinstance, module_of, mro
 
 # Replacing these would break the class, not the call.
-_LEFT_ALONE = frozenset(
-    {
-        "__init__",
-        "__new__",
-        "__del__",
-        "__getattribute__",
-        "__setattr__",
-        "__delattr__",
-        "__init_subclass__",
-        "__hash__",
-        "__class_getitem__",
-        "__set_name__",
-        "__subclasshook__",
-        "__instancecheck__",
-        "__repr__",
-    }
+_LEFT_ALONE = words(
+    "__init__ __new__ __del__ __getattribute__ __setattr__ __delattr__ __init_subclass__ __hash__ "
+    "__class_getitem__ __set_name__ __subclasshook__ __instancecheck__ __repr__"
 )
 
 
@@ -369,7 +357,7 @@ def _absences(walk: Walk, ran: Ran) -> Iterator[Trial]:
                 yield _put(holding, name, "there is one now", lambda: 1, PlaceKind.ABSENCE)
             other = None if found is _NOTHING else find_other_plain(found)
             if other is not None:
-                made = partial(lambda other: other[0], other)
+                made = partial(_get, other)
                 yield _put(holding, name, "in front of its class's", made, PlaceKind.ABSENCE)
 
 
@@ -392,11 +380,11 @@ def _aliases(walk: Walk) -> Iterator[Trial]:
         ]
         for (_, first), (key, second) in itertools.pairwise(tensors):
             if first is not second and first.shape == second.shape and first.dtype == second.dtype:
-                yield _put(holding, key, "the tensor before it", partial(_same, first))
+                yield _put(holding, key, "the tensor before it", partial(_get, (first,)))
 
 
-def _same(value: Any) -> Any:
-    return value
+def _get(held: tuple[Any]) -> Any:
+    return held[0]
 
 
 # --- names ---
@@ -413,24 +401,7 @@ def _builtins(walk: Walk, ran: Ran) -> Iterator[Trial]:
                     yield _put(holding, name, "in front of the builtin", changed)
 
 
-_SHADOWED = frozenset(
-    {
-        "len",
-        "sum",
-        "min",
-        "max",
-        "abs",
-        "range",
-        "int",
-        "float",
-        "bool",
-        "round",
-        "pow",
-        "any",
-        "all",
-        "sorted",
-    }
-)
+_SHADOWED = words("len sum min max abs range int float bool round pow any all sorted")
 
 
 def _environment(walk: Walk) -> Iterator[Trial]:
@@ -467,10 +438,6 @@ def _set_for_a_while(get: Callable[[], Any], set_: Callable[[Any], Any], other: 
 
 def _other_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float64 else torch.float64
-
-
-def _other_precision(precision: str) -> str:
-    return "highest" if precision != "highest" else "medium"
 
 
 def _autocast() -> Any:
@@ -512,7 +479,7 @@ _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
         _set_for_a_while(
             torch.get_float32_matmul_precision,
             torch.set_float32_matmul_precision,
-            _other_precision,
+            lambda precision: "highest" if precision != "highest" else "medium",
         ),
     ),
     ("mkldnn", lambda: torch.backends.mkldnn.flags(enabled=not torch.backends.mkldnn.enabled)),
