@@ -391,9 +391,9 @@ def audit(
             "torch.compile, pass --compile."
         )
     audits = []
-    for call in calls.last():
+    for compiled, args, kwargs in calls.last():
         auditor = Auditor(seconds, places, seed, gradients)
-        audits.append(auditor.audit(call.compiled, *call.args, **call.kwargs))
+        audits.append(auditor.audit(compiled, *args, **kwargs))
     console = Console()
     for done in audits if not as_json else ():
         done.print_to(console, every=every)
@@ -406,11 +406,11 @@ def audit(
 @_json
 def doctor(as_json: bool) -> None:
     """Check this machine: versions, C modules, how tripwire watches."""
-    from tripwire.doctor import as_data, examine
+    from tripwire.doctor import examine
 
     findings = examine()
     if as_json:
-        click.echo(msgspec.json.encode(as_data(findings)))
+        click.echo(msgspec.json.encode(findings))
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:

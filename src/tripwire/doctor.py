@@ -7,8 +7,7 @@ import importlib.util
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,6 @@ class Checkup:
 def examine() -> list[Checkup]:
     """Everything that is worth knowing before asking for help."""
     return [*_versions(), *_watching(), *_cache(), *_environment()]
-
-
-def as_data(findings: list[Checkup]) -> list[dict[str, Any]]:
-    """For programs."""
-    return [asdict(finding) for finding in findings]
 
 
 def _versions() -> list[Checkup]:

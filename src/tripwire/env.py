@@ -134,13 +134,8 @@ def is_dispatch_file(filename: str) -> bool:
 @cache
 def is_library_file(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library: constant code, never the user's."""
-    if filename.startswith("<frozen "):
-        return True
-    if filename.startswith(_TORCH_ROOT) or filename == _TYPING_FILE:
-        return True
-    if filename.startswith(_SITE_ROOTS):
-        return False
-    return filename.startswith(_STDLIB_ROOTS)
+    others = LIBRARY_ROOTS[1:]  # without tripwire itself
+    return next((is_librarys for root, is_librarys in others if filename.startswith(root)), False)
 
 
 @cache

@@ -343,8 +343,5 @@ def format_source_range(
 
 def format_instruction(code: CodeType, offset: int) -> str:
     """The source of one instruction, by its offset in bytes as in `frame.f_lasti`."""
-    for number, place in enumerate(code.co_positions()):
-        if number == offset // 2:
-            line, end_line, column, end_column = place
-            return format_source_range(code.co_filename, line, end_line, column, end_column)
-    return ""
+    place = next(islice(code.co_positions(), offset // 2, None), None)
+    return format_source_range(code.co_filename, *place) if place is not None else ""

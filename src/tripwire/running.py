@@ -10,7 +10,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,15 +123,6 @@ def _code_of(leaving: SystemExit) -> int:
 # --- which compiled callables a script called, and how ---
 
 
-@dataclass(frozen=True, slots=True)
-class LastCall:
-    """The last call of one compiled callable."""
-
-    compiled: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 class Calls:
     """What was called so far."""
 
@@ -160,14 +150,12 @@ class Calls:
         finally:
             Dispatcher.__call__ = whole  # type: ignore[method-assign]
 
-    def last(self) -> list[LastCall]:
-        """One per callable, in the order of first calls."""
+    def last(self) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        """Each callable and the arguments of its last call, in the order of first calls.
+
+        A callable is compiled again: the script need not have kept what it had compiled.
+        """
         return [
-            LastCall(_compile_again(dispatcher), args, kwargs)
-            for dispatcher, args, kwargs in self._last.values()
+            (compile_callable(called.target, called.name, called.options), args, kwargs)
+            for called, args, kwargs in self._last.values()
         ]
-
-
-def _compile_again(dispatcher: Dispatcher) -> Any:
-    """The callable in its compiled form, which the script need not have kept."""
-    return compile_callable(dispatcher.target, dispatcher.name, dispatcher.options)
