@@ -90,7 +90,7 @@ def replay(
 ) -> None:
     """Run a recorded call again. It needs --trust, since it runs the record's code."""
     from tripwire.recording.replay.rerun import check_trust, rebuilding
-    from tripwire.sandbox import run_sandboxed
+    from tripwire.recording.replay.sandbox import run_sandboxed
 
     check_trust(trust)
     if sandbox:

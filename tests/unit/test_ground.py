@@ -38,7 +38,7 @@ LAYERS = [
     {"dispatch"},
     {"explain", "auditing", "report", "recording.format"},
     {"recording.capture"},
-    {"api", "recording.replay", "running", "doctor", "sandbox"},
+    {"api", "recording.replay", "running", "doctor"},
     {"cli"},
     {"__main__", "recording", ""},
 ]

@@ -13,10 +13,10 @@ import torch
 from click.testing import CliRunner
 
 import tripwire
-from tripwire import sandbox
 from tripwire.cli import main
 from tripwire.errors import CannotReplay
-from tripwire.sandbox import find_command
+from tripwire.recording.replay import sandbox
+from tripwire.recording.replay.sandbox import find_command
 
 
 def has_sandbox() -> str:

@@ -47,7 +47,7 @@ def find_command() -> str:
     return found
 
 
-_SOURCE = Path(__file__).resolve().parents[1]
+_SOURCE = Path(__file__).resolve().parents[3]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Without a network, other processes, or a terminal to type into.
 _ISOLATED = (
