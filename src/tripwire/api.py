@@ -43,8 +43,9 @@ from tripwire.writes.patches import Patch, Patches
 
 if TYPE_CHECKING:
     from tripwire.dispatch.compiled import WatchedCompile
+    from tripwire.recording.capture.blocks import InBlock
     from tripwire.recording.capture.calls import Writing
-    from tripwire.recording.capture.failures import InBlock, OnError, OnRequest
+    from tripwire.recording.capture.failures import OnError, OnRequest
     from tripwire.recording.capture.origin import Chooser
 
 logger = logging.getLogger("tripwire.trace")
@@ -419,7 +420,7 @@ def record_block(
 
     An exception of the block is raised as usual.
     """
-    from tripwire.recording.capture.failures import InBlock
+    from tripwire.recording.capture.blocks import InBlock
 
     return InBlock(_describe_writing(path, tensors, max_bytes, check))
 

@@ -5,49 +5,48 @@ Whatever goes wrong with the record is logged; the call's own exception is what 
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import dis
 import functools
 import inspect
-import linecache
 import os
 import shlex
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, FunctionType, TracebackType
+from types import MethodType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from tripwire.backends.registry import eager, find_known, name_of, takes_graphs_as_they_are
+from tripwire.backends.registry import (
+    eager,
+    find_backend,
+    find_known,
+    name_of,
+    takes_graphs_as_they_are,
+)
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
+from tripwire.dispatch.pipeline import Options
 from tripwire.errors import BadOption, CannotReplay
 from tripwire.phases import RECORD
 from tripwire.recording.capture.calls import Beginning, Writing, log, name_of_error
-from tripwire.recording.capture.gradients import (
-    Gone,
-    Gradients,
-    differentiate,
-    hold,
-    watch_backward,
-)
 from tripwire.recording.capture.outcomes import check_record, describe_error, describe_result
-from tripwire.recording.capture.shelf import future_flags
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
-from tripwire.recording.format.manifest import Compiled, Outcome, Returned
+from tripwire.recording.format.manifest import Compiled, Outcome
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
 from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import name_callable
+from tripwire.writes.patches import Patch, Patches
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
@@ -235,7 +234,7 @@ def _watch_backward(
         beginning.copies, beginning.shown, beginning.late = copies, target, True
         record_failure(writing, beginning, name, error)
 
-    watch_backward(result, (called.args, called.kwargs), failed)
+    _watch_results(result, (called.args, called.kwargs), failed)
 
 
 def name_of_callable(target: Any) -> str:
@@ -348,256 +347,170 @@ def record_last(path: str | os.PathLike[str]) -> Path:
     return ended.write(Writing.to(path))
 
 
-# --- blocks ---
+# --- backwards ---
+#
+# A backward that fails is a failure of the call whose results it came from. The call has returned
+# by then. Its results' nodes report when a backward reaches them, and with which gradients; torch's
+# engine reports that a backward raised. The record makes the call again, and then the backward.
 
 
-class InBlock:
-    """Records the body of a `with` statement, however it ends (`tripwire.record_block`)."""
-
-    def __init__(self, writing: Writing) -> None:
-        self._writing = writing
-        self.path: Path | None = None  # of the record, once it is written
-
-    def __enter__(self) -> InBlock:
-        function, variables = build_block(sys._getframe(1))
-        self._beginning = Beginning(function, (), variables, self._writing.policy)
-        self._beginning.before_run()
-        self._outer, CURRENT.kept = CURRENT.kept, self._beginning
-        self._mode = self._beginning.keeping()
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        CURRENT.kept = self._outer
-        if isinstance(error, Exception):
-            self.path = record_failure(self._writing, self._beginning, "block", error)
-        elif error is None:
-            try:
-                ended = Ended(self._beginning, "block", Returned(""))
-                self.path = ended.write(self._writing)
-            except OSError as trouble:
-                log.error("The block could not be recorded: %s", trouble)
-            except Exception:
-                log.exception("The block could not be recorded.")
+Gradients = list[torch.Tensor | None]  # of a call's results that have a node, in order
+Failed = Callable[[BaseException, Gradients], None]
 
 
-# --- the block as a function ---
+def differentiate(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    gradients: Gradients,
+    backend: str | None,
+) -> None:
+    """Make a call, and the backward from its results.
+
+    backend: compile it first; the first call makes the code, which the second runs.
+    """
+    if backend is not None:
+        call = Dispatcher(call, "call", Options(find_backend(backend)))
+        call(*args, **kwargs)
+    tensors = _find_results(call(*args, **kwargs))
+    known = [(t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None]
+    torch.autograd.backward([t for t, _ in known], [g for _, g in known])
 
 
-def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
-    """A function that does what the `with` block at this frame does, and its arguments."""
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    lines = linecache.getlines(file, frame.f_globals)
-    block = _find_block(ast.parse("".join(lines)), line) if lines else None
-    if block is None:
-        raise _not_recordable(f"the source of {file}:{line} can't be found")
-    later = block.items[_find_item(block, frame) + 1 :]
-    parts: list[ast.AST] = [*later, *block.body]
-    for why, node in _find_obstacles(parts, in_loop=False):
-        raise _not_recordable(f"{why} at line {node.lineno}")
-    names = {node.id for part in parts for node in _names_in(part)}
-    known = {} if frame.f_locals is frame.f_globals else frame.f_locals
-    variables = {name: known[name] for name in sorted(names) if name in known}
-    assigned = sorted(_assigned(parts) & _globals_of(frame))
-    text = _write(block, later, lines, list(variables), assigned)
-    shown = f"<block in {file}>"
-    linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
-    space: dict[str, object] = {}
-    exec(compile(text, shown, "exec", dont_inherit=True, flags=future_flags(frame.f_code)), space)
-    made = space["block"]
-    assert isinstance(made, FunctionType)
-    return FunctionType(made.__code__, frame.f_globals, "block"), variables
+def _find_results(result: object) -> list[torch.Tensor]:
+    leaves = tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
 
 
-# --- finding it ---
+class Gone(Exception):
+    """Something that a call was given has died since."""
 
 
-def _find_block(tree: ast.Module, line: int) -> ast.With | None:
-    """The innermost `with` statement whose header is at a line."""
-    found = None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.With) and node.lineno <= line <= _last_of_header(node):
-            found = node
-    return found
+def hold(value: Any, result: object) -> Callable[[], Any]:
+    """What gives a value back later, or raises `Gone`: tensors are kept alive, objects aren't.
+
+    Nodes of autograd will hold it, where no collector finds circles: an object may lead to the
+    call's own result, as may a tensor that the call changed in place.
+    """
+    nodes = [tensor.grad_fn for tensor in _find_results(result)]
+
+    def hold_one(value: Any) -> Callable[[], Any]:
+        cls = type(value)
+        if cls is list or cls is tuple:
+            parts = [hold_one(part) for part in value]
+            return lambda: cls(part() for part in parts)
+        if cls is dict:
+            items = [(key, hold_one(part)) for key, part in value.items()]
+            return lambda: {key: part() for key, part in items}
+        is_own = isinstance(value, torch.Tensor) and any(value.grad_fn is node for node in nodes)
+        if cls in _PLAIN or (isinstance(value, torch.Tensor) and not is_own):
+            return lambda: value
+        if cls is MethodType:
+            return _find_alive(weakref.WeakMethod(value))
+        return _find_alive(weakref.ref(value))
+
+    return hold_one(value)
 
 
-def _find_item(block: ast.With, frame: FrameType) -> int:
-    """Which manager of a header a frame is about to enter."""
-    if len(block.items) == 1:
-        return 0
-    steps = list(dis.get_instructions(frame.f_code))
-    here = next(step.positions for step in steps if step.offset == frame.f_lasti)
-    assert here is not None
-    for number, item in enumerate(block.items):  # from Python 3.13 on it is told so
-        place = item.context_expr.lineno, item.context_expr.col_offset
-        if place == (here.lineno, here.col_offset):
-            return number
-    entered = [
-        step
-        for step in steps
-        if step.opname == "BEFORE_WITH" and step.positions == here and step.offset < frame.f_lasti
-    ]
-    return len(entered) % len(block.items)  # a `finally` is compiled more than once
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def _last_of_header(block: ast.With) -> int:
-    ends = [item.context_expr.end_lineno or 0 for item in block.items]
-    return max(ends)
+def _find_alive(ref: Callable[[], Any]) -> Callable[[], Any]:
+    def find() -> Any:
+        value = ref()
+        if value is None:
+            raise Gone
+        return value
+
+    return find
 
 
-def _first_of_body(block: ast.With) -> int:
-    first = block.body[0]
-    decorators: list[ast.expr] = getattr(first, "decorator_list", [])
-    return min([first.lineno, *(decorator.lineno for decorator in decorators)])
+class _Watched:
+    """A call whose results have gradients to come. Their nodes hold it."""
+
+    def __init__(self, count: int, failed: Failed) -> None:
+        self.gradients: Gradients = [None] * count
+        self.failed = failed
+
+    def watch(self, tensor: torch.Tensor, at: int) -> None:
+        number = tensor.output_nr
+
+        def begin(grads: tuple[torch.Tensor | None, ...]) -> None:
+            self.gradients[at] = grads[number]
+            if _begun.latest is not None:
+                _begun.latest.append(self)
+            elif _running:  # in a thread of the engine's: the latest backward that began is likely
+                _running[-1].append(self)
+
+        assert tensor.grad_fn is not None
+        tensor.grad_fn.register_prehook(begin)
 
 
-# --- what can't be a function ---
-
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SUSPENDS = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
+class _Begun(threading.local):
+    latest: list[_Watched] | None = None  # the calls that this thread's backward came to
 
 
-def _find_obstacles(
-    nodes: Iterable[ast.AST], in_loop: bool
-) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
-    """What would leave the block, suspend it, or mean something else in a function."""
-    for node in nodes:
-        if isinstance(node, _SUSPENDS):
-            yield "`yield`, `await` or `async` suspends it", node
-        elif isinstance(node, ast.Break | ast.Continue) and not in_loop:
-            yield "`break` or `continue` leaves it", node
-        elif isinstance(node, ast.Name) and node.id == "super":
-            yield "it uses super()", node
-        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
-            yield "it uses a private name of a class", node
-        elif isinstance(node, ast.For | ast.While):
-            head = [node.target, node.iter] if isinstance(node, ast.For) else [node.test]
-            yield from _find_obstacles(iter(head), in_loop)
-            yield from _find_obstacles(node.body, True)
-            yield from _find_obstacles(node.orelse, in_loop)
-            continue
-        if not isinstance(node, (*_SCOPES, ast.ClassDef)):
-            yield from _find_obstacles(ast.iter_child_nodes(node), in_loop)
+_begun = _Begun()
+_running: list[list[_Watched]] = []
 
 
-def _is_private(name: str) -> bool:
-    return name.startswith("__") and not name.endswith("__")
+def _watch_results(result: object, given: object, failed: Failed) -> None:
+    """Have `failed` told of a backward that comes to these results of a call, and raises there.
+
+    given: what the call was given. A backward that has come so far has left the call.
+    """
+    tensors = _find_results(result)
+    if not tensors:
+        return
+    watched = _Watched(len(tensors), failed)
+    nodes = [tensor.grad_fn for tensor in tensors]
+    for tensor in _find_results(given):
+        assert tensor.grad_fn is not None
+        if not any(tensor.grad_fn is node for node in nodes):
+            tensor.grad_fn.register_prehook(_leave(weakref.ref(watched)))
+    _PATCHES.enter(id(watched))
+    weakref.finalize(watched, _let_go, id(watched)).atexit = False
+    for at, tensor in enumerate(tensors):
+        watched.watch(tensor, at)
+    while _dead:
+        _PATCHES.leave(_dead.popleft())
 
 
-# --- names ---
+def _leave(find: Callable[[], _Watched | None]) -> Callable[..., None]:
+    def leave(grads: object) -> None:
+        watched = find()
+        for begun in _running:
+            if watched in begun:
+                begun.remove(watched)
+
+    return leave
 
 
-def _names_in(part: ast.AST) -> Iterator[ast.Name]:
-    return (node for node in ast.walk(part) if isinstance(node, ast.Name))
+_dead: deque[int] = deque()
 
 
-def _assigned(parts: Iterable[ast.AST]) -> set[str]:
-    """Names that parts of a block bind, themselves or in functions inside them."""
-    found: set[str] = set()
-    for node in (node for part in parts for node in ast.walk(part)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
-            case ast.Import(names=names) | ast.ImportFrom(names=names):
-                found |= {(a.asname or a.name).partition(".")[0] for a in names}
-            case ast.ExceptHandler(name=str(name)):
-                found.add(name)
-    return found
+def _let_go(user: int) -> None:
+    """May come at any time, also while the patches are being put in place."""
+    if not _PATCHES.try_leave(user):
+        _dead.append(user)
 
 
-def _globals_of(frame: FrameType) -> set[str]:
-    """Names that are global in a frame, if code there assigns to them."""
-    code = frame.f_code
-    if frame.f_locals is frame.f_globals:  # a module's own lines
-        return set(code.co_names)
-    if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class
-        return set()
-    return set(code.co_names) - {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+def _wrap_engine(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        begun: list[_Watched] = []
+        before, _begun.latest = _begun.latest, begun
+        _running.append(begun)
+        try:
+            return run(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            if begun:  # the latest is where the engine was
+                begun[-1].failed(error, begun[-1].gradients)
+            raise
+        finally:
+            _begun.latest = before
+            _running[:] = [one for one in _running if one is not begun]
+
+    return run_backward
 
 
-# --- writing it ---
-
-
-def _write(
-    block: ast.With,
-    later: list[ast.withitem],
-    lines: list[str],
-    names: list[str],
-    assigned: list[str],
-) -> str:
-    """The function's text: the body where it was, a `def` above it."""
-    first, column = _first_of_body(block), block.body[0].col_offset
-    indent, rest = _part(lines[first - 1], column)
-    is_inline = bool(indent.strip())  # `with record_block(path): f(x)`
-    head = f"def block({', '.join(names)}):"
-    given = f"global {', '.join(assigned)}" if assigned else ""
-    if later:
-        outer = _indent_of_header(block, lines, None if is_inline else indent)
-        first_lines = [head, f"{outer}{given}", ""] if given else [head, ""]
-        text = _above(block.lineno - len(first_lines) + 1) + "\n".join(first_lines)
-        text = _write_items(f"{text}{outer}with (", later, "".join(lines))
-    elif is_inline:
-        text = f"{_above(first)}{head} {given};" if given else f"{_above(first)}{head} "
-    elif given:
-        text = f"{_above(_last_of_header(block) - 1)}{head}\n{indent}{given}"
-    else:
-        text = f"{_above(_last_of_header(block))}{head}"
-    below = "".join(lines[first : block.body[-1].end_lineno])
-    if is_inline:
-        return _reach(text, first, column) + rest + below
-    return _reach(f"{text}\n", first, 0) + lines[first - 1] + below
-
-
-def _above(line: int) -> str:
-    """The lines before one."""
-    if line < 1:
-        raise _not_recordable("there are too few lines above it", "Nest the with statements")
-    return "\n" * (line - 1)
-
-
-def _indent_of_header(block: ast.With, lines: list[str], body: str | None) -> str:
-    """Where a header goes that stands between a `def` and the body."""
-    indent, _ = _part(lines[block.lineno - 1], block.col_offset)
-    if not indent and body is not None and not body.startswith("  "):
-        why = "its body is indented by less than two spaces"
-        raise _not_recordable(why, "Nest the with statements")
-    return indent or " "
-
-
-def _write_items(text: str, items: list[ast.withitem], source: str) -> str:
-    """The managers of a header, each where it was."""
-    for item in items:
-        expression = item.context_expr
-        text = _reach(text, expression.lineno, expression.col_offset)
-        shown = ast.get_source_segment(source, expression)
-        text += f"({shown})" if isinstance(expression, ast.NamedExpr) else f"{shown}"
-        target = item.optional_vars
-        if target is not None:
-            text = _reach(f"{text} as ", target.lineno, target.col_offset)
-            text += f"{ast.get_source_segment(source, target)}"
-        text += ","
-    return f"{text}):"
-
-
-def _part(line: str, column: int) -> tuple[str, str]:
-    """A line before and from a column, which counts bytes."""
-    data = line.encode()
-    return data[:column].decode(), data[column:].decode()
-
-
-def _reach(text: str, line: int, column: int) -> str:
-    """The text, with newlines and spaces added up to a place in the file."""
-    text += "\n" * (line - 1 - text.count("\n"))
-    return text + " " * (column - len(text.rpartition("\n")[2].encode()))
-
-
-def _not_recordable(why: str, advice: str = "Put it into a function, and record that") -> BadOption:
-    return BadOption(f"This block can't be recorded: {why}. {advice}.", slug="not-recordable")
+_PATCHES = Patches(lambda: (Patch(torch.autograd.graph, "_engine_run_backward", _wrap_engine),))

@@ -82,7 +82,7 @@ _ABSENT = object()
 # For whoever looks: no replay needs them.
 SHOWN = ("locals", "builtins", "accessed", "code_options")
 # Makes a call that its first argument is, and then the backward of it.
-_BACKWARD = ("tripwire.recording.capture.gradients", "differentiate")
+_BACKWARD = ("tripwire.recording.capture.failures", "differentiate")
 
 
 @dataclass
