@@ -14,6 +14,7 @@ beforehand: lists, items and strings have a price.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -26,21 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 _DRAFT = re.compile(r"\.tripwire-[0-9a-f]{16}\.draft")
 _ABANDONED = 24 * 3600  # seconds after which a draft that nobody holds is removed
 _MOST_LINKS = 40  # on one way, as Linux has it
-_HAS_OWNERS = hasattr(os, "getuid")
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened at once, and then refused
-_BINARY = getattr(os, "O_BINARY", 0)
-# A folder is opened to go on from there, not to be listed: that needs no right to read it.
-_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _NOFOLLOW
-_HAS_WAYS = os.open in os.supports_dir_fd  # not on Windows
+# A pipe is opened at once, and then refused.
+_NONBLOCK = os.O_NONBLOCK
+# A folder is opened to go on from there, not to be listed: on Linux that needs no right to read it.
+_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _DESCRIPTORS = re.compile(r"/proc/(\d+)/(task/\d+/)?fd")
 
 
@@ -68,39 +61,30 @@ class _Descriptor:
 
 
 class Folder(_Descriptor):
-    """A folder that was reached: work is done in it, wherever its path leads by now.
+    """A folder that was reached: work is done in it, wherever its path leads by now."""
 
-    On systems that can't do that (Windows), each call uses the path.
-    """
-
-    def __init__(self, path: Path, handle: int | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.handle = handle
-
-    def _name(self, name: str) -> str:
-        return name if self.handle is not None else str(self.path / name)
 
     def open(self, name: str, flags: int) -> int:
         """A descriptor of a file in it, which is made with mode 0600 if the flags say so."""
-        return os.open(self._name(name), flags | _BINARY, 0o600, dir_fd=self.handle)
+        return os.open(name, flags, 0o600, dir_fd=self.handle)
 
     def look(self, name: str) -> os.stat_result:
         """What stands there under a name; a link is a link."""
-        return os.stat(self._name(name), dir_fd=self.handle, follow_symlinks=False)
+        return os.stat(name, dir_fd=self.handle, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Take a file away."""
-        os.unlink(self._name(name), dir_fd=self.handle)
+        os.unlink(name, dir_fd=self.handle)
 
     def move(self, name: str, to: str) -> None:
         """Give a file another name, in the place of any that has it."""
-        handle = self.handle
-        os.replace(self._name(name), self._name(to), src_dir_fd=handle, dst_dir_fd=handle)
+        os.replace(name, to, src_dir_fd=self.handle, dst_dir_fd=self.handle)
 
     def link(self, name: str, to: str) -> None:
         """Give a file a second name, unless that is taken."""
-        handle = self.handle
-        os.link(self._name(name), self._name(to), src_dir_fd=handle, dst_dir_fd=handle)
+        os.link(name, to, src_dir_fd=self.handle, dst_dir_fd=self.handle)
 
 
 def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = False) -> Folder:
@@ -110,10 +94,6 @@ def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = Fa
     this user and root alone decide what stands in each folder on the way, and in the last.
     """
     whole = Path(path) if os.path.isabs(path) else Path(os.getcwd(), path)
-    if not _HAS_WAYS:
-        if make:
-            whole.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Folder(whole, None)
     with _Way() as way:
         names = _split(os.fspath(whole))
         given = len(names)  # of those left, so many are of the path itself, and not of a link
@@ -133,7 +113,7 @@ def enter(path: str | os.PathLike[str], *, make: bool = False, strict: bool = Fa
                 names += _split(target)
                 if target.startswith("/"):
                     way.step("/", strict=strict, is_last=not names)
-        reached = Folder(whole, None)
+        reached = Folder(whole)
         reached.handle, way.handle = way.handle, None
         return reached
 
@@ -195,11 +175,10 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def _open_new(folder: Folder, name: str, flags: int = 0) -> int:
-    new = os.O_CREAT | os.O_EXCL | _NOFOLLOW
+    new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     handle = folder.open(name, os.O_WRONLY | new | flags)
     try:
-        if _HAS_OWNERS:
-            os.fchmod(handle, 0o600)
+        os.fchmod(handle, 0o600)
     except BaseException:
         os.close(handle)
         raise
@@ -208,7 +187,7 @@ def _open_new(folder: Folder, name: str, flags: int = 0) -> int:
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
     """A descriptor of a file that is made if need be, to write at its end; a link is an error."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW | _NONBLOCK
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | _NONBLOCK
     with enter(Path(path).parent) as folder:
         return folder.open(Path(path).name, flags)
 
@@ -264,15 +243,13 @@ def making_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     draft = Path(path).parent / _name_draft(path)
     make_folder(draft)
-    held = os.open(draft, os.O_RDONLY) if fcntl else None
+    held = os.open(draft, os.O_RDONLY)
     try:
-        if held is not None:
-            _hold(held)
+        _hold(held)
         yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+        os.close(held)
 
 
 @contextmanager
@@ -320,8 +297,6 @@ def _open_stream(place: Path) -> BinaryIO | None:
 
 def _hold(handle: int) -> bool:
     """Whether a file is now held by this process; the kernel lets go of it when that ends."""
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held by another, or a file system without locks
@@ -343,7 +318,7 @@ def sweep(folder: Path) -> None:
 
 
 def _remove_abandoned(folder: Folder, name: str) -> None:
-    handle = folder.open(name, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
+    handle = folder.open(name, os.O_RDONLY | _NONBLOCK | os.O_NOFOLLOW)
     try:
         status = os.fstat(handle)
         is_old = time.time() - status.st_mtime > _ABANDONED
@@ -359,7 +334,7 @@ def _remove_abandoned(folder: Folder, name: str) -> None:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    return not _HAS_OWNERS or status.st_uid == os.getuid()
+    return status.st_uid == os.getuid()
 
 
 def find_user_folder(variable: str, name: str) -> Path:
@@ -381,7 +356,7 @@ def find_user_folder(variable: str, name: str) -> Path:
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """A file opened to be read; a pipe or a device is an error, and nobody waits for it."""
-    return _check_regular(os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY))
+    return _check_regular(os.open(path, os.O_RDONLY | _NONBLOCK))
 
 
 def _check_regular(handle: int) -> BinaryIO:
@@ -399,7 +374,8 @@ def read_ours(path: str | os.PathLike[str], most: int = -1, *, is_private: bool 
     """
     with enter(Path(path).parent, strict=True) as folder:
         try:
-            handle = folder.open(Path(path).name, os.O_RDONLY | _NONBLOCK | _NOFOLLOW)
+            flags = os.O_RDONLY | _NONBLOCK | os.O_NOFOLLOW
+            handle = folder.open(Path(path).name, flags)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 raise NotOurs("it is a link") from None
@@ -408,9 +384,9 @@ def read_ours(path: str | os.PathLike[str], most: int = -1, *, is_private: bool 
             status = os.fstat(handle)
             if not _is_own(status):
                 raise NotOurs("it belongs to another user")
-            if _HAS_OWNERS and status.st_mode & 0o022:
+            if status.st_mode & 0o022:
                 raise NotOurs("other users may write it")
-            if is_private and _HAS_OWNERS and status.st_mode & 0o077:
+            if is_private and status.st_mode & 0o077:
                 raise NotOurs("other users may read it")
             if status.st_nlink > 1:  # it has none if it was replaced since it was opened
                 raise NotOurs(
@@ -441,7 +417,7 @@ def check_ours_below(folder: str | os.PathLike[str]) -> None:
     The folder must have been looked at with `check_ours`. Where nobody else may enter it, nobody
     else reaches what is in it.
     """
-    if not _HAS_OWNERS or not os.stat(folder).st_mode & 0o011:
+    if not os.stat(folder).st_mode & 0o011:
         return
     with os.scandir(folder) as found:
         for entry in found:

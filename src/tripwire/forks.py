@@ -31,5 +31,4 @@ def _after_fork_in_child() -> None:
         lock._at_fork_reinit()  # as the standard library does with its own
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

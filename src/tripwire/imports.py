@@ -35,10 +35,9 @@ UNCOUNTED = [0]
 
 
 _FORKS = threading.RLock()  # whoever has it may fork, or import much
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_FORKS.release
-    )
+os.register_at_fork(
+    before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_FORKS.release
+)
 
 
 @contextmanager
