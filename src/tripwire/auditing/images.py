@@ -433,25 +433,21 @@ class World:
 
     def __init__(self, walk: Walk, earlier: World | None = None) -> None:
         self._walk = walk
-        known = {} if earlier is None else {id(k.tensor): k for k in earlier.tensors()}
+        known = {} if earlier is None else {id(k.tensor): k for k in earlier.tensors}
         self._held: list[tuple[Holding, Contents]] = [(h, h.contents()) for h in walk.holdings]
-        self._tensors: list[_SavedTensor] = [
+        self.tensors: list[_SavedTensor] = [
             _SavedTensor.of(path, tensor, known.get(key))
             for key, (path, tensor) in walk.tensors.items()
         ]
         self._arrays = [(path, array, array.copy()) for path, array in walk.arrays]
         self._chance = Chance(walk.generators)
-        self._memories = {memory_of(k.tensor): k.path for k in self._tensors if memory_of(k.tensor)}
-
-    def tensors(self) -> list[_SavedTensor]:
-        """Tensors as they were."""
-        return self._tensors
+        self._memories = {memory_of(k.tensor): k.path for k in self.tensors if memory_of(k.tensor)}
 
     def put_back(self) -> None:
         """Everything is as it was."""
         for holding, contents in self._held:
             holding.rewrite(contents)
-        for kept in self._tensors:
+        for kept in self.tensors:
             kept.put_back()
         for _, array, values in self._arrays:
             if array.flags.writeable:  # what it shows of another's memory is put back there
@@ -467,7 +463,7 @@ class World:
         parts: list[tuple[str, Image]] = []
         for holding, contents in self._held:
             parts += _take_changed(holding, contents, camera)
-        for kept in self._tensors:
+        for kept in self.tensors:
             if not kept.is_in_form() or not kept.has_values():
                 form, values = form_of(kept.tensor), copy_values(kept.tensor)
                 parts.append((kept.path, TensorImage(type(kept.tensor), form, "", values)))
@@ -483,7 +479,7 @@ class World:
         """Tensors that gradients can be asked of."""
         return [
             (kept.path, kept.tensor)
-            for kept in self._tensors
+            for kept in self.tensors
             if kept.tensor.is_leaf and kept.tensor.requires_grad
         ]
 

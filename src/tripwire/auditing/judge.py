@@ -68,9 +68,9 @@ class Subject:
     """What is audited: the plain callable, and its compiled forms, made as needed."""
 
     def __init__(self, compiled: Any) -> None:
-        self._bound: tuple[Any, ...] = ()
+        self.bound: tuple[Any, ...] = ()  # what a compiled method is bound to
         if isinstance(compiled, MethodType):
-            self._bound, compiled = (compiled.__self__,), compiled.__func__
+            self.bound, compiled = (compiled.__self__,), compiled.__func__
         dispatcher = find_dispatcher(compiled)
         if dispatcher is None:
             raise BadOption(
@@ -84,11 +84,6 @@ class Subject:
             dispatcher.options, fullgraph=False, failures=None, witness=None, check=False
         )
         self.renew()
-
-    @property
-    def bound(self) -> tuple[Any, ...]:
-        """What a compiled method is bound to."""
-        return self._bound
 
     def renew(self) -> None:
         """Forget all compiled code."""
