@@ -35,7 +35,6 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
 from tripwire.env import HAS_GIL, is_own_code, torch_path
 from tripwire.errors import BadOption
-from tripwire.phases import HAS_TELEMETRY
 from tripwire.tracing import Trace, Tracer
 from tripwire.tracing.tracer import NEEDS_GIL
 from tripwire.values.contents import name_callable
@@ -350,8 +349,6 @@ def _note_failed(
     dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
     """Keep a failed call for `record_last`."""
-    if not HAS_TELEMETRY:  # records need the same package
-        return
     from tripwire.recording.capture.failures import (
         note_failed,  # no program that runs well needs it
     )

@@ -51,7 +51,6 @@ def _python() -> Checkup:
 TESTED_MINORS = (11, 12)
 _WITHOUT = {
     "torch": "pip install torch",
-    "msgspec": "pip install msgspec: without it there are no records and no telemetry",
     "safetensors": "only tests use it",
 }
 

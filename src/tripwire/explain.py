@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec
 
+from tripwire import telemetry
 from tripwire.dispatch.compiled import find_calls, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
 from tripwire.dispatch.tally import Saving
 from tripwire.env import is_library_file
 from tripwire.errors import BadOption
-from tripwire.phases import HAS_TELEMETRY
 from tripwire.redaction import Redactor
 from tripwire.tracing import Refusal, Trace, Tracer
 from tripwire.values.classes import short_name_of
@@ -262,10 +262,6 @@ def _describe(refusal: Refusal, count: int, redactor: Redactor) -> RefusalView:
 
 
 def _find_compiles(frame_id: int, redactor: Redactor) -> tuple[CompileView, ...]:
-    if not HAS_TELEMETRY:
-        return ()
-    from tripwire import telemetry
-
     return tuple(
         CompileView(
             found.compile_id or "",

@@ -1,41 +1,17 @@
-"""Phases: the parts of tripwire's own work, as spans.
-
-Telemetry needs msgspec. If that isn't installed, tripwire compiles without measuring.
-"""
+"""Phases: the parts of tripwire's own work, as spans, and the figures of each compile."""
 
 from __future__ import annotations
 
-import importlib.util
-from contextlib import AbstractContextManager, nullcontext
-
-HAS_TELEMETRY = importlib.util.find_spec("msgspec") is not None
+from tripwire.telemetry.contexts import get_metrics_context, get_runtime_metrics_context
+from tripwire.telemetry.spans import Span, timed
 
 
-def _phase(
-    name: str, column: str | None = None, is_backward: bool | None = None
-) -> AbstractContextManager[None]:
-    if not HAS_TELEMETRY:
-        return nullcontext()
-    from tripwire.telemetry.spans import timed
-
+def _phase(name: str, column: str | None = None, is_backward: bool | None = None) -> Span:
     return timed(name, column_us=column or f"{name}_us", is_backward=is_backward)
-
-
-def current_compile() -> str | None:
-    """The id of the compile that is going on in this thread."""
-    if not HAS_TELEMETRY:
-        return None
-    from tripwire.telemetry.compiles import current_compile_id
-
-    return current_compile_id()
 
 
 def note_figures(**figures: object) -> None:
     """Say what figures are of the compile that is going on in this thread; None says nothing."""
-    if not HAS_TELEMETRY:
-        return
-    from tripwire.telemetry.contexts import get_metrics_context
-
     context = get_metrics_context()
     if context.in_progress():
         known = {name: value for name, value in figures.items() if value is not None}
@@ -44,10 +20,6 @@ def note_figures(**figures: object) -> None:
 
 def add_figures(**amounts: int) -> None:
     """Add to figures of the compile that goes on in this thread, or of the runtime metrics."""
-    if not HAS_TELEMETRY or not amounts:
-        return
-    from tripwire.telemetry.contexts import get_metrics_context, get_runtime_metrics_context
-
     context = get_metrics_context()
     for name, amount in amounts.items():
         if context.in_progress():

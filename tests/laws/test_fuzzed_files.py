@@ -16,14 +16,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("msgspec")
-
-import msgspec
-import torch
 
 import tripwire
 from tripwire.backends.artifacts import Artifact, Store

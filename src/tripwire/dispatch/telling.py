@@ -28,29 +28,21 @@ from weakref import ref
 import torch
 from torch import fx
 
+from tripwire import telemetry
 from tripwire.backends.dynamo import count_copies, metering
 from tripwire.backends.registry import name_of
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.imports import PROGRESS
-from tripwire.phases import (
-    BACKWARD,
-    HAS_TELEMETRY,
-    add_figures,
-    current_compile,
-    note_figures,
-)
+from tripwire.phases import BACKWARD, add_figures, note_figures
 from tripwire.ranges import Frame, underline
 from tripwire.reading.names import Read, ReadLine
 from tripwire.rulebook.refusals import Cause, Mismatch, Refusal
+from tripwire.telemetry import compiles, log, metrics, schema
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS
 from tripwire.validity.plan import OPEN_SIZES
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import find_code
-
-if HAS_TELEMETRY:
-    from tripwire import telemetry
-    from tripwire.telemetry import compiles, log, metrics, schema
 
 if TYPE_CHECKING:
     from tripwire.dispatch.entry import Entry, Wire
@@ -78,7 +70,7 @@ class Callee:
     def of(name: str, target: Any) -> Callee:
         """What is known of a callable."""
         code = find_code(target)
-        number = compiles.new_frame_id() if HAS_TELEMETRY else 0
+        number = compiles.new_frame_id()
         if code is None:
             return Callee(name, "", 0, number)
         return Callee(name, code.co_filename, code.co_firstlineno, number)
@@ -104,7 +96,7 @@ class Teller:
     @contextmanager
     def compiling_backward(self, number: int, options: Options) -> Iterator[None]:
         """What runs inside makes a backward: a part of its forward's compile, or one of its own."""
-        if current_compile() is not None:
+        if compiles.current_compile_id() is not None:
             with BACKWARD:
                 yield
             return
@@ -114,7 +106,7 @@ class Teller:
     def _compiling(
         self, number: int, options: Options, *, is_forward: bool
     ) -> AbstractContextManager[object]:
-        if not HAS_TELEMETRY or not telemetry.is_enabled():
+        if not telemetry.is_enabled():
             return nullcontext()
         assert self.callee is not None
         return compiles.compiling(
@@ -140,7 +132,7 @@ class Teller:
         probed: dict[object, Any],
     ) -> None:
         """No entry admitted a call, and why."""
-        is_told = HAS_TELEMETRY and telemetry.is_enabled()
+        is_told = telemetry.is_enabled()
         if not is_told and not recompiles.isEnabledFor(logging.INFO):
             return
         reasons = _explain_misses(entries, args, kwargs, probed)
@@ -227,7 +219,7 @@ def _find_failures(
 
 def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> None:
     """A compile came to an entry."""
-    if not HAS_TELEMETRY or not telemetry.is_enabled():
+    if not telemetry.is_enabled():
         return
     plan = entry.summary
     parameters = [t for t in entry.held.tensors if isinstance(t, torch.nn.Parameter)]
@@ -274,7 +266,7 @@ def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> No
 
 def tell_guards(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """How long a new entry looks at a call, where it admits the one that it was made of."""
-    if not HAS_TELEMETRY or not telemetry.is_enabled():
+    if not telemetry.is_enabled():
         return
     admits = entry.standing.admits
     if admits(args, kwargs) is not None:  # for the first time, when Python is slower
@@ -316,7 +308,7 @@ def _find_overload(target: object) -> torch._ops.OpOverload | None:
 @contextmanager
 def telling_phases() -> Iterator[None]:
     """What torch's compilers do inside goes to the compile's metrics."""
-    if not HAS_TELEMETRY or not telemetry.is_enabled():
+    if not telemetry.is_enabled():
         yield
         return
     figures: dict[str, Any] = {}
@@ -336,7 +328,7 @@ def telling_phases() -> Iterator[None]:
 
 def tell_refusal(function: str, refusal: Refusal) -> None:
     """A run of a function couldn't become an entry."""
-    if not HAS_TELEMETRY or not telemetry.is_enabled():
+    if not telemetry.is_enabled():
         return
     place = refusal.where.place if refusal.where is not None else None
     file, line = (place.file, place.line) if place is not None else ("", 0)
@@ -362,9 +354,8 @@ def tell_refusal(function: str, refusal: Refusal) -> None:
 
 def tell_failure(error: Exception) -> None:
     """A back end raised, and its graph runs as it is."""
-    if HAS_TELEMETRY:
-        stack = metrics.list_frames(error.__traceback__)
-        note_figures(fail_type=type(error).__name__, exception_stack_trace=stack)
+    stack = metrics.list_frames(error.__traceback__)
+    note_figures(fail_type=type(error).__name__, exception_stack_trace=stack)
 
 
 class Followed:
@@ -394,14 +385,14 @@ class Followed:
         saved, lost = balance or (0, 0)
         now = self.count_hits(), saved // 1000, lost // 1000
         before, self.told = self.told, now
-        if HAS_TELEMETRY and now[0] > before[0]:
+        if now[0] > before[0]:
             telemetry.count("frames", "hit", now[0] - before[0])
-        if HAS_TELEMETRY and balance is not None:  # nought is a figure as well
+        if balance is not None:  # nought is a figure as well
             telemetry.count("frames", "saved_us", now[1] - before[1])
             telemetry.count("frames", "lost_us", now[2] - before[2])
 
     def __del__(self) -> None:
-        if HAS_TELEMETRY and not sys.is_finalizing():
+        if not sys.is_finalizing():
             self.tell_hits()
 
 
@@ -422,8 +413,7 @@ def list_followed() -> list[Followed]:
 
 def count_frame(what: str) -> None:
     """A call that was no hit."""
-    if HAS_TELEMETRY:
-        telemetry.count("frames", what)
+    telemetry.count("frames", what)
 
 
 def count_hits() -> None:
@@ -432,14 +422,11 @@ def count_hits() -> None:
         followed.tell_hits()
 
 
-if HAS_TELEMETRY:
-    atexit.register(count_hits)  # before telemetry leaves its counters in the log
+atexit.register(count_hits)  # before telemetry leaves its counters in the log
 
 
 def tell_retired(causes: tuple[Cause, ...], compile_id: str | None) -> None:
     """The entry that a compile came to was retired."""
-    if not HAS_TELEMETRY:
-        return
     telemetry.count("entries", "retired")
     cause, *others = causes
     writer = cause.writer

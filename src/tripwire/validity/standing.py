@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tripwire.forks import make_lock
-from tripwire.phases import RETIRE, current_compile
+from tripwire.phases import RETIRE
 from tripwire.reading.effects import Mark, Unmark
 from tripwire.reading.kinds import ABSENT, MemoKind
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
 from tripwire.rulebook.refusals import Cause, Mismatch
+from tripwire.telemetry.compiles import current_compile_id
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.kept import Held
 from tripwire.validity.table import Admits, admit_nothing
@@ -102,7 +103,7 @@ class Standing:
         self.admits: Admits = admit_nothing
         self._on_retired = on_retired
         self._on_rebound = on_rebound
-        self._compile_id = current_compile()
+        self._compile_id = current_compile_id()
         self._told = ""
         self._lock = make_lock()  # a death may come while settling
         self._causes: dict[tuple[bool, int], tuple[Cause, ...]] = {}  # by wire
