@@ -32,7 +32,7 @@ LAYERS = [
     {"env", "errors", "files", "forks", "imports", "redaction"},
     {"values", "ranges"},
     {"telemetry", "writes", "rulebook"},
-    {"phases", "reading"},
+    {"reading"},
     {"tracing"},
     {"validity", "backends"},
     {"dispatch"},

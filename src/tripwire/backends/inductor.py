@@ -58,9 +58,9 @@ from tripwire.backends.packing import CAN_PACK, can_pack, pack, unpack
 from tripwire.errors import BadOption, BadStore
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.imports import importing, uncounted_registrations
-from tripwire.phases import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.reading.tensors import storage_of
 from tripwire.reading.torchstate import describe_backends, sample_torch_state
+from tripwire.telemetry.compiles import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.open.symbols import expression_of
 from tripwire.tracing.state import FACTS, HELD, STATE

@@ -21,8 +21,8 @@ import torch
 from tripwire.backends.backwards import trains
 from tripwire.backends.cuts import runs_user_code
 from tripwire.dispatch.originals import ChainedKeeper
-from tripwire.phases import FIRST_RUN
 from tripwire.reading.tensors import meta_of
+from tripwire.telemetry.compiles import FIRST_RUN
 from tripwire.tracing.result import Input, Trace, acts, draws, is_opaque
 from tripwire.tracing.state import CallKeeper
 

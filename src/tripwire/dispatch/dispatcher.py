@@ -49,8 +49,8 @@ from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
 from tripwire.errors import CannotTrace, FunctionChanged, TripwireError
 from tripwire.forks import make_lock
-from tripwire.phases import PLAN, RETIRE, TRACE, note_figures
 from tripwire.rulebook.refusals import Mismatch
+from tripwire.telemetry.compiles import PLAN, RETIRE, TRACE, note_figures
 from tripwire.tracing import Refusal, Run
 from tripwire.tracing.answers import FormChanged, giving
 from tripwire.tracing.hooks import find_checkpoint, installed

@@ -23,7 +23,6 @@ from tripwire.dispatch.originals import add_turning, build_undo
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.turns import Turn
 from tripwire.errors import FunctionChanged
-from tripwire.phases import BACKEND, FIRST_RUN
 from tripwire.reading.names import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import (
@@ -39,6 +38,7 @@ from tripwire.reading.structure import (
     TensorPlan,
 )
 from tripwire.rulebook.refusals import Cause, Refused
+from tripwire.telemetry.compiles import BACKEND, FIRST_RUN
 from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
 from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.result import Completion, Trace, can_repeat, is_opaque

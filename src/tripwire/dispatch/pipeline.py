@@ -81,12 +81,12 @@ from tripwire.dispatch.telling import (
 )
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption
-from tripwire.phases import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figures
 from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS
 from tripwire.rulebook.refusals import Cause, Refused
+from tripwire.telemetry.compiles import BACKEND, FIRST_RUN, PLAN, RECORD, TRACE, note_figures
 from tripwire.tracing import Refusal, Run, Trace, Tracer
 from tripwire.tracing.modes import Contexts, contexts_of, restoring_contexts
 from tripwire.tracing.open.draws import DRAWN_BY_BOTH, check_ways

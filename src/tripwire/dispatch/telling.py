@@ -33,11 +33,11 @@ from tripwire.backends.dynamo import count_copies, metering
 from tripwire.backends.registry import name_of
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.imports import PROGRESS
-from tripwire.phases import BACKWARD, add_figures, note_figures
 from tripwire.ranges import Frame, underline
 from tripwire.reading.names import Read, ReadLine
 from tripwire.rulebook.refusals import Cause, Mismatch, Refusal
 from tripwire.telemetry import compiles, log, metrics, schema
+from tripwire.telemetry.compiles import BACKWARD, add_figures, note_figures
 from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS
 from tripwire.validity.plan import OPEN_SIZES

@@ -70,7 +70,6 @@ class Span(_Keyed, frozen=True, eq=False, kw_only=True, gc=False):  # nothing le
     compile_id: str | None = None
     is_backward: bool | None = None
     wait_counter: str | None = None
-    profiler_range: bool = True
 
     def __enter__(self) -> None:
         _enter(self)
@@ -267,7 +266,7 @@ def _enter_guards(
     span: Span, counters: Sequence[str], profiler: _Profiler
 ) -> list[AbstractContextManager[object]] | None:
     guards: list[AbstractContextManager[object]] = []
-    if span.profiler_range and profiler._is_profiler_enabled:
+    if profiler._is_profiler_enabled:
         guards.append(profiler.record_function(f"{span.event_name or span.key} (tripwire)"))
     if counters:
         monitor = sys.modules.get("torch.monitor") or sys.modules.get("torch._C._monitor")

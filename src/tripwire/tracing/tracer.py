@@ -28,7 +28,6 @@ from torch.utils import _pytree as pytree
 from tripwire.env import HAS_GIL, IS_KNOWN_PYTHON, is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
 from tripwire.imports import importing, uncounted_registrations
-from tripwire.phases import OBSERVE, TRACE
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
 from tripwire.reading.sources import Local, Roots
@@ -36,6 +35,7 @@ from tripwire.reading.structure import Planner, build_skeleton, find_difference
 from tripwire.reading.tensors import iter_tensors
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.telemetry.compiles import OBSERVE, TRACE
 from tripwire.tracing import hooks
 from tripwire.tracing.branches import TracerWarning
 from tripwire.tracing.modes import sample_contexts, sample_depth

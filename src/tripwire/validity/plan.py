@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as module_globals
 
-from tripwire.phases import ARM, PLAN
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import ABSENT, CODE, ELEMENTS, MEMBERS, MEMO, ORDER, NamesKind
@@ -23,6 +22,7 @@ from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
 from tripwire.rulebook.refusals import Refused
+from tripwire.telemetry.compiles import ARM, PLAN
 from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tripwire.forks import make_lock
-from tripwire.phases import RETIRE
 from tripwire.reading.effects import Mark, Unmark
 from tripwire.reading.kinds import ABSENT, MemoKind
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
 from tripwire.rulebook.refusals import Cause, Mismatch
-from tripwire.telemetry.compiles import current_compile_id
+from tripwire.telemetry.compiles import RETIRE, current_compile_id
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.kept import Held
 from tripwire.validity.table import Admits, admit_nothing

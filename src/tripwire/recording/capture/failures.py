@@ -35,12 +35,12 @@ from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.pipeline import Options
 from tripwire.errors import BadOption, CannotReplay
-from tripwire.phases import RECORD
 from tripwire.recording.capture.calls import Beginning, Writing, log, name_of_error
 from tripwire.recording.capture.outcomes import check_record, describe_error, describe_result
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.file import copy_record
 from tripwire.recording.format.manifest import Compiled, Outcome
+from tripwire.telemetry.compiles import RECORD
 from tripwire.telemetry.log import emit
 from tripwire.telemetry.schema import RecordWritten
 from tripwire.tracing.state import CURRENT
