@@ -24,7 +24,7 @@ from tripwire.telemetry.contexts import (
     get_runtime_metrics_context,
 )
 from tripwire.telemetry.schema import CompileStarted
-from tripwire.telemetry.spans import Span, timed
+from tripwire.telemetry.spans import timed
 from tripwire.telemetry.threads import local
 
 logger = logging.getLogger("tripwire.telemetry")
@@ -152,10 +152,6 @@ def _log_ns() -> int:
 # --- the phases of a compile, and its figures ---
 
 
-def _phase(name: str, column: str | None = None, is_backward: bool | None = None) -> Span:
-    return timed(name, column_us=column or f"{name}_us", is_backward=is_backward)
-
-
 def note_figures(**figures: object) -> None:
     """Say what figures are of the compile that is going on in this thread; None says nothing."""
     context = get_metrics_context()
@@ -174,18 +170,19 @@ def add_figures(**amounts: int) -> None:
             get_runtime_metrics_context().increment(name, amount, {"is_runtime": True})
 
 
-TRACE = _phase("trace")  # one observed run, from its arguments to a Trace
-OBSERVE = _phase("observe")  # the run itself
-PLAN = _phase("plan")  # guards and wires
-ARM = _phase("arm")  # sentries
-BACKEND = _phase("backend")
-FIRST_RUN = _phase("first_run")  # of compiled code
-RETIRE = _phase("retire")  # wires that were touched are compared
-RECORD = _phase("record")  # a failing call is written
+TRACE = timed("trace", column_us="trace_us")  # one observed run, from its arguments to a Trace
+OBSERVE = timed("observe", column_us="observe_us")  # the run itself
+PLAN = timed("plan", column_us="plan_us")  # guards and wires
+ARM = timed("arm", column_us="arm_us")  # sentries
+BACKEND = timed("backend", column_us="backend_us")
+FIRST_RUN = timed("first_run", column_us="first_run_us")  # of compiled code
+RETIRE = timed("retire", column_us="retire_us")  # wires that were touched are compared
+RECORD = timed("record", column_us="record_us")  # a failing call is written
 # Parts of what a back end takes.
-CACHE_GET = _phase("cache_get", "cache_get_time_us")  # compiled code out of the store
-CACHE_PUT = _phase("cache_put", "cache_put_time_us")
-BACKWARD = _phase("backward", "backward_time_us", is_backward=True)  # the graph of a backward
+CACHE_GET = timed("cache_get", column_us="cache_get_time_us")  # compiled code out of the store
+CACHE_PUT = timed("cache_put", column_us="cache_put_time_us")
+# The graph of a backward.
+BACKWARD = timed("backward", column_us="backward_time_us", is_backward=True)
 
 
 # --- what users say of a recompile ----------------------------------------------------------------
