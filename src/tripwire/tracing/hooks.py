@@ -22,7 +22,7 @@ from torch import nn
 from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
 from torch.autograd import grad_mode
-from torch.nn.modules import module as module_globals
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
@@ -222,17 +222,6 @@ def _check_module(state: TracingState, module: nn.Module) -> None:
             "a scripted module runs here, and this trace can't see into it. Trace the plain module."
         )
         state.refuse(Refusal("scripted-module", reason, _range(state)))
-    elif torch.is_grad_enabled() and (
-        module._backward_hooks
-        or module._backward_pre_hooks
-        or module_globals._global_backward_hooks
-        or module_globals._global_backward_pre_hooks
-    ):
-        reason = (
-            "the module has backward hooks: Python functions that would run in the backward, "
-            "outside the graph. Remove them, or trace under torch.no_grad()."
-        )
-        state.refuse(Refusal("backward-hook", reason, _range(state)))
 
 
 def _module_path(state: TracingState, module: nn.Module) -> str:
@@ -327,6 +316,12 @@ def _find_hindrance(
 
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
+    if issubclass(cls, BackwardHookFunction):  # around what a module takes and returns
+        return Refuse(
+            "backward-hook",
+            "the module has backward hooks: Python functions that would run in the backward, "
+            "outside the graph. Remove them, or trace under torch.no_grad().",
+        )
     if issubclass(cls, torch.utils.checkpoint.CheckpointFunction):
         return Refuse(
             "reentrant-checkpoint",

@@ -199,6 +199,29 @@ def test_backward_hooks_of_modules_are_refused_and_run(backend, caplog) -> None:
 
 
 @quick
+@pytest.mark.parametrize("way", ["_call_impl", "compiled class", "inside a refused call"])
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_run_however_a_module_is_called(backend, way, kind) -> None:
+    class Own(nn.Sequential):
+        pass
+
+    model, seen = Own(Mlp()), []
+    if way == "compiled class":
+        tripwire.compile(Own, backend=backend)
+    call = model if way == "compiled class" else model._call_impl
+    if way == "inside a refused call":
+        call = lambda x: model(x)  # noqa: E731
+    if way != "compiled class":
+        call = tripwire.compile(call, backend=backend)
+    for register in (None, getattr(model, kind)):
+        if register is not None:
+            register(lambda *_: seen.append(1))
+        for _ in range(8):
+            call(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    assert len(seen) == 8
+
+
+@quick
 def test_a_hook_on_an_intermediate_is_refused_and_runs(backend, caplog) -> None:
     class Hooked(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
