@@ -44,7 +44,7 @@ class InputMismatch(TripwireError):
 
 
 class FunctionChanged(TripwireError):
-    """A custom function returned another kind of result, and the call can't be made again."""
+    """A custom function isn't what compiled code was made for, and plain Python can't take over."""
 
 
 class TraceDiffers(TripwireError):

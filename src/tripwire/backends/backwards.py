@@ -16,6 +16,10 @@ what was saved. Plain autograd takes them in any order.
 And it counts each write to an input. Plain code doesn't count what a batch norm writes to its
 running statistics, nor what is written through `.data`; a plain call before saved these for its
 backward, which asks for the count.
+
+And AOTAutograd runs the backward of a custom function once, when it compiles. If somebody replaces
+that function, or one that it names, between a call and its backward, plain autograd runs the new
+one. Compiled code can't, and says so.
 """
 
 from __future__ import annotations
@@ -28,8 +32,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import FunctionMeta
 
+from tripwire.errors import FunctionChanged
 from tripwire.reading.tensors import TensorMeta
+from tripwire.tracing.bodies import Baked
 from tripwire.tracing.state import FACTS, UNCOUNTED, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -75,7 +82,13 @@ def mend_backward(graph: fx.Graph, runtime: Runtime, is_part: bool = False) -> R
     if uncounted:
         runtime = _leave_uncounted(runtime, uncounted)
     feeds = find_feeds(graph)
-    return FirstRun(runtime, feeds, is_part) if any(feeds.values()) else runtime
+    return FirstRun(runtime, feeds, _find_baked(graph), is_part) if any(feeds.values()) else runtime
+
+
+def _find_baked(graph: fx.Graph) -> list[Baked]:
+    calls = [node.meta[FACTS].python for node in graph.nodes if FACTS in node.meta]
+    functions = {call.function: None for call in calls if call is not None}
+    return [Baked(one) for one in functions if type(one) is FunctionMeta]
 
 
 def _leave_uncounted(runtime: Runtime, positions: list[int]) -> Runtime:
@@ -155,9 +168,12 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
 class FirstRun:
     """Compiled code until it has run once: only then can its backward be looked at."""
 
-    def __init__(self, runtime: Runtime, feeds: dict[int, set[int]], is_part: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, feeds: dict[int, set[int]], baked: list[Baked], is_part: bool
+    ) -> None:
         self.settled: Runtime = runtime  # to be called from now on
         self._feeds = feeds
+        self._baked = baked
         self._is_part = is_part
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -167,6 +183,8 @@ class FirstRun:
         backward = _find_backward(outputs, {fn for _, fn in before if fn is not None})
         if backward is not None:
             _allow_retain_graph(backward.node)
+            if self._baked:
+                _check_before(backward.node, self._baked)
             if self._is_part or len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
                 hook = _Hook(backward.slots, self._find_edges(backward.node, before))
                 backward.node.register_hook(hook)
@@ -216,6 +234,25 @@ def _find_backward(outputs: Sequence[torch.Tensor], others: set[Any]) -> _Backwa
 def _allow_retain_graph(node: Any) -> None:
     """Say that nothing is eaten: what was compiled under `keeping_saved` doesn't know by itself."""
     type(node)._forward_cls.metadata.bw_donated_idxs = []
+
+
+def _check_before(node: Any, baked: list[Baked]) -> None:
+    """Let a compiled backward raise where it isn't the one that plain autograd would run."""
+    cls = type(node)._forward_cls
+    compiled = cls.backward
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        for one in baked:
+            if not one.is_current():
+                raise FunctionChanged(
+                    f"the backward of {one.function.__name__}, or a function or module that it "
+                    "names, was replaced after the call, and the compiled backward has the old "
+                    "one. Replace it after the backward, or before the call.",
+                    slug="backward-changed",
+                )
+        return compiled(ctx, *gradients)
+
+    cls.backward = staticmethod(backward)
 
 
 class _Hooked:

@@ -89,6 +89,34 @@ def _asks_for_state(code: CodeType) -> bool:
     return any(name.startswith("get_") or name.endswith("_enabled") for name in code.co_names)
 
 
+class Baked:
+    """What a compiler made a backward of. Plain autograd looks all of it up when it runs."""
+
+    def __init__(self, cls: Any) -> None:
+        self.function = cls
+        found = _find_all({cls.backward: None}, frozenset(), may_read=False) or ()
+        self._backward = cls.backward
+        self._codes = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in found]
+        self._names = [
+            (f.__globals__, i.argval, f.__globals__.get(i.argval, _ABSENT))
+            for f in found
+            for code in all_codes(f.__code__)
+            for i in find_steps(code)
+            if i.opname == "LOAD_GLOBAL"
+        ]
+
+    def is_current(self) -> bool:
+        """Whether a backward that runs now would run the same code."""
+        return (
+            self.function.backward is self._backward
+            and all(
+                f.__code__ is code and f.__defaults__ is some and f.__kwdefaults__ is others
+                for f, code, some, others in self._codes
+            )
+            and all(space.get(name, _ABSENT) is value for space, name, value in self._names)
+        )
+
+
 def _writes_in_place(code: CodeType) -> bool:
     """Whether a code says `x.add_(1)` or `x += 1`; what is put into `x[i]` is mostly its own."""
     return any(name.endswith("_") and not name.endswith("__") for name in code.co_names) or any(

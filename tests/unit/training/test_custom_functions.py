@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -1037,3 +1038,73 @@ def test_a_backward_reads_globals_when_it_runs(name, backend, monkeypatch) -> No
                 found.append(w.grad)
         assert torch.equal(*found), number
     assert compiled.statistics().hits >= 3
+
+
+# --- code that is replaced between a call and its backward ---
+
+
+def double_it(g):
+    return g * 2
+
+
+def double_later(g):
+    return double_it(g)
+
+
+def seven_times(ctx, g):
+    return g * 7
+
+
+REPLACED = {
+    "the backward": (
+        lambda ctx, g: g * 2,
+        lambda world, custom: world.setattr(custom, "backward", staticmethod(seven_times)),
+    ),
+    "its code": (
+        lambda ctx, g: g * 2,
+        lambda world, custom: world.setattr(custom.backward, "__code__", seven_times.__code__),
+    ),
+    "a function": (
+        lambda ctx, g: double_it(g),
+        lambda world, _: world.setitem(globals(), "double_it", lambda g: g * 7),
+    ),
+    "a function of a function": (
+        lambda ctx, g: double_later(g),
+        lambda world, _: world.setitem(globals(), "double_it", lambda g: g * 7),
+    ),
+    "a default": (
+        lambda ctx, g, by=2.0: g * by,
+        lambda world, custom: world.setattr(custom.backward, "__defaults__", (7.0,)),
+    ),
+    "a module": (
+        lambda ctx, g: g * math.floor(2.5),
+        lambda world, _: world.setitem(globals(), "math", SimpleNamespace(floor=lambda v: 7)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_backward_that_was_replaced_after_the_call_is_never_stale(
+    name, backend, monkeypatch
+) -> None:
+    backward, replace = REPLACED[name]
+    custom = make_function(lambda ctx, x: x * 1, backward)
+    compiled = tripwire.compile(lambda x: custom.apply(x).sum(), backend=backend)
+
+    def find_gradient(act=lambda: None):
+        x = torch.ones(3, requires_grad=True)
+        loss = compiled(x)
+        act()
+        loss.backward()
+        return x.grad[0].item()
+
+    assert [find_gradient() for _ in range(3)] == [2, 2, 2]
+    with monkeypatch.context() as world:
+        if backend == "eager":
+            assert find_gradient(lambda: replace(world, custom)) == 7
+        else:
+            with pytest.raises(FunctionChanged, match="was replaced after the call"):
+                find_gradient(lambda: replace(world, custom))
+        assert [find_gradient() for _ in range(3)] == [7, 7, 7]
+    assert [find_gradient() for _ in range(3)] == [2, 2, 2]
