@@ -54,7 +54,7 @@ def write_script(scenario: Scenario, reason: str, seed: int) -> str:
     told = "\n".join(f"# {line}" for line in reason.splitlines())
     return (
         f"# Found by the law machine, seed {seed}. Runs with PYTHONPATH=tests.\n{told}\n"
-        f"from property.twins import Call, Do, Scenario, check\n\n{scenario}\n\n"
+        f"from property.twins import Back, Call, Do, Scenario, check\n\n{scenario}\n\n"
         "def test_twins_agree() -> None:\n    check(SCENARIO)\n\n\n"
         'if __name__ == "__main__":\n    test_twins_agree()\n'
     )

@@ -65,6 +65,23 @@ def test_the_machine_notices(fault, monkeypatch) -> None:
             run(BUDGET, seed, shrink=False, backends=("eager",))  # what is broken is before it
 
 
+LATE = {  # what is broken, and the production that shows it: each only in a late backward
+    "L1: globals that a backward reads are those of the call": "late backward that reads",
+    "L1: results have no gradient": "results in parts",
+    "instance attributes: hooks": "hooks between a call and its backward",
+    "class attributes: wires": "late backward that is another by then",
+    "instance attributes: tables of modules": "weights between a call and its backward",
+}
+
+
+@pytest.mark.parametrize("fault", LATE)
+def test_a_production_with_late_backwards_shows_its_fault(fault, monkeypatch) -> None:
+    FAULTS_BY_NAME[fault].apply(monkeypatch)
+    with pytest.raises(LawBroken):
+        for seed in SEEDS:
+            run(400, seed, shrink=False, backends=("aot_eager",), about=LATE[fault])
+
+
 @pytest.mark.parametrize("habit", [habit.name for habit in HABITS])
 def test_a_habit_alone_shows_its_fault(habit, monkeypatch) -> None:
     FAULTS_BY_NAME[IN_HABITS[habit]].apply(monkeypatch)

@@ -12,10 +12,22 @@ from unittest.mock import MagicMock
 import hypothesis
 import pytest
 import torch
+from property.delays import BACKS
 from property.grammar import BACKENDS, NAMES, scenarios
 from property.machine import LawBroken, follow, run, write_script
 from property.transcript import Writer, is_close
-from property.twins import Call, Difference, Do, Figures, Scenario, check, check_twins, play
+from property.twins import (
+    DROPPED,
+    Back,
+    Call,
+    Difference,
+    Do,
+    Figures,
+    Scenario,
+    check,
+    check_twins,
+    play,
+)
 
 from tripwire.dispatch.dispatcher import Dispatcher
 
@@ -81,6 +93,40 @@ def test_a_gradient_that_differs_is_told_apart(monkeypatch) -> None:
     monkeypatch.setattr(Dispatcher, "__call__", _run_second)
     with pytest.raises(Difference):
         check_twins(program, [Call("new(4).requires_grad_(), new(4).requires_grad_()")])
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "scale = 3.0",  # what a backward reads when it runs
+        "Own.backward = staticmethod(lambda ctx, g: g * 5)",
+        "w.register_hook(lambda g: g * 7)",
+        "outs[0].register_hook(lambda g: g * 7)",
+        "w.grad = torch.ones(4)",
+    ],
+)
+def test_what_is_written_before_a_late_backward_counts(late) -> None:
+    program = (
+        "scale, w = 2.0, nn.Parameter(torch.ones(4))\nclass Own(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, t): return t * 2\n    @staticmethod\n"
+        "    def backward(ctx, g): return g * scale\ndef call(x, y): return Own.apply(w * x)\n"
+    )
+    steps = [Call("new(4), new(4)", late=True), Do(late), Back("total.backward()")]
+    *_, written = play(Scenario(program, tuple(steps)))
+    *_, otherwise = play(Scenario(program, (steps[0], Do("pass"), steps[2])))
+    assert written[0] != otherwise[0]
+    for backend in ("eager", "aot_eager"):
+        check(Scenario(program, (*steps, *steps), backend))
+
+
+@pytest.mark.parametrize("text", BACKS)
+def test_every_way_to_ask_for_gradients_gives_some_or_lets_results_die(text) -> None:
+    program = "w = nn.Parameter(torch.ones(4))\ndef call(x, y): return x * w, w * 2\n"
+    seen = "results = [weakref.ref(out) for out in outs]"
+    steps = (Call("new(4).requires_grad_(), new(4)", late=True), Do(seen), Back(text))
+    *_, (found, (world, _)) = play(Scenario(program, steps))
+    assert found[0] == ""
+    assert "dead" in str(world) if text == DROPPED else str(found).count("torch.float32") > 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,6 +29,7 @@ class Trait:
     setup: str = ""
     helper: tuple[str, str] | None = None  # a definition that a statement stands in, and its use
     returns: tuple[str, ...] = ()  # what the program returns, where that is the matter
+    late: bool = False  # its backwards come late: the sites are written in between
 
 
 _ASKED = (

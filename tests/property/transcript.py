@@ -24,8 +24,11 @@ from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.values.numbers import is_open
 
 _PLAIN = (type(None), int, float, complex, str, bytes, range, slice, torch.dtype, type(...))
-TOOLS = frozenset({"new", "tagged", "take", "modes"})  # what players put into a world
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")  # keys: a global counter
+TOOLS = frozenset({"new", "tagged", "take", "modes", "outs"})  # what players put into a world
+_HOOKS = (  # keys: a global counter
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
+)
 _DULL = frozenset(
     [
         "__module__",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import linecache
 import os
@@ -35,6 +36,7 @@ from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.recording.capture import failures
 
 WORLD = "law_world"
+DROPPED = "None"  # the text of a step back that lets a call's results die
 PRELUDE = """\
 import builtins, collections, contextlib, contextvars, copy, dataclasses, functools, gc, math
 import os, pickle, threading, types, weakref
@@ -55,16 +57,31 @@ class Call:
     around: str = ""
     times: int = 1
     thread: bool = False
+    late: bool = False  # its backward comes in a later step, if it comes
+
+
+@dataclass(frozen=True)
+class Back:
+    """A step that asks for gradients of what a late call returned, perhaps in a thread.
+
+    The text sees `total`, a loss of all results; `first`, a loss of the first; and `leaves`, all
+    that the call could have reached. Which one: counted from the last late call.
+    """
+
+    text: str
+    which: int = 0
+    around: str = ""
+    thread: bool = False
 
 
 @dataclass(frozen=True)
 class Do:
-    """A step that does anything else to the world."""
+    """A step that does anything else. It sees `outs`: results of the last late call."""
 
     text: str
 
 
-Step = Call | Do
+Step = Call | Back | Do
 
 
 @dataclass(frozen=True)
@@ -130,10 +147,13 @@ def check(scenario: Scenario, figures: Figures | None = None) -> None:
     with contextlib.closing(play(scenario, compile_, figures)) as compiled:
         for number, step in enumerate(scenario.steps):
             got = next(compiled)
-            if scenario.backend != "eager" and _IN_PLACE in str(plain[number]):
-                return  # AOTAutograd keeps values of its own, and finds a gradient all the same
-            if scenario.backend != "eager" and _MODE in str(got) and _MODE not in str(plain):
-                return  # AOTAutograd's own refusal of a backward in another mode: docs/laws.md
+            if scenario.backend != "eager" and any(
+                words in str(plain[number]) or (words in str(got) and words not in str(plain))
+                for words in _SAVED
+            ):
+                return  # AOTAutograd saves other values than plain autograd does: docs/laws.md
+            if scenario.backend != "eager" and any(words in str(got) for words in _REFUSED):
+                return  # a compiled backward that isn't plain autograd's, and says so
             if not _is_same(plain[number], got, scenario):
                 same = functools.partial(_is_same, scenario=scenario)
                 where = find_difference(plain[number], got, same)
@@ -142,8 +162,14 @@ def check(scenario: Scenario, figures: Figures | None = None) -> None:
                 raise Difference(f"step {number}, {step!r}: ran no compiled code")
 
 
-_MODE = "This compiled backward function is being run with torch.use_deterministic_algorithms(True)"
-_IN_PLACE = "needed for gradient computation has been modified by an inplace operation"
+_REFUSED = (
+    "This compiled backward function is being run with torch.use_deterministic_algorithms(True)",
+    "[backward-changed]",
+)
+_SAVED = (
+    "needed for gradient computation has been modified by an inplace operation",
+    "Trying to backward through the graph a second time",
+)
 
 
 def _is_same(plain: Any, compiled: Any, scenario: Scenario) -> bool:
@@ -177,6 +203,15 @@ def play(
                 yield world.take(number, step)
 
 
+@dataclass(frozen=True)
+class _Late:
+    """A call that waits for its backward: what went in and came out, and where gradients go."""
+
+    found: list[Any]
+    wanted: list[torch.Tensor]
+    leaves: list[torch.Tensor]
+
+
 class _World:
     def __init__(self, program: str, figures: Figures | None) -> None:
         self.module = types.ModuleType(WORLD)
@@ -185,6 +220,7 @@ class _World:
         self.modes = contextlib.ExitStack()
         self._figures = figures
         self._count = 0
+        self._late: list[_Late] = []
         path = Path(_FOLDER.name, f"program_{next(_NUMBERS)}.py")
         text = PRELUDE + program
         path.write_text(text)
@@ -193,6 +229,7 @@ class _World:
         self.modes.callback(linecache.cache.pop, str(path), None)
         self.module.__file__ = str(path)
         self.space |= {"new": self._new, "tagged": _tag, "modes": self.modes, "take": _take}
+        self.space["outs"] = []
         sys.modules[WORLD] = self.module
         self.modes.callback(sys.modules.pop, WORLD, None)
         torch.default_generator.manual_seed(0)
@@ -212,6 +249,8 @@ class _World:
         outcomes: list[Any] = []
         if isinstance(step, Do):
             outcomes.append(self._try(lambda: self._exec(step.text)))
+        elif isinstance(step, Back):
+            outcomes.append(self._go_back(step))
         else:
             for turn in range(step.times):
                 torch.default_generator.manual_seed(100 * number + turn)
@@ -253,9 +292,11 @@ class _World:
             self._figures.hits += max(hits, 0)
             self._figures.traces += max(traces, 0)
             self._figures.raised += bool(raised)
-        writer = Writer(WORLD)
-        seen = writer.write(found[::-1])  # the result first, then the arguments
-        return raised, (raised, seen, self._write_gradients(found, writer))
+        seen = Writer(WORLD).write(found[::-1])  # the result first, then the arguments
+        if step.late:
+            self._wait(found)
+            return raised, (raised, seen)
+        return raised, (raised, seen, self._write_gradients(found))
 
     def _try_in_thread(self, run: Callable[[], Any]) -> str:
         raised: list[str] = []
@@ -265,29 +306,53 @@ class _World:
         thread.join()
         return raised[0]
 
-    def _write_gradients(self, found: list[Any], writer: Writer) -> Any:
-        if len(found) < 2:
+    def _wait(self, found: list[Any]) -> None:
+        if len(found) == 2:
+            self._late.append(_Late(found, *self._find_ends(found)))
+            self.space["outs"] = self._late[-1].wanted
+
+    def _go_back(self, step: Back) -> Any:
+        if step.which >= len(self._late):
             return ()
-        results = Writer(WORLD)
+        late = self._late[-1 - step.which]
+        made: list[Any] = []
+
+        def run() -> None:
+            with torch.enable_grad():
+                losses = _write_losses(late.wanted)
+            local = {"total": sum(losses), "first": losses[0], "leaves": late.leaves}
+            with contextlib.ExitStack() as stack:
+                for context in eval(f"({step.around},)" if step.around else "()", self.space):
+                    stack.enter_context(context)
+                made.append(eval(step.text, self.space, local))
+
+        torch.default_generator.manual_seed(step.which)
+        ready = late.wanted and late.leaves
+        raised = (self._try_in_thread(run) if step.thread else self._try(run)) if ready else ""
+        if step.text == DROPPED:
+            del self._late[-1 - step.which]
+            self.space["outs"] = []
+            late = _Late([], [], [])
+            gc.collect()
+        return raised, Writer(WORLD).write([made, late.found[::-1], late.leaves])
+
+    def _find_ends(self, found: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Results that have gradients, and all leaves that those can be for."""
+        results, everything = Writer(WORLD), Writer(WORLD)
         results.write(found[1])
         wanted = [t for t in results.tensors if t.requires_grad and t.is_floating_point()]
-        if not wanted:
-            return ()
-        everything = Writer(WORLD)
         everything.write([found[0], self.module])
-        leaves = [t for t in everything.tensors if t.requires_grad and t.is_leaf]
-        if not leaves:
+        return wanted, [t for t in everything.tensors if t.requires_grad and t.is_leaf]
+
+    def _write_gradients(self, found: list[Any]) -> Any:
+        wanted, leaves = self._find_ends(found) if len(found) == 2 else ([], [])
+        if not wanted or not leaves:
             return ()
-
-        def differentiate() -> Any:
-            weights = [torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for t in wanted]
-            total = sum((t.float() * w).sum() for t, w in zip(wanted, weights, strict=True))
-            found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)
-            return tuple(None if g is None else (str(g.dtype), Numbers.of(g)) for g in found)
-
         try:
             with torch.enable_grad():
-                return differentiate()
+                total = sum(_write_losses(wanted))
+                given = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)
+                return tuple(None if g is None else (str(g.dtype), Numbers.of(g)) for g in given)
         except Exception as error:
             return _spell(error)
 
@@ -310,6 +375,12 @@ class _World:
         if self._figures is not None and dispatcher is not None:
             for refusal, count in dispatcher.refusals.items():
                 self._figures.slugs[refusal.slug] += count
+
+
+def _write_losses(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A number of each result, in which all of its elements count otherwise."""
+    weights = [torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for t in results]
+    return [(t.float() * w).sum() for t, w in zip(results, weights, strict=True)]
 
 
 def _tag(tensor: torch.Tensor, tag: float) -> torch.Tensor:
