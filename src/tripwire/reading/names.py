@@ -121,6 +121,14 @@ def needs_plain_numbers(code: CodeType) -> bool:
     return "type" in code.co_names and _tells_types(code, 0)
 
 
+def asks_for_modes(code: CodeType) -> bool:
+    """Whether a function has one of torch's C functions by its name that ask for overrides."""
+    return not _ASK_FOR_MODES.isdisjoint(find_global_names(code))
+
+
+_ASK_FOR_MODES = frozenset(
+    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+)
 _RETURN_PLAIN_NUMBERS = frozenset({"__float__", "__int__", "__index__"})
 # What these name raises for anything but a real int or float, or makes something else of it.
 _TAKE_PLAIN_NUMBERS = frozenset(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -103,6 +103,7 @@ _MODES = Refuse(
     "process-state",
     "asks for torch-function modes, and while a run is observed, tripwire's is among them. Ask "
     "outside the traced function, or write `torch.overrides.has_torch_function(...)`.",
+    of_modes=True,
 )
 _LOCKING = Refuse(
     "process-state",
@@ -321,7 +322,7 @@ def find_impurity(callee: object, library: bool) -> Refuse | None:
 
 
 def _refuse(name: str, why: Refuse) -> Refuse:
-    return Refuse(why.slug, f"`{name}` {why.reason}")
+    return replace(why, reason=f"`{name}` {why.reason}")
 
 
 DRAWS = _refuse("random", _PYTHON_RANDOM)

@@ -112,6 +112,7 @@ class Refuse:
 
     slug: str
     reason: str
+    of_modes: bool = False  # it asks for torch-function modes, so tripwire's has to go first
 
 
 Rule = Call | Query | Refuse

@@ -428,8 +428,12 @@ def _wrap_has_torch_function(plain: Callable[..., bool]) -> Callable[..., bool]:
 
     def has_torch_function(*args: Any) -> bool:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-        if not isinstance(mode, Recorder) or any(map(is_open, iter_leaves(args))):
+        if not isinstance(mode, Recorder):
             return plain(*args)
+        if any(map(is_open, iter_leaves(args))):
+            if is_library_caller(1):
+                return plain(*args)
+            args = close_values(args)
         with _pop_mode_temporarily():
             return plain(*args)
 

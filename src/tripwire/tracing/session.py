@@ -26,7 +26,7 @@ from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Holder, Write
-from tripwire.reading.names import fingerprint, needs_plain_numbers
+from tripwire.reading.names import asks_for_modes, fingerprint, needs_plain_numbers
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
 from tripwire.reading.structure import Planner, Unbuildable, build_skeleton, holds_mutable
@@ -134,6 +134,8 @@ class Session:
         if shadow is not None and self.state.refusal is None and shadow.is_told_by(code):
             self.state.refuse(Refusal(TOLD, _TOLD, self.state.capture_range(2)))
             self._withdraw(sys._getframe(1))
+            if asks_for_modes(code) and self.recorder is not None:
+                self.recorder.leave()
         self.state.run_aside(self._reach_from, code, namespace, module)
 
     def on_library_start(self, code: CodeType) -> None:
@@ -170,9 +172,10 @@ class Session:
             hooks.release(self)
         # A function that C++ has takes an open number for a symbol, and no mode stands before it.
         self._withdraw(sys._getframe(1))
-        # Open numbers may still go to torch, which must get plain ones.
+        # Open numbers that weren't found may still go to torch, which must get plain ones.
+        stays = self.state.shadow is not None and not refuse.of_modes
         keeps = CURRENT.kept is not None and CURRENT.kept.is_for_failures()
-        if self.recorder is not None and not keeps and self.state.shadow is None:
+        if self.recorder is not None and not keeps and not stays:
             self.recorder.leave()
 
     def _withdraw(self, frame: FrameType) -> None:

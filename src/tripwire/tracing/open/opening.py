@@ -37,7 +37,7 @@ from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
 from tripwire.reading.kinds import MEMO, is_link
-from tripwire.reading.names import needs_plain_numbers
+from tripwire.reading.names import asks_for_modes, needs_plain_numbers
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
@@ -105,11 +105,14 @@ class Opening:
     def is_told_by(self, code: CodeType) -> bool:
         """Whether a function may tell an open number: by `type`, or by `is` of two variables.
 
+        Or it asks which of its arguments override torch's functions, and open numbers do.
         Installed packages ask no size for its type, and compare objects.
         """
         file = code.co_filename
         if is_library_file(file) or is_own_code(code):
             return False
+        if asks_for_modes(code):
+            return True
         if is_installed_file(file):
             has_numbers = self.numbers or self.spots or self.takes or self.draws
             return bool(has_numbers) and needs_plain_numbers(code)
