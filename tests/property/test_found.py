@@ -1029,3 +1029,14 @@ def test_an_int_that_was_closed_is_made_again(backend, made) -> None:
     call = Call("new(4), new(4)", times=3)
     writes = [step for k in (6.0, 7.5, 3.25, 6.0) for step in (Do(f"o.k = {k}"), call)]
     check(Scenario(program, (call, *writes), backend))
+
+
+@pytest.mark.parametrize("write", ["w.data.mul_(0.5)", "w.data[1:].mul_(0.5)", "w.data[0] = y[0]"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_is_written_through_data_is_undone_where_a_call_turns_back(backend, write) -> None:
+    program = (
+        "w, steps = nn.Parameter(torch.arange(4.0)), [1.0]\n"
+        f"def call(x, y):\n    {write}\n    x = x * w\n"
+        "    x = x * (2 if bool(y[0] > 0) else 3)\n    steps.append(1.0)\n    return x\n"
+    )
+    check(Scenario(program, (Call("new(4), new(4)", times=8),), backend))

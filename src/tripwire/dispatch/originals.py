@@ -10,7 +10,8 @@ Undoing: if compiled code fails on a hit, its writes are undone, and the plain c
 That raises the same error at the user's line, after all the effects that came before it (L3). Small
 tensors that the code changes in place are copied before each run: compiled code may write at any
 moment, and Inductor's doesn't count its writes. Only if the runtime is the graph itself do the
-tensors' version counters tell whether anything was written, except by batch norms.
+tensors' version counters tell whether anything was written, except by batch norms and through
+`.data`.
 
 Not undone: large tensors, gradients, what user code did inside a custom autograd function, and
 anything on another device than the CPU, where values raise no error that a call could catch. Then
@@ -395,7 +396,7 @@ def build_undo(
     if not answers and (acts(trace) or (is_graph and not has_effects)):
         return None  # the graph alone leaves what plain code does
     written = tuple(i for i, wanted in enumerate(trace.inputs) if wanted.written)
-    counts = is_graph and not any(name_of(node) in UNCOUNTED for node in trace.graph.nodes)
+    counts = is_graph and not any(map(_may_write_uncounted, trace.graph.nodes))
     if not written and not draws(trace):
         return Undo((), (), counts, False)
     metas = [trace.inputs[i].meta for i in written]
@@ -407,6 +408,11 @@ def build_undo(
     count = len(trace.numbers)
     generators = _find_generators(trace) if draws(trace) else ()
     return Undo(tuple(count + i for i in written), generators, counts, copies)
+
+
+def _may_write_uncounted(node: fx.Node) -> bool:
+    """A batch norm's statistics; and what `x.data` is changes with `x`, but has its own counter."""
+    return name_of(node) in UNCOUNTED or (node.target is getattr and node.args[1] == "data")
 
 
 def add_turning(undo: Undo | None, trace: Trace, done: Done) -> Undo | None:

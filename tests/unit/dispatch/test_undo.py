@@ -98,6 +98,13 @@ class Normalizes(Net):
         return *super().facts(), dict(self.norm.named_buffers())
 
 
+class WritesThroughData(Net):
+    """The version counter of a tensor doesn't tell of writes to its `.data`."""
+
+    def write(self, x):
+        self.total.data.mul_(2).add_(x)
+
+
 class SwitchesGradients(Net):
     """Leaves another grad mode behind, unless it fails."""
 
@@ -145,7 +152,9 @@ def check_twins(build, backend):
     assert compiled.statistics().hits >= 5
 
 
-@pytest.mark.parametrize("kind", [Net, FailsFirst, Draws, OnlyWrites, WritesItems, Normalizes])
+@pytest.mark.parametrize(
+    "kind", [Net, FailsFirst, Draws, OnlyWrites, WritesItems, Normalizes, WritesThroughData]
+)
 def test_an_error_on_a_hit_leaves_what_the_plain_call_leaves(kind, backend) -> None:
     with torch.no_grad():
         check_twins(kind, backend)
