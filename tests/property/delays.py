@@ -140,7 +140,6 @@ DELAYS = (
             "handle = net.w.register_post_accumulate_grad_hook(note)",
             "handle = outs[0].register_hook(lambda g: g * 5)",
             "handle = outs[-1].register_hook(note)",
-            "handle = outs[0].grad_fn.register_prehook(lambda g: (g[0] * 2,))",
             "outs[0].retain_grad()",
             "handle = net.register_full_backward_hook(lambda m, gi, go: seen.append(go[0].sum()))",
             "handle = net.lin.register_full_backward_pre_hook(lambda m, g: (g[0] * net.scale,))",
@@ -214,11 +213,11 @@ DELAYS = (
     Trait(
         "checkpoint before a late backward",  # nothing that it reads is written: docs/laws.md
         (
-            "t = again(block, t, use_reentrant=False)",
-            "t = again(lambda v: v.sin() * deep.weight[0], t.float(), use_reentrant=False)",
-            "t = again(deep, t.float(), use_reentrant=False)",
-            "t = again(lambda v: F.dropout(v * 2, 0.5).sin(), t, use_reentrant=False)",
-            "t = again(block, t, use_reentrant=True)",
+            "t = again(block, t * 1, use_reentrant=False)",
+            "t = again(lambda v: v.sin() * deep.weight[0], t.float() * 1, use_reentrant=False)",
+            "t = again(deep, t.float() * 1, use_reentrant=False)",
+            "t = again(lambda v: F.dropout(v * 2, 0.5).sin(), t * 1, use_reentrant=False)",
+            "t = again(block, t * 1, use_reentrant=True)",
         ),
         _ROWS,
         ("", "torch.autocast('cpu', torch.bfloat16)"),
