@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 from support import check_same
 
 import tripwire
+from tripwire.tracing.open import fakes
 
 SIZES = (3, 5, 6, 7, 8, 9, 10, 11)
 
@@ -55,6 +57,26 @@ def test_a_torch_call_that_needs_a_size_closes_it_and_is_named() -> None:
 
 def count(x, n):
     return x * torch.combinations(torch.arange(3.0), n).numel()
+
+
+def in_windows(x, width):
+    padded = torch.nn.functional.pad(x, (0, (width - x.shape[1] % width) % width))
+    windows = padded.view(x.shape[0], padded.shape[1] // width, width).softmax(-1)
+    return windows.reshape(x.shape[0], -1)[:, : x.shape[1]]
+
+
+def test_sizes_that_torch_thinks_about_for_too_long_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = [(torch.randn(2, n), 4) for n in SIZES]
+    patient = run(in_windows, calls)
+    assert tripwire.explain(patient).traces < len(calls)
+    monkeypatch.setattr(fakes, "_PATIENCE", 0.0)
+    compiled = run(in_windows, [*calls, calls[-1]])
+    found = tripwire.explain(compiled)
+    assert "L['x'].shape[1]: closed at " in found.closed[0]
+    assert "thinks about it for too long" in found.closed[0]
+    assert found.hits == 1
 
 
 def test_a_torch_call_that_needs_a_number_is_named_and_not_the_back_end() -> None:

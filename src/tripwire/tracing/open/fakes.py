@@ -10,6 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from time import thread_time
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,6 +32,7 @@ from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import is_open, map_leaves, symbolic
 
 BY_VALUES = "the size of its result depends on values"
+_PATIENCE = 10.0  # seconds of a run that torch may think about open sizes; most runs take one
 
 
 def make_mode(shape_env: ShapeEnv | None, *, static_shapes: bool) -> FakeTensorMode:
@@ -96,6 +98,7 @@ class Fakes:
         self._forms: dict[object, FakeTensor] = {}
         self._memo: dict[object, list[Any]] = {}
         self._hints: dict[int, _Hints] = {}  # by a fake's identity
+        self._spent = 0.0  # seconds that calls on fakes took
 
     # --- tensors of the call ---
 
@@ -207,6 +210,7 @@ class Fakes:
         found = None if key is None else self._memo.get(key)
         if found is None:
             fake = self._fake_of if not in_place else self._copy_of
+            begin = thread_time()
             try:
                 with self.mode, enable_python_dispatcher():
                     made = func(*map_leaves(args, fake), **map_leaves(kwargs, fake))
@@ -216,9 +220,16 @@ class Fakes:
             except Exception as error:  # any that a meta function raises; told with what it closes
                 first = str(error).partition("\n")[0]
                 return f"torch can't tell its result for open sizes: {first:.100}"
+            finally:
+                self._spent += thread_time() - begin
             if key is not None:
                 self._memo[key] = found
         return found
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether torch's algebra may take minutes yet: of windows in padded images, say."""
+        return self._spent > _PATIENCE
 
     def are_alike(self, fakes: list[Any], tensors: list[torch.Tensor]) -> bool:
         """Whether fake tensors have the forms of real ones, in this run."""

@@ -519,6 +519,8 @@ class Shadow:
     ) -> None:
         """Do in the shadow what a call did, and see which sizes of its result are open."""
         Follower(self, self._state, self._opening).follow(rule, func, args, kwargs, value)
+        for symbol in self.symbols.find_open().values() if self.fakes.is_slow else ():
+            self._close(self.symbols.symbol_of(symbol), "torch, which thinks about it for too long")
 
     def follow_blindly(self, given: Any, by: str) -> None:
         """A call is made that the shadow can't make."""
