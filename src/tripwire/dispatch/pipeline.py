@@ -289,7 +289,7 @@ class Pipeline:
             return None  # its result is numbers out of tensors, which the next leaves open
         self._check_drawn(trace, None)
         volatile = trace.completion.effects.volatile
-        if volatile and self.variation.will_open(volatile):
+        if volatile and self.variation.will_open(trace, volatile):
             return None  # the next call's entry is for every value
         if volatile:
             hits = self.tally.count_hits(entries)

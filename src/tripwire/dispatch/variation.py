@@ -399,13 +399,15 @@ class Variation:
                     for path, number in iter_numbers(value, str(source)):
                         self._numbers.setdefault(path, number)
 
-    def will_open(self, volatile: Iterable[Volatile]) -> bool:
+    def will_open(self, trace: Trace, volatile: Iterable[Volatile]) -> bool:
         """Whether all that a run read and left changed are numbers, which will be open next."""
         if self._dynamic is False or self._gave_up or self._asks_for_types or not _is_alone():
             return False
         if self._compares_numbers:
             return False
-        opening = self._moving - self._fixed
+        opening, shadow = self._moving - self._fixed, trace.shadow
+        if shadow is not None:  # it needed their values, and so will the next
+            opening -= shadow.find_closed(shadow.symbols.closed.keys())
         return all(one.spot in opening for one in volatile)
 
     def will_take(self) -> bool:

@@ -129,3 +129,32 @@ def test_a_size_that_is_the_largest_of_a_table_leaves_others_open() -> None:
     table = torch.arange(8.0)
     compiled = run(with_a_table, [(torch.ones(n), table) for n in (3, 8, 4, 5, 6, 7)])
     assert compiled.statistics().traces == 2
+
+
+class Counter:
+    def __init__(self, period: int) -> None:
+        self.at, self.period = 0, period
+
+    def by_key(self, x):
+        self.at = (self.at + 1) % self.period
+        return x * {0: 2.0}.get(self.at, 3.0)
+
+
+def test_a_number_that_the_run_moves_and_needs_is_told_and_not_traced_for_ever() -> None:
+    counter, twin = Counter(100), Counter(100)
+    compiled = tripwire.compile(counter.by_key, backend="eager")
+    for _ in range(40):
+        check_same(twin.by_key(torch.ones(3)), compiled(torch.ones(3)))
+    assert counter.at == twin.at
+    found = tripwire.explain(compiled)
+    assert [refusal.slug for refusal in found.refusals] == ["volatile-source"]
+    assert found.traces < 10
+    assert found.closed[0].startswith("L['self'].at: closed at ")
+
+
+def test_a_number_that_the_run_moves_to_and_fro_has_an_entry_for_each_value() -> None:
+    counter, twin = Counter(2), Counter(2)
+    compiled = tripwire.compile(counter.by_key, backend="eager")
+    for _ in range(12):
+        check_same(twin.by_key(torch.ones(3)), compiled(torch.ones(3)))
+    assert tripwire.explain(compiled).hits == 9
