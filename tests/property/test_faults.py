@@ -87,7 +87,7 @@ def test_a_habit_alone_shows_its_fault(habit, monkeypatch) -> None:
     FAULTS_BY_NAME[IN_HABITS[habit]].apply(monkeypatch)
     with pytest.raises(LawBroken):
         for seed in SEEDS:
-            run(400, seed, shrink=False, backends=("eager",), about=habit)
+            run(800, seed, shrink=False, backends=("eager",), about=habit)
 
 
 def test_the_quick_ones_are_faults() -> None:
