@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dispatch.sidebyside import BACKENDS, check_twins
 from torch import nn
+from unit.dispatch.sidebyside import BACKENDS, check_twins
 
 import tripwire
 

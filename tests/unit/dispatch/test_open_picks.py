@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dispatch.sidebyside import BACKENDS, check_twins
+from unit.dispatch.sidebyside import BACKENDS, check_twins
 
 import tripwire
 
