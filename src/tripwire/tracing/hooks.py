@@ -108,14 +108,15 @@ def _observe(
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
     if state.shadow is not None:
-        state.shadow.follow_blindly((args, kwargs), rule.name)
-        args, kwargs = close_values(args), close_values(kwargs)
+        state.shadow.close_call((args, kwargs), rule.name, is_known=functions is not None)
     with _aside(state):
         nodes = None
         try:
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
+        given = args
+        args, kwargs = close_values(args), close_values(kwargs)
         acts = python is not None and state.quiet
         if acts:  # what is met from now on may be what it wrote
             state.reach.holders.open_number = None
@@ -164,6 +165,8 @@ def _observe(
                 record(state, rule, nodes, args, kwargs, value, where, python)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, where))
+        if functions is not None and state.shadow is not None and state.refusal is None:
+            state.shadow.follow_function(rule, run, given, value, changes(args, versions))
         return value
 
 
@@ -273,7 +276,7 @@ def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Fun
     if state.observer is None or state.reach.find_source(cls) is None:
         return None
     with _aside(state):
-        return find_functions(cls, args)
+        return find_functions(cls, close_values(args))
 
 
 def _watch_functions(state: TracingState, functions: Functions) -> None:

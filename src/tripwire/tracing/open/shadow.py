@@ -522,10 +522,23 @@ class Shadow:
         for symbol in self.symbols.find_open().values() if self.fakes.is_slow else ():
             self._close(self.symbols.symbol_of(symbol), "torch, which thinks about it for too long")
 
-    def follow_blindly(self, given: Any, by: str) -> None:
-        """A call is made that the shadow can't make."""
+    def close_call(self, given: Any, by: str, *, is_known: bool = False) -> None:
+        """Close what a call gets that the shadow can't make.
+
+        is_known: it can, but has no symbols for numbers out of tensors.
+        """
+        taken = filter(is_taken, iter_leaves(given))
         with self._state.aside():
-            self.close_arguments(given, by)
+            self.close_arguments(tuple(taken) if is_known else given, by)
+
+    def follow_function(
+        self, rule: Call, run: Callable[..., Any], args: Any, value: Any, writes: bool
+    ) -> None:
+        """Run a custom function on fakes: its code is known to do nothing but compute."""
+        if writes:
+            self.close_call(args, rule.name)
+        elif self.has_open(args):
+            self.follow(rule, run, args, {}, value)
 
     def close_arguments(self, value: Any, by: str) -> None:
         """Close all that leads to a call that can't be followed."""

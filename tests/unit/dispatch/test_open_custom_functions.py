@@ -1,0 +1,183 @@
+"""Sizes and numbers stay open through custom autograd functions whose code is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+
+import tripwire
+
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+SCALE = 2.0
+
+
+class Swish(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return g * (s * (1 + x * (1 - s)))
+
+
+class Reverse(Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g * ctx.factor, None
+
+
+class Apart(Function):
+    @staticmethod
+    def forward(x, n):
+        return x[:, :n].clone(), x[:, n:] * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return torch.cat([g, h * 2], 1), None
+
+
+class Gated(Function):
+    """Its form depends on a number."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.double() * factor if factor > 0.5 else x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.to(torch.float32) * ctx.factor, None
+
+
+class Scaled(Function):
+    """Its backward reads a global, so it isn't compiled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * SCALE
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * SCALE
+
+
+class Mean(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = x.shape[0]
+        return x.sum(0) / x.shape[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.expand(ctx.rows, -1) / ctx.rows
+
+
+def check(program, calls, *, traces, backend, hits=None):
+    """Results and gradients are plain autograd's; most calls are hits."""
+    compiled = tripwire.compile(program, backend=backend)
+    for number, args in enumerate(calls):
+        found = []
+        for call in (compiled, program):
+            x = torch.randn(args[0], 6, generator=torch.Generator().manual_seed(number))
+            x.requires_grad_()
+            results = call(x, *args[1:])
+            results = results if isinstance(results, tuple) else (results,)
+            sum(result.pow(2).sum() for result in results).backward()
+            found.append((*results, x.grad))
+        torch.testing.assert_close(*found)
+    told = compiled.statistics()
+    assert told.traces <= traces, tripwire.explain(compiled)
+    assert told.hits >= (len(calls) - traces if hits is None else hits)
+
+
+SIZES = [(4,), (5,), (6,), (7,), (9,), (12,), (5,), (4,)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [Swish, Scaled, Mean])
+def test_sizes_stay_open(function, backend) -> None:
+    check(lambda x: function.apply(x.sin()) * 2, SIZES, traces=2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_with_an_activation_of_its_own_takes_any_batch(backend) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8))
+
+    def run(x):
+        return Swish.apply(net[1](Swish.apply(net[0](x))))
+
+    check(run, SIZES, traces=2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_float_stays_open(backend) -> None:
+    calls = [(4, 2 / (1 + math.exp(-n / 5)) - 1) for n in range(10)]
+    check(lambda x, f: Reverse.apply(x.sin(), f) * 2, calls, traces=3, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_float_and_sizes_stay_open(backend) -> None:
+    calls = [(4 + n % 5, n / 7) for n in range(12)]
+    check(lambda x, f: Reverse.apply(x.sin(), f) * 2, calls, traces=4, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_int_that_is_a_size_stays_open(backend) -> None:
+    calls = [(4, 2), (4, 3), (4, 4), (5, 2), (6, 3), (7, 4), (8, 2)]
+    check(lambda x, n: Apart.apply(x.sin(), n), calls, traces=4, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_that_decides_on_the_form_is_followed(backend) -> None:
+    calls = [(4, 0.1), (4, 0.2), (4, 0.9), (4, 0.8), (5, 0.3), (6, 0.7), (4, 0.6), (5, 0.4)]
+    check(lambda x, f: Gated.apply(x.sin(), f), calls, traces=8, hits=0, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("of", ["float", "int"])
+def test_numbers_out_of_tensors_are_right(of, backend) -> None:
+    def run(x, number):
+        if of == "int":
+            return Apart.apply(x.sin(), number.item())
+        return Reverse.apply(x.sin(), number.item())
+
+    numbers = [torch.tensor(n if of == "int" else n / 4) for n in (2, 3, 4, 5, 2, 3)]
+    check(run, [(4, n) for n in numbers], traces=6, hits=0, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_annealed_attribute_stays_open(backend) -> None:
+    class Head(nn.Module):
+        factor = 0.0
+
+        def forward(self, x):
+            return Reverse.apply(x.sin(), self.factor) * 2
+
+    head = Head()
+    compiled = tripwire.compile(head, backend=backend)
+    for step in range(10):
+        head.factor = step / 10
+        found = []
+        for call in (compiled, head.forward):
+            x = torch.arange(6.0).requires_grad_()
+            call(x).sum().backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found)
+    assert compiled.statistics().traces <= 3
