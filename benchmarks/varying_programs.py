@@ -10,7 +10,9 @@ a `compile` that gives back what it got, the same program is its own plain twin.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import itertools
 import math
 import random
@@ -132,6 +134,32 @@ def training_with_a_smaller_last_batch(compile: Compile) -> Iterator[Any]:
             optimizer.step()
             yield loss.detach()
     yield [p.detach().clone() for p in net.parameters()]
+
+
+class Swish(torch.autograd.Function):
+    """An activation as people write it, to save memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Keep the argument alone."""
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        """Compute the rest again."""
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s))
+
+
+@sizes
+def activation_of_its_own(compile: Compile) -> Iterator[Any]:
+    first, second = nn.Linear(8, 16), nn.Linear(16, 4)
+    fast = compile(lambda x: second(Swish.apply(first(x))))
+    for size in LENGTHS:
+        fast(torch.randn(size, 8)).pow(2).sum().backward()
+        yield first.weight.grad.clone()
 
 
 @sizes
@@ -857,6 +885,52 @@ def a_check_of_the_loss(compile: Compile) -> Iterator[Any]:
     fast = compile(run)
     for _ in range(16):
         yield fast(torch.randn(64, 256))
+
+
+class Reverse(torch.autograd.Function):
+    """A gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """Do nothing."""
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Turn the gradient round."""
+        return -grad * ctx.factor, None
+
+
+@numbers
+def gradient_reversal(compile: Compile) -> Iterator[Any]:
+    net, head = build_mlp(), nn.Linear(4, 2)
+    fast = compile(lambda x, factor: head(Reverse.apply(net(x), factor)).pow(2).sum())
+    for step in range(16):
+        net.zero_grad()
+        fast(torch.randn(6, 8), 2 / (1 + math.exp(-step / 4)) - 1).backward()
+        yield net[0].weight.grad.clone()
+
+
+@values
+def training_that_prints(compile: Compile) -> Iterator[Any]:
+    net = build_mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train(x: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+        loss = functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 4 == 0:
+            print(f"step {step}: loss {loss.item():.2f}")
+        return loss.detach()
+
+    fast = compile(train)
+    for step in range(24):
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            loss = fast(torch.randn(6, 8), torch.randint(0, 4, (6,)), step)
+        yield loss, list(told.getvalue().encode())
 
 
 @values
