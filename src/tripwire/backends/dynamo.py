@@ -159,8 +159,7 @@ def _after_fork_in_child() -> None:
         _observing.intersection_update({me})
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def prepare() -> None:

@@ -159,5 +159,4 @@ def _begin_anew() -> None:
 
 
 call_before_threads_end(BACKGROUND.end)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_begin_anew)

@@ -195,8 +195,7 @@ def _choose() -> tuple[Any, Any]:
     module = find_native("reading._reader")
     if module is None:
         return Twin, _swap
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=module.after_fork)
+    os.register_at_fork(after_in_child=module.after_fork)
     return module.Reader, module.swap
 
 

@@ -81,6 +81,22 @@ class _Hints(NamedTuple):
         return cls(fake, fake.dtype, sizes, strides)
 
 
+def measure(fake: FakeTensor, name: str, *args: Any, **kwargs: Any) -> Any:
+    """What a fake tensor answers to a question about its size; None: it isn't one of these."""
+    match name:
+        case "shape" | "size":
+            return fake.size(*args, **kwargs)
+        case "stride":
+            return fake.stride(*args, **kwargs)
+        case "numel" | "nelement":
+            return fake.numel()
+        case "nbytes":
+            return fake.numel() * fake.element_size()
+        case "is_contiguous":
+            return fake.is_contiguous(*args, **kwargs)
+    return None
+
+
 class Fakes:
     """Of one run."""
 

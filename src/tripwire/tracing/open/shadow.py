@@ -31,7 +31,7 @@ from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta
 from tripwire.rulebook.rules import Call, Query, words
 from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.draws import Draw
-from tripwire.tracing.open.fakes import Fakes, hint_of
+from tripwire.tracing.open.fakes import Fakes, hint_of, measure
 from tripwire.tracing.open.following import Follower
 from tripwire.tracing.open.formulas import Formulas
 from tripwire.tracing.open.opening import (
@@ -467,16 +467,7 @@ class Shadow:
         if fake is None or not rule.of_size or name == "storage_offset":
             return value
         with self._state.aside():
-            found: Any = None
-            if name in ("shape", "size", "stride"):
-                ask = fake.stride if name == "stride" else fake.size
-                found = ask(*args[1:], **kwargs)
-            elif name in ("numel", "nelement"):
-                found = fake.numel()
-            elif name == "nbytes":
-                found = fake.numel() * fake.element_size()
-            elif name == "is_contiguous":
-                found = fake.is_contiguous(*args[1:], **kwargs)
+            found = measure(fake, name, *args[1:], **kwargs)
             self.note_decisions()
             is_tuple = is_exactly(value, torch.Size, tuple)
             hints = tuple(map(hint_of, found)) if is_tuple and found is not None else hint_of(found)
