@@ -22,7 +22,7 @@ from tripwire.dispatch.entry import Entry
 from tripwire.dispatch.originals import Saved
 from tripwire.reading import effects, kinds
 from tripwire.reading.torchstate import ALWAYS
-from tripwire.tracing import bodies, recorder
+from tripwire.tracing import bodies, outside, recorder
 from tripwire.validity import admission, guards, kept, plan, table, wires
 from tripwire.validity.admission import Admission
 from tripwire.validity.guards import GuardWriter
@@ -271,6 +271,7 @@ FAULTS = (
     ),
     Fault("L3", "no attribute written", _without_method(effects.Put, "apply")),
     Fault("L3", "nothing appended", _without_method(effects.Extend, "apply")),
+    Fault("L3", "nothing printed", _without_method(outside.Say, "apply")),
     Fault(
         "L3",
         "what torch runs inside a call isn't seen",

@@ -442,6 +442,71 @@ _PYTHON = (
         "        self.bad = []\ngate = Gate()",
     ),
     Trait(
+        "what is printed and logged",
+        (
+            "print('begun', 2, None, sep='-')",
+            "print(t.shape, t.dtype, [len(teller.items)])",
+            "print(f'{y.sum().item():.2f} of {len(x)} {teller.name}')",
+            "low, high = y.min().item(), y.max().item()\nprint(f'{low:.2f}..{high:.2f}', high)",
+            "said = f'{y.sum().item():.1f}'\nprint(said)\nt = t + len(said)",
+            "if teller.loud:\n    print(f'{teller.name}: {y.max().item():.1f}', end='!')",
+            "teller.n += 1\nif teller.n % 3 == 0:\n    print(f'call {teller.n}')",
+            "teller.log.info('%s %.2f', teller.name, y.sum().item())",
+            "teller.log.info(f'{y.sum().item():.1f}')\nteller.log.debug('never')",
+            "print(teller.items, {'name': teller.name})\nteller.items.append(teller.n)",
+            "print(y[0])\nt = t + 1",
+            "copied = y.detach().clone()\nprint(copied[0])\ncopied.add_(1)\nt = t + copied",
+            "print(f'{y.sum().item():.1f}' if teller.loud else teller.n)",
+            "for v in y:\n    print(f'{v.item():.2f}', end=' ')",
+        ),
+        _ROWS[1:],
+        sites=(
+            "teller.loud = not teller.loud",
+            "teller.name = teller.name + 'b'",
+            "teller.items.append('x')",
+            "teller.items = []",
+            "teller.n = 7",
+            "teller.log.setLevel(30)",
+            "teller.log.setLevel(20)",
+            "teller.logger = 'law_world.other'",
+        ),
+        setup="import logging\nclass Printing(logging.Handler):\n"
+        "    def emit(self, record):\n"
+        "        print(record.name, record.lineno, record.funcName, record.getMessage())\n"
+        "class Teller:\n    loud, name, n, logger = True, 'a', 0, 'law_world'\n"
+        "    def __init__(self):\n        self.items = []\n"
+        "        self.log.handlers[:], self.log.propagate = [Printing()], False\n"
+        "        self.log.setLevel(20)\n"
+        "    @property\n    def log(self): return logging.getLogger(self.logger)\n"
+        "teller = Teller()",
+    ),
+    Trait(
+        "containers in a named tuple",
+        (
+            "t = t * settings[0]['scale']",
+            "scales, shifts = settings\nt = t * scales['scale'] + shifts[0]",
+            "for part in settings:\n    t = t + len(part)",
+            "t = t * settings.scales['scale'] + settings.shifts[-1]",
+            "t = t * settings._asdict()['scales']['scale']",
+            "t = t + sum(settings.total())",
+            "t = t + sum(sum(part) if isinstance(part, list) else 1 for part in settings)",
+            "settings.shifts.append(1.0)\nt = t + len(settings[1])",
+        ),
+        _ROWS,
+        sites=(
+            "settings.scales['scale'] = 3.0",
+            "settings.scales['other'] = 1.0",
+            "settings.shifts[0] = 2.0",
+            "settings.shifts.append(4.0)",
+            "settings.shifts.clear()",
+            "settings = Settings({'scale': 4.0}, [0.5])",
+            "settings = settings._replace(shifts=[0.25])",
+        ),
+        setup="class Settings(collections.namedtuple('Settings', 'scales shifts')):\n"
+        "    def total(self): return self[1]\n"
+        "settings = Settings({'scale': 2.0}, [0.5])",
+    ),
+    Trait(
         "contexts and generators of one's own",
         (
             "with swapped(gains, 3.0):\n    t = t * gains.now",

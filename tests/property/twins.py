@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import itertools
 import linecache
 import os
@@ -247,6 +248,11 @@ class _World:
         if self._figures is not None:
             self._figures.steps += 1
         outcomes: list[Any] = []
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self._take(number, step, outcomes)
+        return (*outcomes, said.getvalue(), self._write_world())
+
+    def _take(self, number: int, step: Step, outcomes: list[Any]) -> None:
         if isinstance(step, Do):
             outcomes.append(self._try(lambda: self._exec(step.text)))
         elif isinstance(step, Back):
@@ -256,7 +262,6 @@ class _World:
                 torch.default_generator.manual_seed(100 * number + turn)
                 _, outcome = self._call(step)
                 outcomes.append(outcome)
-        return (*outcomes, self._write_world())
 
     def _try(self, act: Callable[[], Any]) -> str:
         try:
