@@ -47,6 +47,8 @@ IN_HABITS = {  # a fault that programs about one production alone must show
     "numbers that calls pass": "L3: no effects",
     "numbers out of tensors": "tensor values: branches",
     "value that decides in the middle": "L3: nothing undone at a crossing",
+    "what is printed and logged": "L3: nothing printed",
+    "containers in a named tuple": "containers: items of dicts",
     "contexts and generators of one's own": "instance attributes: wires",
     "operators of a class": "class attributes: wires",
     "iterators of the library": "containers: elements of lists",

@@ -124,7 +124,7 @@ def test_every_way_to_ask_for_gradients_gives_some_or_lets_results_die(text) -> 
     program = "w = nn.Parameter(torch.ones(4))\ndef call(x, y): return x * w, w * 2\n"
     seen = "results = [weakref.ref(out) for out in outs]"
     steps = (Call("new(4).requires_grad_(), new(4)", late=True), Do(seen), Back(text))
-    *_, (found, (world, _)) = play(Scenario(program, steps))
+    *_, (found, _, (world, _)) = play(Scenario(program, steps))
     assert found[0] == ""
     assert "dead" in str(world) if text == DROPPED else str(found).count("torch.float32") > 4
 
