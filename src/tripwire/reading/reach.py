@@ -67,6 +67,7 @@ from tripwire.rulebook.rules import Refuse, words
 from tripwire.values.classes import (
     MADE_BY_PYTHON,
     class_dict,
+    is_exactly,
     isinstance,
     mro,
 )
@@ -95,6 +96,7 @@ _GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
 # Methods that take all that an object holds; nothing of that is told where they are Python's own.
 # `copy` asks objects for them.
+_SHARED = (tuple, frozenset)  # constants of code that have an identity
 _TAKE_ALL = frozenset({"__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 
 
@@ -188,6 +190,16 @@ class Reach(Meeting):
 
     def _on_name(self, name: str) -> None:
         self._aside(self._walk_waiting, frozenset({name}))
+
+    def note_constants(self, codes: Iterable[types.CodeType]) -> None:
+        """An argument that is also a constant of the code: nobody can tell which of them is meant.
+
+        CPython has one tuple for all equal ones that are written out in a file.
+        """
+        constants = [one for code in codes for one in code.co_consts if is_exactly(one, *_SHARED)]
+        for one in constants:  # grows
+            constants += [inner for inner in one if is_exactly(inner, *_SHARED)]
+        self.aliases += {id(one): one for one in constants if id(one) in self.fresh}.values()
 
     def _take_read(self, owner: Any, name: str, value: object) -> None:
         """Meet what was found under a name for the first time."""

@@ -430,6 +430,7 @@ class Session:
             codes.insert(0, function.__code__)
         # Library code is asked by the user's for annotations and fields of the user's classes.
         reach.walk_names(reach.find_made(codes))
+        reach.note_constants(codes)
         return ReadSet(reach, codes, frozenset(self.state.computed_names), self.adopted)
 
     def _check_reads(self, reads: ReadSet) -> None:
