@@ -14,6 +14,9 @@
    Python's random generators have one C function for all floats and one for all ints. Both are asked for
    through their method definitions, which every way to call them goes through.
 
+   Torch's classes of tensors (`torch.Tensor([1.0])`, `torch.LongTensor(3)`) make objects through make(), which
+   asks the making function of the calling thread. No subclass does: it has a pointer of its own.
+
    The functions are called through call_function(), whoever imported them under whatever name. Bytecode
    that was specialised for one compares its flags, and lets go of it: a flag is added that means nothing
    to a function which exists already. */
@@ -38,6 +41,10 @@ static PyMethodDef *random_def, *bits_def; /* of _random.Random */
 static PyCFunction plain_random, plain_bits;
 static PyTypeObject *generator_type;
 static int n_drawing; /* threads */
+static THREAD_LOCAL PyObject *making; /* a function of a class, a tuple and a dict or None */
+static PyObject *made;                /* a tuple of classes, for as long as the process lives */
+static newfunc *plain_news;
+static int n_making; /* threads */
 
 typedef struct {
     PyCFunctionObject *function; /* for as long as the process lives */
@@ -320,6 +327,75 @@ static int find_memo_type(void) {
     return 0;
 }
 
+static PyObject *make(PyTypeObject *cls, PyObject *args, PyObject *named) {
+    Py_ssize_t at = 0, n = PyTuple_GET_SIZE(made);
+    while (at < n && PyTuple_GET_ITEM(made, at) != (PyObject *)cls) {
+        at++;
+    }
+    if (making != NULL && at < n) {
+        PyObject *asked = Py_NewRef(making);
+        PyObject *found =
+            PyObject_CallFunctionObjArgs(asked, (PyObject *)cls, args, named ? named : Py_None, NULL);
+        Py_DECREF(asked);
+        if (found != Py_NotImplemented) {
+            return found;
+        }
+        Py_DECREF(found);
+    }
+    /* A class that was defined meanwhile took this function from `torch.Tensor`, the first. */
+    return plain_news[at < n ? at : 0](cls, args, named);
+}
+
+static void swap_makers(int is_answered) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(made); i++) {
+        PyTypeObject *cls = (PyTypeObject *)PyTuple_GET_ITEM(made, i);
+        if (is_answered) {
+            plain_news[i] = cls->tp_new;
+        }
+        cls->tp_new = is_answered ? make : plain_news[i];
+    }
+}
+
+static PyObject *stop_making(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
+    if (making != NULL) {
+        if (--n_making == 0) {
+            swap_makers(0);
+        }
+        Py_CLEAR(making);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *start_making(PyObject *module, PyObject *args) {
+    PyObject *function, *classes_made;
+    if (!PyArg_ParseTuple(args, "OO!:start_making", &function, &PyTuple_Type, &classes_made)) {
+        return NULL;
+    }
+    if (made == NULL) {
+        Py_ssize_t n = PyTuple_GET_SIZE(classes_made);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            if (!PyType_Check(PyTuple_GET_ITEM(classes_made, i))) {
+                n = 0;
+            }
+        }
+        if (n == 0) {
+            PyErr_SetString(PyExc_TypeError, "start_making() takes a tuple of classes");
+            return NULL;
+        }
+        plain_news = PyMem_Calloc(n, sizeof(newfunc));
+        if (plain_news == NULL) {
+            return PyErr_NoMemory();
+        }
+        made = Py_NewRef(classes_made);
+    }
+    Py_XDECREF(stop_making(module, NULL)); /* one function per thread */
+    if (n_making++ == 0) {
+        swap_makers(1);
+    }
+    making = Py_NewRef(function);
+    Py_RETURN_NONE;
+}
+
 static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
     if (answer != NULL) {
         if (--n_answering == 0) {
@@ -390,6 +466,8 @@ static PyObject *start(PyObject *module, PyObject *args) {
 static PyMethodDef module_methods[] = {
     {"start", start, METH_VARARGS, "Have this thread's calls answered."},
     {"copy_generator", copy_generator, METH_VARARGS, "Have one of Python's generators go on as another."},
+    {"start_making", start_making, METH_VARARGS, "Have this thread asked for tensors of some classes."},
+    {"stop_making", stop_making, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
     {"stop", stop, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
     {NULL, NULL, 0, NULL},
 };

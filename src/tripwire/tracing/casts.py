@@ -65,11 +65,43 @@ def stop() -> None:
     """Make casts plainly again; telling it twice is fine."""
     if _casts is not None:
         _casts.stop()
+        _casts.stop_making()
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """Record the tensors that torch's own classes make: no mode sees `torch.Tensor([1.0])`."""
+    try:
+        if _casts is not None:
+            _casts.start_making(_make, _MADE)
+        yield
+    finally:
+        stop()
 
 
 _casts = find_native("tracing._casts")
 # Calls that take a number out of a tensor, and may give an open one.
 TAKING = frozenset({"item", "tolist"} | ({"__float__", "__int__"} if _casts else set()))
+
+
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_MADE = (torch.Tensor, *(getattr(torch, f"{kind}Tensor") for kind in _KINDS))
+
+
+def _make(cls: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What `torch.Tensor(...)` gives, as torch's functions make it; NotImplemented: by itself."""
+    state = CURRENT.state
+    if state is None or state.refusal is not None or kwargs:
+        return NotImplemented
+    if torch._C._get_default_device() != "cpu":  # by torch.set_default_tensor_type
+        return NotImplemented
+    dtype = torch.get_default_dtype() if cls is torch.Tensor else cls.dtype
+    if len(args) == 1 and is_exactly(args[0], list, tuple):
+        return torch.tensor(args[0], dtype=dtype, device="cpu")
+    sizes = args[0] if len(args) == 1 and is_exactly(args[0], torch.Size) else args
+    if all(is_exactly(size, int, OpenInt) for size in sizes):
+        return torch.empty(sizes or (0,), dtype=dtype, device="cpu")
+    return NotImplemented
 
 
 def _answer(cls: type, value: Any) -> Any:

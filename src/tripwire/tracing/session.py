@@ -213,7 +213,13 @@ class Session:
             shadow = self.state.shadow
             draws = observer.leaves_draws = shadow is not None and shadow.draws
             numbers = nullcontext() if shadow is None else casts.casting(draws=draws)
-            with hooks.installed(self), numbers, observer, recording(self.state) as self.recorder:
+            with (
+                hooks.installed(self),
+                casts.making(),
+                numbers,
+                observer,
+                recording(self.state) as self.recorder,
+            ):
                 self.state.reach.reader.start()
                 result = run_user(fn, args, kwargs)
                 if self.state.outside is not None and self.state.refusal is None:
