@@ -20,6 +20,9 @@ backward, which asks for the count.
 And AOTAutograd runs the backward of a custom function once, when it compiles. If somebody replaces
 that function, or one that it names, between a call and its backward, plain autograd runs the new
 one. Compiled code can't, and says so.
+
+What AOTAutograd saves for a backward isn't what plain autograd saves. If somebody's own hooks get
+what is saved (`saved_tensors_hooks`), the graph itself runs.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -39,6 +43,7 @@ from tripwire.reading.tensors import TensorMeta
 from tripwire.tracing.bodies import Baked
 from tripwire.tracing.state import FACTS, UNCOUNTED, NodeFacts
 from tripwire.values.classes import isinstance
+from tripwire.values.identity import is_library_function
 
 Runtime = Callable[..., Sequence[torch.Tensor]]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -163,6 +168,39 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
     if isinstance(value, TensorMeta):
         return value.requires_grad
     return value is not None and any(map(wants_grad, value))
+
+
+class Settling(Protocol):
+    """Compiled code that looks at its first run."""
+
+    @property
+    def settled(self) -> Runtime:
+        """What to call once it ran."""
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Run it."""
+
+
+class Heeding:
+    """Compiled code that trains; or its graph, where hooks of the user's get what is saved."""
+
+    def __init__(self, runtime: Settling, plain: Runtime) -> None:
+        self._first: Settling | None = runtime  # until it has run
+        self._settled: Runtime = runtime
+        self._plain = plain
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        hooks = _top_hooks(False)
+        # Torch's own, such as save_on_cpu, give back what they got.
+        if hooks is None or (type(hooks[0]) is FunctionType and is_library_function(hooks[0])):
+            outputs = self._settled(*inputs)
+            if self._first is not None:
+                self._settled, self._first = self._first.settled, None
+            return outputs
+        return self._plain(*inputs)
+
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class FirstRun:

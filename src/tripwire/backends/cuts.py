@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import FirstRun, joins_pasts, wants_grad
+from tripwire.backends.backwards import joins_pasts, wants_grad
 from tripwire.backends.floats import iter_takers, spells_dropout, takes_open_float
 from tripwire.backends.handover import OPEN, LaidOut, one_round
 from tripwire.backends.limits import is_pick
@@ -399,7 +399,7 @@ class Part:
         elif forms != self._forms or sharing != self._sharing:
             return self._module.forward(*inputs)
         outputs = runtime(*inputs)
-        if isinstance(runtime, (FirstRun, LaidOut)):
+        if isinstance(runtime, LaidOut):
             runtime = runtime.settled
         self._runtime = runtime
         return outputs

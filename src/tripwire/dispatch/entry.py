@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import _StopRecomputationError
 
-from tripwire.backends.backwards import FirstRun
 from tripwire.backends.dynamo import is_cut_off
 from tripwire.backends.handover import LaidOut, Unmarked
 from tripwire.backends.registry import Runtime
@@ -352,7 +351,7 @@ class Entry:
         return outputs
 
     def _note_first_run(self) -> None:
-        if isinstance(self._runtime, (FirstRun, LaidOut, Unmarked)):
+        if isinstance(self._runtime, (LaidOut, Unmarked)):
             self._runtime = self._runtime.settled
 
     def run(

@@ -40,7 +40,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import keeping_saved, mend_backward, telling_inference
+from tripwire.backends.backwards import (
+    Heeding,
+    keeping_saved,
+    mend_backward,
+    telling_inference,
+    trains,
+)
 from tripwire.backends.cuts import cut, find_cuts, runs_user_code
 from tripwire.backends.dynamo import observing
 from tripwire.backends.floats import OWN_DROPOUT, find_fixing, has_unknown_floats
@@ -449,7 +455,8 @@ class Pipeline:
         ):
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
         wrap = Unmarked if OPEN in module.meta else LaidOut
-        return wrap(runtime, module.graph)
+        code = wrap(runtime, module.graph)
+        return Heeding(code, module.forward) if trains(module.graph) else code
 
     def _showing(self, graph: fx.Graph) -> AbstractContextManager[None]:
         """Whoever waits for the compiler is told."""
