@@ -518,6 +518,8 @@ def scenarios(draw: st.DrawFn, about: str = "", backends: tuple[str, ...] = BACK
     backend = draw(st.sampled_from(backends))
     if DRAWS in _AWAITING_REPAIR and about != DRAWS and _DRAWS.search(text):
         backend = "eager"
+    if "autograd.Function" in text and _DRAWS.search(text):  # a known gap, see docs/laws.md
+        backend = "eager"
     if any(isinstance(step, Back) for step in steps) and _UNSEEN.search(f"{text}{steps}"):
         backend = "eager"
     return Scenario(text, tuple(steps), backend)
