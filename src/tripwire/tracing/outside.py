@@ -235,7 +235,9 @@ def _copy(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
 # --- where the text of an f-string goes ---
 
 _Pieces = tuple[str | int | None, ...]  # a text, where something is formatted, or anything
-_SAFE = re.compile("LOAD_|BINARY_|COMPARE_OP|STORE_FAST|POP_TOP|BUILD_|KW_NAMES|PUSH_NULL|UNARY_")
+_SAFE = re.compile(
+    "LOAD_|BINARY_|COMPARE_OP|CONVERT_VALUE|STORE_FAST|POP_TOP|BUILD_|KW_NAMES|PUSH_NULL|UNARY_"
+)
 _NOTHING = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"})
 
 
