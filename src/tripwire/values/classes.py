@@ -62,7 +62,10 @@ def class_dict(cls: type) -> MappingProxyType[str, Any]:
 
 def module_of(cls: type) -> str:
     """The module that a class says it is of; a metaclass isn't asked."""
-    module = _type_module(cls)
+    try:
+        module = _type_module(cls)
+    except AttributeError:  # made where the globals have no `__name__`
+        return ""
     return module if isinstance(module, str) else ""
 
 

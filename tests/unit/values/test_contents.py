@@ -13,6 +13,7 @@ import torch
 
 import tripwire
 from tripwire.reading.tensors import iter_held
+from tripwire.values.classes import module_of
 from tripwire.values.contents import own_dict, parts_of
 
 X = torch.ones(2)
@@ -119,3 +120,9 @@ def test_a_users_class_dies_with_the_compiled_function_that_read_from_it() -> No
     ref = play()
     gc.collect()
     assert ref() is None
+
+
+def test_a_class_made_without_a_module_is_of_none() -> None:
+    space: dict[str, type] = {}
+    exec("made = type('Made', (), {})", space)
+    assert module_of(space["made"]) == ""
