@@ -17,20 +17,23 @@ import builtins
 import dis
 import functools
 import logging
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tripwire.env import is_library_file, is_own_file
 from tripwire.ranges import SourceRange
 from tripwire.reading.effects import EffectStep
 from tripwire.reading.structure import Building, ConstantPlan, PartPlan, Planner
-from tripwire.reading.tensors import PLAIN_TENSORS, version_of
+from tripwire.reading.tensors import PLAIN_TENSORS, GeneratorStates, storage_of, version_of
 from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import words
 from tripwire.tracing.state import CURRENT, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.identity import PLAIN
@@ -60,7 +63,9 @@ class Said:
     owner: logging.Logger | None  # its first argument, as itself
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    tensors: tuple[tuple[torch.Tensor, int | None], ...]  # with their versions at the time
+    tensors: tuple[tuple[torch.Tensor, tuple[object, ...]], ...]  # as they were at the time
+    streams: tuple[object, ...]
+    options: dict[str, object]
     where: SourceRange
 
 
@@ -123,23 +128,27 @@ class Outside:
         where = state.capture_range(2)
         tensors: dict[int, torch.Tensor] = {}
         with state.aside():
+            if _is_in_try(frame, state.ends[0]):
+                return False
             try:
                 copied = _copy((self._find_texts(frame, args), kwargs), tensors)
             except _Unsayable:
                 return False
-            versions = tuple((tensor, version_of(tensor)) for tensor in tensors.values())
-            before = state.inner.look()
+            seen = tuple((tensor, _look_at(state, tensor)) for tensor in tensors.values())
+            streams, options = _find_streams(), _find_options()
+            before, generators = state.inner.look(), GeneratorStates()
             first = () if owner is None else (owner,)
             function(*first, *close_values(args), **close_values(kwargs))
-            is_apart = state.inner.is_as(before)
+            is_moved = next(generators.find_moved(), None) is not None
+            is_apart = not is_moved and state.inner.is_as(before)
         if is_apart:
             given, named = copied
-            self._said.append(Said(function, owner, given, named, versions, where))
+            self._said.append(Said(function, owner, given, named, seen, streams, options, where))
         else:
             state.refuse(Refusal("prints", _STREAM_WRITES, where))
         return True
 
-    def plan(self, planner: Planner, find_source: Callable[[object], object]) -> Iterator[Say]:
+    def plan(self, state: TracingState, planner: Planner) -> Iterator[Say]:
         """The steps that say it again. Raises Refused."""
 
         def plan(value: Any) -> PartPlan:
@@ -153,12 +162,16 @@ class Outside:
             )
 
         for said in self._said:
-            if any(version_of(tensor) != version for tensor, version in said.tensors):
+            if any(_look_at(state, tensor) != seen for tensor, seen in said.tensors):
                 raise Refused("prints", _WRITTEN_LATER, said.where)
+            if not all(map(operator.is_, said.streams, _find_streams())):
+                raise Refused("prints", _OTHER_STREAM, said.where)
+            if said.options != _find_options():
+                raise Refused("prints", _OTHER_OPTIONS, said.where)
             args = list(map(plan, said.args))
             if said.owner is not None:
                 # One that nothing leads to is the only one of its name.
-                is_reached = find_source(said.owner) is not None
+                is_reached = state.reach.find_source(said.owner) is not None
                 first = planner.plan(said.owner) if is_reached else ConstantPlan(said.owner)
                 args.insert(0, first)
             kwargs = tuple((name, plan(value)) for name, value in said.kwargs.items())
@@ -171,12 +184,20 @@ class Outside:
     ) -> bool:
         """Whether a number that is formatted stays open: its text goes into a call."""
         at = frame.f_lasti
-        for call in _find_calls(frame.f_code):
+        with state.aside():
+            calls = _find_calls(frame.f_code)
+        for call in calls:
             if any(at in text for text in call.texts):
                 text, where = format(number.value, form), state.capture_range(3)
                 self._waiting.append(_Waiting(frame, at, call, number, form, text, where))
                 return True
         return False
+
+    def drop(self, frame: FrameType) -> None:
+        """The logger that a frame calls now doesn't want the text: it goes nowhere."""
+        self._waiting = [
+            w for w in self._waiting if w.frame is not frame or not w.call.is_at(frame.f_lasti)
+        ]
 
     def close_rest(self, shadow: Shadow | None) -> None:
         """Numbers whose text went elsewhere are closed."""
@@ -189,12 +210,17 @@ class Outside:
         """Arguments of the call that a frame makes now, with f-strings taken apart."""
         here = {w.at: w for w in self._waiting if w.frame is frame and w.call.is_at(frame.f_lasti)}
         texts = {pieces for waiting in here.values() for pieces in waiting.call.texts}
+        matches = [
+            (pieces, index, template)
+            for pieces in texts
+            if any(at in here for at in pieces)
+            for index, arg in enumerate(args)
+            if (template := _take_apart(arg, pieces, here)) is not None
+        ]
         found = list(args)
-        for pieces in texts:
-            matches = [(i, _take_apart(arg, pieces, here)) for i, arg in enumerate(args)]
-            matched = [(i, text) for i, text in matches if text is not None]
-            if len(matched) == 1:
-                ((index, found[index]),) = matched
+        for pieces, index, template in matches:
+            if sum(one == pieces or at == index for one, at, _ in matches) == 1:
+                found[index] = template
                 done = {id(here[at]) for at in pieces if at in here}
                 self._waiting = [w for w in self._waiting if id(w) not in done]
         return tuple(found)
@@ -202,18 +228,27 @@ class Outside:
 
 _STREAM_WRITES = (
     "printing or logging runs code of a stream or a handler that writes to what the function "
-    "reads. Print outside the traced function."
+    "reads, or draws random numbers. Print outside the traced function."
 )
 _WRITTEN_LATER = (
     "a tensor is printed or logged here and written afterwards, and compiled code prints at the "
     "end of the call. Print a copy: `print(x.clone())`."
 )
+_OTHER_STREAM = (
+    "`sys.stdout` or `sys.stderr` is another here than at the end of the call, when compiled code "
+    "prints. Redirect outside the traced function."
+)
+_OTHER_OPTIONS = (
+    "torch's print options are others here than at the end of the call, when compiled code prints. "
+    "Set them outside the traced function."
+)
 
 
 _CONSTANTS = (torch.dtype, torch.device, Template)
+_DEEPEST = 50
 
 
-def _copy(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+def _copy(value: Any, tensors: dict[int, torch.Tensor], around: tuple[int, ...] = ()) -> Any:
     """A value as it is now; tensors are noted. Raises _Unsayable."""
     if is_open(value) or id(type(value)) in PLAIN or is_exactly(value, *_CONSTANTS):
         return value
@@ -221,15 +256,64 @@ def _copy(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
         # Compiled code has another `grad_fn`, which would be printed.
         if id(type(value)) not in PLAIN_TENSORS or value.grad_fn is not None:
             raise _Unsayable
-        if version_of(value) is None:
+        if version_of(value) is None or value.layout is not torch.strided:
             raise _Unsayable
         tensors[id(value)] = value
         return value
+    if id(value) in around or len(around) > _DEEPEST:
+        raise _Unsayable
+    around = (*around, id(value))
     if is_exactly(value, tuple, list, torch.Size):
-        return type(value)([_copy(one, tensors) for one in value])
+        return type(value)([_copy(one, tensors, around) for one in value])
     if is_exactly(value, dict):
-        return {_copy(key, tensors): _copy(one, tensors) for key, one in value.items()}
+        pairs = value.items()
+        return {_copy(k, tensors, around): _copy(one, tensors, around) for k, one in pairs}
     raise _Unsayable
+
+
+def _look_at(state: TracingState, tensor: torch.Tensor) -> tuple[object, ...]:
+    """What moves if a tensor's text may become another; `.data` is counted by no version."""
+    storage = storage_of(tensor)
+    written = state.written_storages.get(storage)
+    return version_of(tensor), tensor.requires_grad, storage, written
+
+
+def _find_streams() -> tuple[object, ...]:
+    return sys.stdout, sys.stderr
+
+
+def _find_options() -> dict[str, object]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+# --- what is printed in a `try` ---
+
+
+def _is_in_try(frame: FrameType | None, end: CodeType | None) -> bool:
+    """Whether code of the run may catch what a stream raises: at the end of a call it can't."""
+    while frame is not None and frame.f_code is not end:
+        file = frame.f_code.co_filename
+        if not is_library_file(file) and not is_own_file(file):
+            if _has_handler(frame.f_code, frame.f_lasti):
+                return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _has_handler(code: CodeType, place: int) -> bool:
+    """Whether a place in a code is in a `try`; a `with` isn't one."""
+    names = {step.offset: step.opname for step in dis.get_instructions(code)}
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed's gap
+    seen: set[int] = set()
+    while True:
+        targets = [entry.target for entry in entries if entry.start <= place < entry.end]
+        if not targets or targets[0] in seen:
+            return False
+        seen.add(targets[0])
+        place = targets[0] + 2  # what a handler raises again goes to the next one around it
+        if names[targets[0]] == "PUSH_EXC_INFO" and names.get(place) != "WITH_EXCEPT_START":
+            return True
 
 
 # --- where the text of an f-string goes ---
@@ -238,12 +322,13 @@ _Pieces = tuple[str | int | None, ...]  # a text, where something is formatted, 
 _SAFE = re.compile(
     "LOAD_|BINARY_|COMPARE_OP|CONVERT_VALUE|STORE_FAST|POP_TOP|BUILD_|KW_NAMES|PUSH_NULL|UNARY_"
 )
+_SPEAKERS = words("print debug info warning warn error critical fatal log")
 _NOTHING = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """The texts that are arguments of a call, and go nowhere else."""
+    """The texts that are positional arguments of a call, and go nowhere else."""
 
     start: int  # the place of the call
     stop: int  # of the next instruction
@@ -256,7 +341,7 @@ class _Texts:
 
 @functools.lru_cache(maxsize=64)
 def _find_calls(code: CodeType) -> tuple[_Texts, ...]:
-    """The calls of a code that get formatted texts.
+    """The calls of a code that get formatted texts, and may print or log them.
 
     Follows what is on the stack. After a jump, or an instruction that may copy, nothing is known.
     """
@@ -271,10 +356,14 @@ def _find_calls(code: CodeType) -> tuple[_Texts, ...]:
 
     steps = list(dis.get_instructions(code))
     ends = [*(step.offset for step in steps[1:]), len(code.co_code)]
+    names: Any = ()  # of keywords, if the next call has some
+    has_names = False
     for step, end in zip(steps, ends, strict=True):
         name, count = step.opname, step.arg or 0
         if step.is_jump_target:
             stack.clear()
+        if name in ("KW_NAMES", "LOAD_CONST"):  # the latter right before CALL_KW
+            names, has_names = code.co_consts[count], name == "KW_NAMES"
         if name in _NOTHING:
             continue
         if name == "LOAD_CONST":
@@ -287,23 +376,29 @@ def _find_calls(code: CodeType) -> tuple[_Texts, ...]:
             stack.append(tuple(piece for text in pop(count) for piece in text))
         elif name in ("CALL", "CALL_KW"):
             pop(name == "CALL_KW")
-            texts = tuple(text for text in pop(count) if any(is_exactly(p, int) for p in text))
-            if texts:
+            given = pop(count)
+            if has_names or name == "CALL_KW":
+                given, has_names = given[: -len(names)], False
+            texts = tuple(text for text in given if any(is_exactly(p, int) for p in text))
+            is_speaker = _SPEAKER in pop(2)
+            if texts and is_speaker:
                 calls.append(_Texts(step.offset, end, texts))
-            pop(2)
             stack.append(_ANYTHING)
         else:
             if not _SAFE.match(name):
                 stack[:] = [_ANYTHING] * len(stack)
             effect = dis.stack_effect(step.opcode, step.arg, jump=False)
             pop(max(-effect, 0))
+            loads = name.startswith("LOAD_") and step.argval in _SPEAKERS
+            found = _SPEAKER if loads else _ANYTHING
             if effect <= 0 and stack:
-                stack[-1] = _ANYTHING
-            stack += [_ANYTHING] * max(effect, 0)
+                stack[-1] = found
+            stack += [found] * max(effect, 0)
     return tuple(calls)
 
 
 _ANYTHING: _Pieces = (None,)
+_SPEAKER: _Pieces = (None, None)  # what is called `print`, or like a method of loggers
 
 
 def _take_apart(text: object, pieces: _Pieces, here: dict[int, _Waiting]) -> Template | None:
@@ -355,6 +450,8 @@ def _wrap_print(plain: Callable[..., object]) -> Callable[..., object]:
 
 # --- loggers ---
 
+_PRINT = print
+
 
 def _wrap_log(plain: Callable[..., object]) -> Callable[..., object]:
     def log_observed(
@@ -368,24 +465,39 @@ def _wrap_log(plain: Callable[..., object]) -> Callable[..., object]:
         stacklevel: int = 1,
     ) -> None:
         state = CURRENT.state
-        is_plain = not (exc_info or extra or stack_info) and _is_known(self)
+        is_plain = not (exc_info or extra or stack_info) and is_exactly(args, tuple)
         outside = None if state is None or state.refusal is not None else state.outside
+        is_plain = is_plain and _is_known(self)
         caller = _find_caller(stacklevel) if outside is not None and is_plain else None
         if caller is not None:
             assert state is not None
             assert outside is not None
             log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-            if outside.say(state, log, (msg, args), {}, caller, self):
+            if outside.say(state, log, (msg, *args), {}, _find_speaker(), self):
                 return
+        if state is not None and state.observer is not None:
+            state.observer.judge(sys._getframe(2), _PRINT)
         # Our frames are between the logger and its caller.
         plain(self, level, msg, args, exc_info, extra, stack_info, stacklevel + 2)
 
     return log_observed
 
 
+def _wrap_is_enabled(plain: Callable[..., bool]) -> Callable[..., bool]:
+    def is_enabled_observed(self: logging.Logger, level: int) -> bool:
+        is_enabled = plain(self, level)
+        state = CURRENT.state
+        if not is_enabled and state is not None and state.outside is not None:
+            state.outside.drop(_find_speaker())
+        return is_enabled
+
+    return is_enabled_observed
+
+
 def _is_known(logger: logging.Logger) -> bool:
-    """Whether it is the only logger of its name."""
-    return logging.getLogger(logger.name) is logger
+    """Whether it is the only logger of its name, and finds lines as others do."""
+    finds = getattr(logger.findCaller, "__func__", None)
+    return finds is logging.Logger.findCaller and logging.getLogger(logger.name) is logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,11 +509,10 @@ class _Log:
     line: int
     function: str
 
-    def __call__(self, logger: logging.Logger, message: object, args: Any) -> None:
-        where = self.file, self.line
-        record = logger.makeRecord(
-            logger.name, self.level, *where, message, args, None, self.function
-        )
+    def __call__(self, logger: logging.Logger, message: object, *args: object) -> None:
+        head = logger.name, self.level, self.file, self.line
+        # As `Logger._log` passes them: a subclass may want all of them.
+        record = logger.makeRecord(*head, message, args, None, self.function, None, None)
         logger.handle(record)
 
 
@@ -417,7 +528,23 @@ def _find_caller(stacklevel: int) -> FrameType | None:
     return None
 
 
+def _find_speaker() -> FrameType:
+    """The frame that calls the logger: nobody else has got the text."""
+    frame = sys._getframe(3)
+    while frame.f_code in _METHODS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+_METHODS = frozenset(
+    function.__code__
+    for owner in (logging.Logger, logging)
+    for name in _SPEAKERS
+    if isinstance(function := vars(owner).get(name), FunctionType)
+)
+
 PATCHES = (
     Patch(builtins, "print", _wrap_print),
     Patch(logging.Logger, "_log", _wrap_log),
+    Patch(logging.Logger, "isEnabledFor", _wrap_is_enabled),
 )

@@ -510,7 +510,7 @@ class Session:
 
     def _plan_said(self, planner: Planner) -> list[EffectStep]:
         outside = self.state.outside
-        return [] if outside is None else list(outside.plan(planner, self.state.reach.find_source))
+        return [] if outside is None else list(outside.plan(self.state, planner))
 
     def _check_tables(self) -> None:
         filled = self.state.reach.find_filled()

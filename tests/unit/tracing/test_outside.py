@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import logging
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +105,20 @@ def text_with_other_values(x):
     return x * 2
 
 
+def texts_in_keywords(x):
+    rows, total = x.shape[0], x.sum().item()
+    print(f"{total:.1f}", "3", sep=f"{rows}", end=f"{rows}\n")
+    print("3", end=f"{rows}\n")
+    return x * 2
+
+
+def equal_texts(x):
+    rows, low = x.shape[0], int(x.min().item() + 3)
+    print(f"{rows}", end=f"{low}")
+    print(f"{rows}", f"{low}", "3")
+    return x * 2
+
+
 def in_a_loop(x):
     for row in range(3):
         print(f"{row}: {x[row].sum().item():.1f}")
@@ -131,6 +147,7 @@ def tell(total):
         (a_text_of_one_piece, 2),
         (texts_and_numbers, 2),
         (text_with_other_values, 2),
+        (texts_in_keywords, 2),
         (in_a_loop, 2),
         (in_a_helper, 2),
     ],
@@ -190,7 +207,13 @@ def text_for_another_function(x):
 
 @pytest.mark.parametrize(
     "program",
-    [kept_text, text_that_is_kept_as_well, text_of_a_method, text_for_another_function],
+    [
+        equal_texts,
+        kept_text,
+        text_that_is_kept_as_well,
+        text_of_a_method,
+        text_for_another_function,
+    ],
 )
 def test_a_text_that_goes_elsewhere_holds_for_its_number(program, capsys) -> None:
     compiled = tripwire.compile(program, backend="eager")
@@ -199,6 +222,17 @@ def test_a_text_that_goes_elsewhere_holds_for_its_number(program, capsys) -> Non
         expected, text = program(x), capsys.readouterr().out
         torch.testing.assert_close(compiled(x), expected)
         assert capsys.readouterr().out == text
+
+
+def test_the_text_of_a_keyword_is_not_taken_for_an_argument(capsys) -> None:
+    def program(x, number):
+        print("2", end=f"{number}")
+        return x * number
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in range(1, 7):
+        compiled(torch.ones(2), number)
+        assert capsys.readouterr().out == f"2{number}"
 
 
 def test_the_line_that_closed_a_number_is_told(capsys) -> None:
@@ -225,6 +259,54 @@ def argument_written_later(x):
     return x * 2
 
 
+def written_past_its_version(x):
+    y = x * 2
+    print(y[0])
+    y.data.add_(1)
+    return y
+
+
+def given_other_memory(x):
+    y = x * 2
+    print(y)
+    y.data = x * 3
+    return y
+
+
+MEAN, VARIANCE = torch.zeros(4), torch.ones(4)
+
+
+def statistics_of_batches(x):
+    print(MEAN)
+    return nn.functional.batch_norm(x + torch.arange(3.0)[:, None], MEAN, VARIANCE, training=True)
+
+
+def asked_for_gradients_later(x):
+    y = torch.zeros(2)
+    print(y)
+    y.requires_grad_()
+    return x * 2
+
+
+def with_other_options(x):
+    with torch._tensor_str.printoptions(precision=1):
+        print(x / 3)
+    return x * 2
+
+
+def redirected(x):
+    with contextlib.redirect_stdout(io.StringIO()):
+        print("nobody reads this")
+    return x * 2
+
+
+def in_itself(x):
+    around = [1]
+    around.append(around)
+    print(around)
+    return x * 2
+
+
 def with_a_past(x):
     w = torch.ones(4, requires_grad=True)
     y = (x * w).sum()
@@ -243,12 +325,28 @@ def to_another_stream(x):
 
 
 @pytest.mark.parametrize(
-    "program", [written_later, argument_written_later, with_a_past, an_object, to_another_stream]
+    "program",
+    [
+        written_later,
+        argument_written_later,
+        written_past_its_version,
+        given_other_memory,
+        statistics_of_batches,
+        asked_for_gradients_later,
+        with_other_options,
+        redirected,
+        in_itself,
+        with_a_past,
+        an_object,
+        to_another_stream,
+    ],
 )
 def test_other_prints_are_refused_and_print_once_per_call(program, capsys) -> None:
     compiled = tripwire.compile(program, backend="eager")
     for number in range(4):
+        MEAN.zero_()
         expected = program(torch.ones(3, 4) + number)
+        MEAN.zero_()
         text = capsys.readouterr().out
         torch.testing.assert_close(compiled(torch.ones(3, 4) + number), expected)
         assert capsys.readouterr().out == text
@@ -319,6 +417,36 @@ def test_a_print_that_raises_raises_in_compiled_calls(monkeypatch) -> None:
         compiled(torch.ones(2))
 
 
+def in_a_try(x):
+    try:
+        with torch.no_grad():
+            print("told")
+    except BrokenPipeError:
+        return x * 3
+    return x * 2
+
+
+def in_a_try_around(x):
+    try:
+        constants(x)
+    except BrokenPipeError:
+        return x * 3
+    return x * 2
+
+
+@pytest.mark.parametrize("program", [in_a_try, in_a_try_around])
+def test_a_print_that_raises_is_caught_where_it_is_printed(program, monkeypatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    compiled = tripwire.compile(program, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(1)).item() == 2
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert compiled(torch.ones(1)).item() == 3
+
+
 # --- loggers ---
 
 
@@ -331,6 +459,7 @@ def test_compiled_calls_log_what_plain_ones_log(logged, backend) -> None:
         logger.info("loss %.3f of %s", loss.item(), x.shape)
         logger.debug("not told")
         logger.warning(f"loss {loss.item():.2f}")
+        logger.info("text %s", f"{loss.item():.1f}")
         logger.log(logging.ERROR, "an error that is none", stacklevel=1)
         return x * 2
 
@@ -341,7 +470,7 @@ def test_compiled_calls_log_what_plain_ones_log(logged, backend) -> None:
         expected = take(stream)
         compiled(x)
         assert take(stream) == expected
-        assert expected.count("\n") == 3
+        assert expected.count("\n") == 4
     assert compiled.statistics().hits >= 3
 
 
@@ -402,6 +531,142 @@ def test_messages_with_more_than_a_text_are_refused(logged, options) -> None:
     assert compiled.statistics().hits == 0
 
 
+class Keeping(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+class Numbered(logging.Logger):
+    def findCaller(self, *args, **kwargs):
+        return "elsewhere.py", 7, "nobody", None
+
+
+class Strict(logging.Logger):
+    def makeRecord(self, name, level, fn, lno, msg, args, exc_info, func, extra, sinfo):
+        return super().makeRecord(
+            name, level, fn, lno, f"strictly {msg}", args, exc_info, func, extra, sinfo
+        )
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda logger: logger.info("told", exc_info=ValueError()),
+        lambda logger: logger.info("told", extra={"a": 1}),
+        lambda logger: logger.info("told by %s", STATE),
+    ],
+)
+def test_a_handler_that_only_keeps_gets_each_message(logged, tell) -> None:
+    logger, _ = logged
+    handler = Keeping()
+    logger.handlers[:] = [handler]
+
+    def program(x):
+        tell(logger)
+        return x * 2
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in range(4):
+        compiled(torch.ones(2))
+        assert len(handler.texts) == number + 1
+
+
+@pytest.mark.parametrize("kind", [Numbered, Strict])
+def test_what_a_class_of_loggers_does_is_done(logged, kind) -> None:
+    _, stream = logged
+    logging.setLoggerClass(kind)
+    own = logging.getLogger(f"test_outside.{kind.__name__}")
+    logging.setLoggerClass(logging.Logger)
+
+    def program(x):
+        own.info("told")
+        return x * 2
+
+    program(torch.ones(2))
+    expected = take(stream)
+    compiled = tripwire.compile(program, backend="eager")
+    for _ in range(4):
+        compiled(torch.ones(2))
+        assert take(stream) == expected
+
+
+def test_a_handler_that_draws_draws_when_it_logs(logged) -> None:
+    logger, _ = logged
+
+    class Drawing(logging.Handler):
+        def emit(self, record):
+            self.drawn = torch.rand(2)
+
+    logger.handlers[:] = [Drawing()]
+
+    def program(x):
+        logger.info("told")
+        return x * torch.rand(2)
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in range(4):
+        torch.manual_seed(number)
+        expected = program(torch.ones(2))
+        torch.manual_seed(number)
+        assert torch.equal(compiled(torch.ones(2)), expected)
+
+
+class Remembering(logging.LoggerAdapter):
+    last = ""
+
+    def process(self, msg, kwargs):
+        self.last = msg
+        return msg, kwargs
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_text_that_somebody_gets_on_the_way_holds_for_its_number(logged, is_adapted) -> None:
+    logger, stream = logged
+    adapter = Remembering(logger, None)
+
+    def tell(text):
+        logger.info(text, stacklevel=2)
+        return len(text)
+
+    def program(x):
+        if is_adapted:
+            adapter.info(f"{x.sum().item():.0f}")
+            return x * len(adapter.last)
+        return x * tell(f"{x.sum().item():.0f}")
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in (0, 1, 40, 400, 0, 1, 40, 400):
+        x = torch.arange(4.0) + number
+        expected, text = program(x), take(stream)
+        torch.testing.assert_close(compiled(x), expected)
+        assert take(stream) == text
+
+
+def test_a_text_that_nobody_wants_keeps_its_number_open_and_nothing_alive(logged) -> None:
+    logger, _ = logged
+
+    class Thing:
+        pass
+
+    def helper(number):
+        thing = Thing()
+        logger.debug(f"{number:.2f}")
+        return weakref.ref(thing)
+
+    def program(x):
+        return x * (2 if helper(x.sum().item())() is None else 3)
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in range(6):
+        x = torch.ones(2) + number
+        assert torch.equal(compiled(x), x * 2)
+    assert compiled.statistics().hits == 4
+
+
 def test_other_threads_log_their_own_lines_meanwhile(logged) -> None:
     import threading
 
@@ -435,6 +700,13 @@ def test_the_texts_of_a_call_are_found() -> None:
     (call,) = _find_calls(tell.__code__)
     (text,) = call.texts
     assert [piece if isinstance(piece, str) else type(piece) for piece in text] == [int, "|", int]
+
+
+def test_calls_that_neither_print_nor_log_are_not_waited_for() -> None:
+    def tell(a):
+        return len(f"{a}") + int(max(f"{a}", key=print))
+
+    assert _find_calls(tell.__code__) == ()
 
 
 def test_a_text_that_is_copied_on_the_stack_is_in_no_call() -> None:
