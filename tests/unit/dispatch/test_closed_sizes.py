@@ -158,3 +158,10 @@ def test_a_number_that_the_run_moves_to_and_fro_has_an_entry_for_each_value() ->
     for _ in range(12):
         check_same(twin.by_key(torch.ones(3)), compiled(torch.ones(3)))
     assert tripwire.explain(compiled).hits == 9
+
+
+def test_as_tensor_takes_a_tensor_of_any_size() -> None:
+    compiled = tripwire.compile(lambda x: torch.as_tensor(x) * 2, backend="eager")
+    for rows in (4, 5, 6, 7):
+        check_same(compiled(torch.ones(rows, 2)), torch.ones(rows, 2) * 2)
+    assert compiled.statistics().traces == 2

@@ -51,7 +51,7 @@ class Follower:
                 self._shadow.close_arguments((args, kwargs), f"{rule.name} ({BY_VALUES})")
         elif rule.opaque or (rule.target is SETATTR and self._shadow.has_open(args)):
             self._shadow.close_arguments((args, kwargs), rule.name)
-        elif rule.name in _OF_NUMBERS and not any(iter_given((args, kwargs))):
+        elif rule.name in _OF_NUMBERS and not list(iter_given((args, kwargs))):
             pass  # no number decides on its sizes
         elif _is_handed_back(rule, (args, kwargs), value):
             pass  # it has its fake; torch's fake call would copy it, with other strides perhaps
