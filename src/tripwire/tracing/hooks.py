@@ -257,7 +257,8 @@ def _wrap_apply(plain: Any) -> Any:
             ... if holds_tensor(arg) else arg for arg in args if not isinstance(arg, torch.Tensor)
         )
         target = Target(cls.apply, f"{cls.__name__}_apply")
-        rule = Call("call_function", target, cls.__name__, opaque=True, as_it_is=_OWN_CODE)
+        name = f"{cls.__name__}.apply"  # a class may be called `dropout`, and is another thing
+        rule = Call("call_function", target, name, opaque=True, as_it_is=_OWN_CODE)
         functions = _find_watchable(state, cls, args) if not kwargs else None
         return _observe(state, rule, run, args, kwargs, PythonCall(cls, kinds, scalars), functions)
 
@@ -355,7 +356,7 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         rule = Call(
             "call_function",
             target,
-            self.name,
+            f"{self.name}.script",
             opaque=not has_plain_sizes(self),
             of_shapes=follows_from_shapes(self),
         )
